@@ -82,6 +82,10 @@ HEADER_CLUSTER: Final = "x-kvasir-cluster"
 HEADER_INFLIGHT_ID: Final = "x-kvasir-inflight-id"
 HEADER_PRIORITY: Final = "x-kvasir-priority"
 HEADER_TTFT: Final = "x-slo-ttft-ms"
+HEADER_CONTINUATION: Final = "x-kvasir-continuation"
+"""`pieces` in a request: its stream has the pieces of a continuation token as they come."""
+COMMENT_CONTINUATION: Final = "kvasir-continuation"
+"""Begins the comments of a stream that hold a continuation token, or a piece of one."""
 
 # Condition types. Ready is always present; the others only while True.
 CONDITION_READY: Final = "Ready"

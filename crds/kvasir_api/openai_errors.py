@@ -19,6 +19,7 @@ MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
 """The code of an answer that the model's own numbers, NaN or infinity, made impossible."""
 DRAINING: Final = "draining"
 """The code of a request that a replica gives back because it ends: another replica may have it, and no byte was sent."""
+RETRY_DRAINING_S: Final = 1.0
 MAX_QUOTED: Final = 100
 CODE_CONTEXT_LENGTH: Final = "context_length_exceeded"
 
@@ -62,6 +63,12 @@ def context_length(
         param="max_tokens" if names_answer and not at_least else param,
         code=CODE_CONTEXT_LENGTH,
     )
+
+
+def draining(message: str = "") -> ApiError:
+    """A replica ends and gives the request back: another one may have it at once."""
+    message = message or "This replica is shutting down."
+    return unavailable(message, retry_after_s=RETRY_DRAINING_S, code=DRAINING)
 
 
 def unauthorized() -> ApiError:

@@ -332,6 +332,11 @@ class ServeOptions(RuntimeOptions):
     watchdog_timeout: int = option(
         30, "Least silence of an engine that ends the process; 0 never ends it.", unit="seconds", ge=0, le=86_400
     )
+    continuation_key_file: str = option(
+        "",
+        "File with keys, one per line, or a directory of such files, that sign continuation tokens: streams that end in a drain go on at another server with the same keys. The first signs, the others are accepted too. Read again when it changes.",
+        metavar="PATH",
+    )
     log_format: Literal["text", "json"] = option("text", "Form of log lines.")
     trace: str = option(
         "",

@@ -4,6 +4,7 @@ Called by both processes of a pod (the API needs the tokenizer, the engine the w
 files themselves are read by `models` and `weights`.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from kvasir_runtime.errors import ModelError
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
 # The same weights once more, as their authors' own code has them, and those of other runtimes in directories.
 _HUB_UNUSED = ("consolidated*.safetensors", "*/*.safetensors")
+_OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
+SAMPLES = 32
+SAMPLE_BYTES = 64 * 1024
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -67,6 +71,26 @@ def _lone_file(folder: Path) -> Path:
     if len(found) > 1:
         raise ModelError(f"{folder} holds {len(found)} GGUF files; name one of them, for example {found[0]}")
     return found[0] if found else folder
+
+
+def checkpoint_digest(model: Path) -> bytes:
+    """Differs between checkpoints, fine-tunes of one included, without reading all of them.
+
+    Of small files everything counts, of large ones their size and SAMPLES pieces of SAMPLE_BYTES. Raises OSError.
+    """
+    files = [path for path in sorted(model.iterdir()) if path.suffix in _OF_CHECKPOINT] if model.is_dir() else []
+    digest = hashlib.sha256()
+    for path in files or [Path(part) for part in gguf.parts(str(model))]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as stream:
+            if size <= SAMPLES * SAMPLE_BYTES:
+                digest.update(stream.read())
+                continue
+            for number in range(SAMPLES):
+                stream.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                digest.update(stream.read(SAMPLE_BYTES))
+    return digest.digest()
 
 
 def is_hub_name(model: str) -> bool:

@@ -46,7 +46,7 @@ class Sequence:
     def __init__(self, client: bytes, request: wire.EngineRequest, says: str = "") -> None:
         self.client = client
         self.request = request
-        self.done = 0
+        self.done = len(request.generated)
         self.injected = 0
         self.said = tuple(msgspec.json.decode(Path(says).read_bytes())) if says else ()
 

@@ -52,6 +52,7 @@ CHANGED = {
     "stored_response_bytes": 4096,
     "drain_timeout": 5,
     "watchdog_timeout": 90,
+    "continuation_key_file": "/continuation",
     "log_format": "json",
     "trace": "plans.bin",
     "profile": "steps.json",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import zmq
 
-from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
+from kvasir_api.openai_errors import DRAINING, MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
@@ -50,6 +50,7 @@ class EngineClient:
     ready is None until the engine takes requests, hash_salt empty; state is its last snapshot, prefixes what is cached.
     The last message came at last_message_at, and announced the next one within expected_s (0: not at all).
     invalid_in_a_row: requests that ended since one ended well because the model's output was not finite.
+    interrupted: the process is about to end, and nothing is to be sent again.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EngineClient:
         self.last_message_at = clock()
         self.expected_s = 0.0
         self.invalid_in_a_row = 0
+        self.interrupted = False
         self.failure: str | None = None
 
     @property
@@ -120,14 +122,16 @@ class EngineClient:
         """The engine's facts once it takes requests. Raises EngineDeadError with the reason when the start fails."""
         return await asyncio.shield(self._outcome)
 
-    def submit(self, requests: Sequence[wire.EngineRequest], queue: EventQueue) -> None:
-        """Send the sequences of one HTTP request; their outputs arrive in queue under their index in requests.
+    def submit(
+        self, requests: Sequence[wire.EngineRequest], queue: EventQueue, indices: Sequence[int] | None = None
+    ) -> None:
+        """Send sequences of one HTTP request; their outputs arrive in queue under their indices, by default from 0 on.
 
         Raises EngineDeadError.
         """
         if self.failure is not None:
             raise EngineDeadError(self.failure)
-        for index, request in enumerate(requests):
+        for index, request in zip(range(len(requests)) if indices is None else indices, requests, strict=True):
             self._routes[request.request_id] = (queue, index)
         for request in requests:
             if request.packed_prompt:
@@ -158,11 +162,18 @@ class EngineClient:
         if self.failure is None:
             self._send(wire.Drain())
 
+    def hand_back(self) -> None:
+        """End the sequences that wait for their first step, with the code "draining"."""
+        if self.failure is None:
+            self._send(wire.HandBack())
+
     def interrupt(self, message: str) -> None:
-        """End all open sequences with an error of this message, and abort them in the engine."""
+        """End all open sequences, in the engine too, with an error of this message and the code "draining"."""
+        self.interrupted = True
         routes, self._routes = self._routes, {}
         for request_id, (queue, index) in routes.items():
-            queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="abort", message=message))
+            ended = wire.EngineOutput(request_id=request_id, finish_reason="abort", message=message, code=DRAINING)
+            queue.put(index, ended)
             if self.failure is None:
                 self._send(wire.Abort(request_id))
 

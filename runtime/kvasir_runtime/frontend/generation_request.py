@@ -5,6 +5,7 @@ prepare.py makes it; the output processor, the serializers of the server and the
 
 from dataclasses import dataclass
 
+from kvasir_runtime.frontend.choice_history import ChoiceHistory
 from kvasir_runtime.frontend.parsing.answer_parser import ParserConfig
 from kvasir_runtime.frontend.tool_results import ToolResultRenderer
 from kvasir_runtime.wire import EngineRequest
@@ -21,7 +22,8 @@ class GenerationRequest:
     prompt. only_prompt: the engine samples a token, but none was asked for. special: special tokens are shown.
     token_ids: they are shown too. parser: what is looked for in the answers of a chat. grammar_field: the field that
     requests their grammar. stop_ids: those that the body names. tool_results: renders the results of tools that are
-    sent while the answer is written.
+    sent while the answer is written. created: unix seconds, 0 before it is admitted. histories: of a stream that
+    another replica began, what its client has of each choice; else empty.
     """
 
     answer_id: str
@@ -49,6 +51,8 @@ class GenerationRequest:
     parser: ParserConfig | None = None
     tool_results: ToolResultRenderer | None = None
     grammar_field: str = ""
+    created: int = 0
+    histories: tuple[ChoiceHistory, ...] = ()
 
     @property
     def is_beam_search(self) -> bool:

@@ -4,10 +4,10 @@ Pure but for the tokenizer it is given; driven by the streams once per event, so
 beside a text, logprobs and token ids, comes with each delta; it is kept only where it was requested.
 """
 
-import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
 from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
@@ -136,7 +136,7 @@ class OutputProcessor:
         self._said: deque[OutputToken] = deque()
         self._ids: list[int] = []
         self._parts: list[Part] = []
-        self._parser = None if request.parser is None else AnswerParser(request.parser, lambda: _call_id(request))
+        self._parser = None if request.parser is None else AnswerParser(request.parser, _call_ids(request, index))
         self._detokenized = self._sent = 0
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
@@ -206,6 +206,11 @@ class OutputProcessor:
         """What was found in the text of a chat and not given yet."""
         found, self._parts = self._parts, []
         return found
+
+    @property
+    def unreleased(self) -> list[Logprobs]:
+        """Of the last tokens, those whose text is held back."""
+        return [one.logprobs for one in self._said if one.logprobs is not None]
 
     def _released_tokens(self) -> list[OutputToken]:
         """Tokens whose text begins in what was released and that were not given yet; all that is left at the end."""
@@ -308,9 +313,11 @@ class OutputProcessor:
         return text + self._stops.flush(), self._stops.matched is not None
 
 
-def _call_id(request: GenerationRequest) -> str:
+def _call_ids(request: GenerationRequest, index: int) -> Callable[[], str]:
+    """Makes identifiers of calls, which no other answer has; another replica that goes on makes the same."""
     assert request.parser is not None, "there is nothing to look for"
-    return answer_parser.call_id(request.parser.tools, secrets.choice)
+    tools, seed, numbers = request.parser.tools, request.requests[index].sampling.seed, count()
+    return lambda: answer_parser.call_id(tools, f"{request.answer_id} {seed} {index} {next(numbers)}")
 
 
 def _before(token_id: int, piece: str, decode: Decode) -> int:

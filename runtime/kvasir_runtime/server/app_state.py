@@ -23,6 +23,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.server.auth import ApiKeys
+from kvasir_runtime.server.continuation_keys import ContinuationKeys
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
@@ -40,7 +41,7 @@ MOST_INVALID: Final = 3
 class ServedModel:
     """A model that is being served. fingerprint changes when the same seed may give another answer.
 
-    grammar_validator: finds out whether the grammars of requests can be served.
+    grammar_validator: finds out whether the grammars of requests can be served. digest: of checkpoint and tokenizer.
     """
 
     profile: ModelProfile
@@ -50,6 +51,7 @@ class ServedModel:
     start: StartupSeconds
     grammar_validator: GrammarValidator
     folder: Path | None = None
+    digest: bytes = b""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class AppState:
     lifecycle: Lifecycle = field(init=False)
     api_keys: ApiKeys = field(init=False)
     senders: Senders = field(init=False)
+    continuation_keys: ContinuationKeys = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: WorkerThreads = field(init=False, default_factory=WorkerThreads)
     idle: asyncio.Event = field(init=False)
@@ -87,6 +90,7 @@ class AppState:
         self.watchdog = Watchdog(self.options.watchdog_timeout)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
+        self.continuation_keys = ContinuationKeys(self.options.continuation_key_file, self.clock)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
         self.idle = asyncio.Event()
         self.idle.set()

@@ -17,7 +17,6 @@ from kvasir_api.state import Phase
 STRAGGLER_S: Final = 5.0
 """A gateway or a Service may choose a pod for some seconds after it began to drain or to end; it serves meanwhile."""
 RETRY_LOADING_S: Final = 5.0
-RETRY_DRAINING_S: Final = 1.0
 
 
 class Lifecycle:
@@ -114,7 +113,5 @@ class Lifecycle:
                 f"The model is not ready yet ({detail}).", retry_after_s=min(wait_s, 60.0), code="model_loading"
             )
         if self._drained_at is not None and not self.straggling_s():
-            return openai_errors.unavailable(
-                "This replica is shutting down.", retry_after_s=RETRY_DRAINING_S, code=openai_errors.DRAINING
-            )
+            return openai_errors.draining()
         return None

@@ -84,6 +84,8 @@ def _add_drain(app: FastAPI, app_state: AppState) -> None:
     @app.post(names.PATH_DRAIN)
     async def drain() -> Response:
         app_state.lifecycle.drain()
+        if app_state.served_model is not None:
+            app_state.served_model.client.hand_back()
         return document()
 
     @app.delete(names.PATH_DRAIN)

@@ -8,15 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.frontend import continuation
+from kvasir_runtime.frontend.continuation import TokenSigner
 from kvasir_runtime.frontend.errors import GenerationFailed
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.output_processor import OutputDelta, OutputProcessor, output_processors
+from kvasir_runtime.frontend.stream_record import StreamRecord, replayed
 from kvasir_runtime.frontend.tokenizer import Tokenizer
-from kvasir_runtime.server.api.serializer import RequestUsage
+from kvasir_runtime.server.api.serializer import RequestUsage, Serializer
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace, asked
 from kvasir_runtime.server.request_registry import RequestRegistry
@@ -37,7 +42,8 @@ class ServingContext:
 
     owner: identity of its tenant. keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s:
     for a client that reads nothing. tool_result_timeout_s: how long an answer whose turn has ended waits for the
-    next result of a tool. on_submit is called once for each HTTP request that generates, with its sequences.
+    next result of a tool. on_submit is called once for each HTTP request that generates, with its sequences. signer:
+    of continuation tokens, None where this process writes none. pieces: the client requests their pieces as they come.
     """
 
     client: EngineClient
@@ -50,6 +56,8 @@ class ServingContext:
     write_timeout_s: float = WRITE_TIMEOUT_S
     tool_result_timeout_s: float = TOOL_RESULT_TIMEOUT_S
     on_submit: Callable[[Sequence[EngineRequest]], None] = lambda _: None
+    signer: TokenSigner | None = None
+    pieces: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +70,10 @@ class _Times:
 
 
 class OutputCollector:
-    """arrived: when the request came, by the clock. trace: what log and span show of the request after its end."""
+    """arrived: when the request came, by the clock. trace: what log and span show of the request after its end.
+
+    record: of a stream that may be continued elsewhere, else None. begun: the client has a part of the answer.
+    """
 
     def __init__(self, request: GenerationRequest, context: ServingContext, arrived: float) -> None:
         self.request = request
@@ -81,12 +92,30 @@ class OutputCollector:
         self._arrived = self._submitted = arrived
         self._times = [_Times() for _ in request.requests]
         self._aborted = False
+        self._failed: EngineOutput | None = None
+        self._replayed_tokens = [len(history.ids) for history in request.histories] or [0] * len(request.requests)
+        self.begun = bool(request.histories)
+        self.record: StreamRecord | None = None
+        if context.signer is not None and request.stream and continuation.may_continue(request):
+            self.record = StreamRecord(request, self.choices, context.signer.writer(request))
 
     def submit(self) -> None:
-        """Send the request to the engine. Raises EngineDeadError."""
+        """Send what is open of the request to the engine. Raises EngineDeadError."""
         self._submitted = self._clock()
-        self._client.submit(self.request.requests, self.queue)
+        places = [place for place, choice in enumerate(self.choices) if choice.open]
+        self._client.submit([self.request.requests[place] for place in places], self.queue, places)
         self._context.on_submit(self.request.requests)
+
+    def replay(self, serializer: Serializer) -> None:
+        """Bring choices and serializer to where another replica left them. What that writes, the client has."""
+        now, counted = self._clock(), self.request.continuous_usage
+        for times, known in zip(self._times, self._replayed_tokens, strict=True):
+            times.first = times.last = now if known else 0.0
+        serializer.begin(self.usage())
+        for delta in replayed(self.request, self.choices):
+            if has_news(delta):
+                serializer.deltas([delta], self.usage() if counted else None)
+            self.num_open -= delta.reason is not None
 
     def abort(self) -> None:
         """End it because a client aborts it: its blocks are free a step later, and its response is an error."""
@@ -110,15 +139,23 @@ class OutputCollector:
 
     async def deltas(self) -> list[OutputDelta] | None:
         """What the next wake-up brings; None when nothing came for a while. Raises ClientGone and GenerationFailed."""
+        if self._failed is not None:
+            raise GenerationFailed(self._failure(self._failed))
         events = await self.queue.take(self._context.keep_alive_s)
         if events is None:
             raise ClientGone
         if not events:
             return None
         now = self._clock()
-        found = []
+        found: list[OutputDelta] = []
         for index, event in events:
             if event.finish_reason in {"error", "abort"}:
+                if self._can_wait_again(event):
+                    self._client.submit([self.request.requests[index]], self.queue, [index])
+                    continue
+                self._failed = event
+                if found:  # which the client shall have before it learns of the end
+                    return found
                 raise GenerationFailed(self._failure(event))
             if event.queue_s >= 0:
                 self._times[index].queue_s = event.queue_s
@@ -131,11 +168,20 @@ class OutputCollector:
                 if choice.stopped:
                     self._client.abort(choice.request_id, stopped=True)
                 self._finish(index, delta.reason, now)
-            if delta.text or delta.parts or delta.token_ids or delta.reason is not None:
+            if has_news(delta):
                 found.append(delta)
         return found
 
+    def _can_wait_again(self, event: EngineOutput) -> bool:
+        """Whether a choice that was handed back stays here: its client has a part of the answer, and there is time."""
+        is_handed_back = event.code == openai_errors.DRAINING and not self._client.interrupted
+        return is_handed_back and (self.begun or any(choice.num_tokens for choice in self.choices))
+
     def _accept(self, index: int, event: EngineOutput) -> OutputDelta:
+        if self._replayed_tokens[index]:
+            event = replace(event, cached_tokens=self.request.histories[index].cached_tokens)
+        if self.record is not None:
+            self.record.add(index, event)
         return self.choices[index].accept(event)
 
     def usage(self) -> RequestUsage:
@@ -188,7 +234,7 @@ class OutputCollector:
         if self._aborted:
             self.end("abort")
             return openai_errors.aborted()
-        self.end("error")
+        self.end("abort" if event.code == openai_errors.DRAINING else "error")
         return engine_failure(self._client, event)
 
     def _count(self, index: int, reason: str, now: float) -> None:
@@ -201,7 +247,7 @@ class OutputCollector:
             decode_s=times.last - times.first if times.first else -1.0,
             prompt_tokens=len(request.prompt),
             cached_tokens=choice.cached_tokens,
-            generation_tokens=choice.num_tokens,
+            generation_tokens=choice.num_tokens - self._replayed_tokens[index],
             max_tokens=request.sampling.max_tokens,
             preemptions=choice.preemptions,
         )
@@ -209,8 +255,15 @@ class OutputCollector:
         self._context.metrics.ended(stats)
 
 
+def has_news(delta: OutputDelta) -> bool:
+    """Whether there is something to be written."""
+    return bool(delta.text or delta.parts or delta.token_ids or delta.reason is not None)
+
+
 def engine_failure(client: EngineClient, output: EngineOutput) -> ApiError:
     """Why a sequence ended without an answer."""
+    if output.code == openai_errors.DRAINING:
+        return openai_errors.draining(output.message)
     if client.failure is not None or output.finish_reason == "abort":
         return engine_gone(output.message or "The request was ended by the server.")
     message = output.message or "The engine could not serve the request."

@@ -135,6 +135,7 @@ class ServeProcess:
         found = time.monotonic()
         console.found(*self._addresses, note=tokenizer.text_part(folder))
         defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
+        digest = await asyncio.to_thread(source.checkpoint_digest, folder) if given.continuation_key_file else b""
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder, self._options.chat_template))
         try:
             ready = await self._start_engine(folder, loading)
@@ -160,6 +161,7 @@ class ServeProcess:
             fingerprint=_fingerprint(app_state.names[0], ready),
             start=state.StartupSeconds(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
+            digest=digest,
             grammar_validator=GrammarValidator(folder, loaded.vocab_size, observe=app_state.metrics.grammar),
         )
         app_state.metrics.opened(ready, self._options)
@@ -283,6 +285,7 @@ class ServeProcess:
         self._console.leaving(app_state.num_active, limit_s)
         assert self._client is not None
         self._client.drain()
+        self._client.hand_back()
         await self._first(asyncio.create_task(self._finish(limit_s)), self._stop, self._dead)
         if self._dead.done():
             return await self._engine_died()
@@ -295,6 +298,8 @@ class ServeProcess:
         """Wait for those that may still come, then until no request is being served."""
         straggling_s = min(limit_s, self._app_state.lifecycle.straggling_s())
         await asyncio.sleep(straggling_s)
+        if straggling_s and self._client is not None:
+            self._client.hand_back()
         await self._settle(max(0.0, limit_s - straggling_s))
 
     async def _settle(self, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ free a step later; one that reads slowly gets fewer, larger chunks and stalls no
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -13,12 +13,15 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from kvasir_api import names
+from kvasir_api.openai_errors import DRAINING
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.output_processor import OutputDelta, best_choices
 from kvasir_runtime.frontend.parsing.parts import merged
+from kvasir_runtime.server.api import sse
 from kvasir_runtime.server.api.serializer import Serializer
 from kvasir_runtime.server.output_collector import ClientGone, OutputCollector, ServingContext, engine_gone
 from kvasir_runtime.server.tool_result_stream import ToolResultCollector
@@ -63,6 +66,8 @@ class GenerationResponse(Response):
         registry.add(ids, collector, owner)
         watcher = asyncio.create_task(watch_disconnect(receive, collector.queue))
         try:
+            if self._request.histories:
+                await asyncio.to_thread(collector.replay, self._serializer)
             collector.submit()
             await (self._stream(send) if self._request.stream else self._send_whole(send))
         except EngineDeadError as dead:
@@ -80,7 +85,7 @@ class GenerationResponse(Response):
         collector, serializer = self.collector, self._serializer
         try:
             # The first output decides the status, unless the queue is so long that the client needs a sign of life.
-            deltas = await collector.deltas()
+            deltas = await collector.deltas() if collector.num_open else []
         except GenerationFailed as failed:
             await self._refuse(send, failed)
             return
@@ -88,12 +93,14 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         # The beginning has no token in it, though the first ones are known.
         begun = replace(collector.usage(), completion_tokens=0, reasoning_tokens=0)
-        await self._write(send, serializer.begin(begun) + self._chunk(deltas))
+        begin = b"" if collector.begun else serializer.begin(begun)
+        collector.begun = True
+        await self._write(send, begin + self._chunk(deltas) + self._pieces(first=True))
         try:
             while collector.num_open:
-                await self._write(send, self._chunk(await collector.deltas()))
+                await self._write(send, self._chunk(await collector.deltas()) + self._pieces())
         except GenerationFailed as failed:
-            await self._write(send, serializer.broken(failed.error), more=False)
+            await self._write(send, self._token(failed) + serializer.broken(failed.error), more=False)
             return
         await self._write(send, serializer.end(collector.usage()), more=False)
 
@@ -132,6 +139,32 @@ class GenerationResponse(Response):
         if deltas is None:
             return self._serializer.keep_alive
         return self._serializer.deltas(deltas, self.collector.usage() if self._request.continuous_usage else None)
+
+    def _pieces(self, *, first: bool = False) -> bytes:
+        """Pieces of the stream's continuation token up to what was just written, where the client wants them."""
+        record = self.collector.record
+        if record is None or not self._context.pieces or not self._takes_comments:
+            return b""
+        return self._comment([record.begin(), record.gained()] if first else [record.gained()])
+
+    def _token(self, failed: GenerationFailed) -> bytes:
+        """The continuation token of a stream that this replica does not finish."""
+        record = self.collector.record
+        if failed.error.code != DRAINING or record is None or not self._takes_comments:
+            return b""
+        if self._context.pieces:
+            return b""  # all of them were sent
+        return self._comment([record.begin(), record.gained()])
+
+    @staticmethod
+    def _comment(pieces: Sequence[str]) -> bytes:
+        """One for all of them: whoever has the events before it has all that they stand for."""
+        token = ".".join(piece for piece in pieces if piece)
+        return sse.comments(names.COMMENT_CONTINUATION, token) if token else b""
+
+    @property
+    def _takes_comments(self) -> bool:
+        return self._serializer.stream_type == sse.STREAM_TYPE
 
     async def _refuse(self, send: Send, failed: GenerationFailed) -> None:
         """The response where nothing was sent yet."""

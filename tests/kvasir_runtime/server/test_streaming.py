@@ -23,13 +23,16 @@ class Client:
     def __init__(self, *, gone=False):
         self.aborted = []
         self.failure = None
+        self.interrupted = False
+        self.submitted = []
         self.queue = None
         self._gone = gone
 
-    def submit(self, requests, queue):
+    def submit(self, requests, queue, indices=None):
         if self._gone:
             raise EngineDeadError("it is gone")
         self.queue = queue
+        self.submitted.append(list(indices))
 
     def abort(self, request_id, *, stopped=False):
         self.aborted.append((request_id, stopped))
@@ -199,3 +202,53 @@ async def test_who_waits_long_gets_a_sign_of_life():
     client.queue.put(*event(0, "x", reason="length"))
     await asyncio.wait_for(task, 5)
     assert wire.body.endswith(b"data: [DONE]\n\n")
+
+
+def handed_back(index, message=""):
+    ended = EngineOutput(request_id=f"r{index}", finish_reason="abort", code="draining", message=message)
+    return index, ended
+
+
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_what_waits_is_handed_back_before_a_byte_was_sent(stream):
+    wire, client, meter = await run(stream, [handed_back(0)], n=2)
+    assert (wire.status, dict(wire.sent[0]["headers"])[b"retry-after"]) == (503, b"1")
+    assert b'"code":"draining"' in wire.body
+    assert client.aborted == [("r0", False), ("r1", False)]
+    assert meter.ends == ["abort", "abort"]
+
+
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_a_choice_that_waits_beside_one_that_runs_waits_again(stream):
+    events = [event(0, "one "), handed_back(1), event(1, "two"), event(0, "", "length"), event(1, "", "length")]
+    wire, client, _ = await run(stream, events, n=2)
+    assert wire.status == 200
+    assert client.submitted == [[0, 1], [1]]
+    tokens = sum(len(item.token_ids) for _, item in events)
+    assert f'"completion_tokens":{tokens}'.encode() in wire.body
+
+
+async def test_at_the_deadline_a_stream_sends_what_came_before_its_error():
+    client = Client()
+    client.interrupted = True
+    both = [event(0, "one "), event(0, "two "), handed_back(0, "it is over")]
+
+    class AllAtOnce(list):
+        def __iter__(self):
+            for index, item in both[:2]:
+                client.queue.put(index, item)
+            return iter(both[2:])
+
+    wire, _, meter = await run(STREAMED, AllAtOnce(), client=client)
+    assert wire.body.index(b"one ") < wire.body.index(b"two ") < wire.body.index(b"it is over")
+    assert b'"code":"draining"' in wire.body
+    assert b"continuation" not in wire.body, "there is no key"
+    assert meter.ends == ["abort"]
+
+
+async def test_a_whole_answer_at_the_deadline_may_be_had_elsewhere():
+    client = Client()
+    client.interrupted = True
+    wire, _, _ = await run(WHOLE, [event(0, "one "), handed_back(0, "it is over")], client=client)
+    assert wire.status == 503
+    assert b'"code":"draining"' in wire.body

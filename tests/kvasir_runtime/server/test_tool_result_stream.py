@@ -56,7 +56,7 @@ class Client:
     def __init__(self):
         self.submitted, self.injected, self.aborted = [], [], []
 
-    def submit(self, requests, queue):
+    def submit(self, requests, queue, indices=None):
         self.submitted += requests
         self.queue = queue
 

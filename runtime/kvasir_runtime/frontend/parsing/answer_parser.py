@@ -4,6 +4,7 @@ output_format.py makes the ParserConfig, which is plain data; each choice has an
 function that makes identifiers is given.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -137,7 +138,8 @@ def marks(tools: str, reasoning: str) -> list[str]:
     return found
 
 
-def call_id(tools: str, choice: Callable[[str], str]) -> str:
-    """A new identifier of a call. choice: returns a random one of the letters."""
+def call_id(tools: str, seed: str) -> str:
+    """The identifier of a call, a function of the seed."""
     nine = tools in formats.TOOLS and formats.TOOLS[tools].nine
-    return ("" if nine else "call_") + "".join(choice(LETTERS) for _ in range(9 if nine else 24))
+    digest = hashlib.sha256(seed.encode()).digest()
+    return ("" if nine else "call_") + "".join(LETTERS[byte % len(LETTERS)] for byte in digest[: 9 if nine else 24])

@@ -42,11 +42,17 @@ Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 @dataclass(slots=True)
 class ReceivedBody:
-    """A body as it came. strict: fields without effect are refused. ignored: those that were left out."""
+    """A body as it came. strict: fields without effect are refused. ignored: those that were left out.
+
+    takes_continuation: what it requests is a stream, which may go on with one of another replica. continuation: the
+    token of that one, "" for none.
+    """
 
     raw: bytes
     strict: bool = False
     ignored: list[str] = field(default_factory=list)
+    takes_continuation: bool = False
+    continuation: str = ""
 
     def ignore(self, name: str, message: str, code: str) -> None:
         """Note a field that is left out. Raises Refused where there are too many of them, or with strict."""
@@ -119,6 +125,11 @@ def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[st
     fields = {}
     for name, value in document.items():
         if value is None or name in labels:
+            continue
+        if name == "continuation" and body.takes_continuation:
+            if not isinstance(value, str):
+                raise refusal("Invalid 'continuation': Input should be a valid string.", name)
+            body.continuation = value
             continue
         if name in table:
             harmless, names = table[name]

@@ -4,6 +4,7 @@ Refuses early and cheaply, prepares in a thread, then checks the queue again wit
 decides what a body means and how its answer is written; its documents are not known here.
 """
 
+import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir_api import names
+from kvasir_runtime.frontend.continuation import TokenSigner
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
@@ -55,8 +57,13 @@ async def respond(
     arrived = app_state.clock()
 
     async def work(raw: ReceivedBody, served_model: ServedModel) -> PreparedRequest:
+        raw.takes_continuation = True
         prepared = await in_thread(request, app_state, prepare, raw, served_model.profile, size_of=size_of)
-        return replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
+        checked = await served_model.grammar_validator.checked(prepared.request)
+        if raw.continuation:
+            signer = token_signer(request, app_state, served_model)
+            return replace(prepared, request=await asyncio.to_thread(signer.resumed, checked, raw.continuation))
+        return replace(prepared, request=replace(checked, created=int(time.time())))
 
     prepared, served_model = await admit(request, app_state, work, lambda prepared, _: len(prepared.request.requests))
 
@@ -65,7 +72,7 @@ async def respond(
         on_end()
 
     labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
-    serializer = prepared.serializer(prepared.request, int(time.time()), served_model.fingerprint, labels)
+    serializer = prepared.serializer(prepared.request, prepared.request.created, served_model.fingerprint, labels)
     context = serving_context(request, app_state, served_model)
     return GenerationResponse(prepared.request, serializer, context, arrived=arrived, on_end=ended)
 
@@ -155,6 +162,7 @@ def client_of(request: Request, identity: bytes) -> str:
 def serving_context(request: Request, app_state: AppState, served_model: ServedModel) -> ServingContext:
     """What the response to a request needs. Prompts are noted only for replicas that may ask for them."""
     noted = app_state.options.prefix_cache and app_state.options.prefix_warmup_seconds > 0
+    signer = token_signer(request, app_state, served_model)
     return ServingContext(
         client=served_model.client,
         tokenizer=served_model.profile.tokenizer,
@@ -163,6 +171,17 @@ def serving_context(request: Request, app_state: AppState, served_model: ServedM
         owner=app_state.senders.identity(request),
         clock=app_state.clock,
         on_submit=app_state.hot_prefixes.note if noted else lambda _: None,
+        signer=signer if signer.keys else None,
+        pieces=request.headers.get(names.HEADER_CONTINUATION) == "pieces",
+    )
+
+
+def token_signer(request: Request, app_state: AppState, served_model: ServedModel) -> TokenSigner:
+    """Of the continuation tokens of a request's sender."""
+    return TokenSigner(
+        keys=app_state.continuation_keys.current(),
+        model=served_model.digest,
+        tenant=app_state.senders.identity(request),
     )
 
 

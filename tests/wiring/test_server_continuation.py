@@ -1,0 +1,264 @@
+"""A stream that one real server began and another one ends: together the bytes of a stream that nothing disturbed."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import sys
+import threading
+
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import api_process
+from fakes.checkpoints import Shape
+
+REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+KEY = "a key of thirty-two characters.."
+TEMPLATE = (
+    "{# <tool_call> <think> #}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHAT = {"messages": [{"role": "user", "content": "the plan of the engine"}], "stream_options": {"include_usage": True}}
+TEXT = {"prompt": "the operator watches the services", "stream_options": {"include_usage": True}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"cities": {"type": "array", "items": {"enum": ["Köln", "Oslo"]}, "minItems": 9, "maxItems": 9}},
+    "required": ["cities"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}]
+FORM = {"type": "json_schema", "json_schema": {"name": "trip", "schema": PARAMETERS, "strict": True}}
+DRAWN = {"temperature": 1.3, "seed": 7}
+ENDLESS = {"ignore_eos": True, "max_tokens": 40}
+MANY = [{"role": "user", "content": "plan"}]
+CASES = {
+    "greedy chat": ("/v1/chat/completions", CHAT | ENDLESS | {"temperature": 0}),
+    "drawn": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"top_p": 0.9, "frequency_penalty": 0.3}),
+    "no seed": ("/v1/chat/completions", CHAT | {"max_tokens": 40, "temperature": 1.0}),
+    "logprobs": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"logprobs": True, "top_logprobs": 3}),
+    "n": ("/v1/chat/completions", CHAT | DRAWN | {"n": 3, "max_tokens": 40, "logprobs": True}),
+    "schema": ("/v1/chat/completions", CHAT | DRAWN | {"response_format": FORM, "max_tokens": 200}),
+    "tools": ("/v1/chat/completions", CHAT | DRAWN | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
+    "counted": (
+        "/v1/chat/completions",
+        CHAT | ENDLESS | DRAWN | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "ids": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"return_token_ids": True}),
+    "completion": ("/v1/completions", TEXT | ENDLESS | DRAWN | {"logprobs": 2, "echo": True}),
+    "completions": ("/v1/completions", TEXT | DRAWN | {"prompt": ["a plan", "the engine"], "n": 2, "max_tokens": 30}),
+    "stops": ("/v1/completions", TEXT | ENDLESS | DRAWN | {"stop": ["never here", "\u00ff\u00ff"], "logprobs": 1}),
+    "response": ("/v1/responses", {"input": "the plan", "max_output_tokens": 40, "temperature": 1.3}),
+    "response with a call": (
+        "/v1/responses",
+        {
+            "input": "the plan",
+            "tools": [{"type": "function", **TOOLS[0]["function"]}],
+            "tool_choice": "required",
+            "include": ["message.output_text.logprobs"],
+            "max_output_tokens": 200,
+        },
+    ),
+    "message": ("/v1/messages", {"messages": MANY, "max_tokens": 40, "temperature": 1.0}),
+}
+CHOICE = r'"choices":\[\{"index":(\d)'
+COMMENT = re.compile(rb"^: kvasir-continuation (\S+)$", re.MULTILINE)
+
+pytestmark = pytest.mark.xdist_group("server-continuation")  # its processes are shared by the tests of this file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return checkpoints.write(tmp_path_factory.mktemp("models") / "tiny", Shape(seed=4))
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"{KEY}\n")
+    return (
+        *("--served-model-name", "tiny", "--kv-cache-tokens", "16384", "--max-model-len", "1024", "--device", "cpu"),
+        *("--dtype", "float32", "--no-prefix-cache", "--chat-template", TEMPLATE),
+        *("--tool-call-parser", "hermes", "--continuation-key-file", str(keys), "--drain-timeout", "0"),
+    )
+
+
+@pytest.fixture(scope="module")
+def first(model, options):
+    with api_process(model, *options, command=REAL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def second(model, options):
+    with api_process(model, *options, command=REAL) as running:
+        yield running
+
+
+class Stream:
+    """One streamed request, read event by event. events: whole ones with their blank line; comments are events."""
+
+    def __init__(self, server, path, body, *, pieces=False, key="none") -> None:
+        self._connection = http.client.HTTPConnection(*server.http, timeout=60)
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        headers |= {"x-kvasir-continuation": "pieces"} if pieces else {}
+        self._connection.request("POST", path, json.dumps({"model": "tiny", "stream": True, **body}), headers)
+        self.events = []
+
+    def begin(self) -> "Stream":
+        """Up to the head of the response."""
+        self._response = self._connection.getresponse()
+        if self._response.status != 200:
+            refused = self._response.read()
+            self._connection.close()
+            raise AssertionError(refused)
+        return self
+
+    def next(self) -> bytes:
+        """The next event; empty at the end."""
+        lines = []
+        while (line := self._response.readline()).strip():
+            lines.append(line)
+        if lines:
+            self.events.append(b"".join(lines) + b"\n")
+            return self.events[-1]
+        return b""
+
+    def read(self) -> "Stream":
+        """All of it."""
+        while self.next():
+            pass
+        self._connection.close()
+        return self
+
+    @property
+    def answer(self) -> bytes:
+        """Without comments."""
+        return b"".join(event for event in self.events if not event.startswith(b":"))
+
+    @property
+    def token(self) -> str:
+        """Of its comments, those that were joined by the server already included."""
+        whole = [b"".join(COMMENT.findall(event)).decode() for event in self.events if event.startswith(b": kvasir")]
+        return ".".join(whole)
+
+
+def same(answer: bytes) -> str:
+    """An answer, choice by choice, with names in place of what is new in each: identifiers, times, and counts beside
+    text, which depend on how many tokens one write has."""
+    text = re.sub(r'(\}\],"usage":)\{[^{}]*(\{[^{}]*\}[^{}]*)*\}', r"\1{}", answer.decode())
+    text = re.sub(r'"(created|created_at|completed_at)":\d+', r'"\1":0', text)
+    names = dict[str, str]()
+    pattern = r"(?:chatcmpl|cmpl|resp|msg|fc|rs|call|toolu)[-_][A-Za-z0-9]{9,}"
+    text = re.sub(pattern, lambda found: names.setdefault(found[0], f"<{len(names)}>"), text)
+    return "".join(sorted(text.splitlines(keepends=True), key=lambda line: (re.findall(CHOICE, line) or ["9"])[0]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_goes_on_at_another_server_wherever_it_was_cut(first, second, case):
+    path, body = CASES[case]
+    whole = Stream(first, path, body, pieces=True).begin().read()
+    ends = [place + 1 for place, event in enumerate(whole.events) if COMMENT.search(event)]
+    assert len(ends) > 1
+    for end in {ends[0], ends[1], ends[len(ends) // 3], ends[len(ends) // 2], ends[-2], ends[-1]}:
+        cut = Stream.__new__(Stream)
+        cut.events = whole.events[:end]
+        rest = Stream(second, path, body | {"continuation": cut.token}).begin().read()
+        assert same(cut.answer + rest.answer) == same(whole.answer), end
+    if case != "no seed" and not path.endswith(("responses", "messages")):
+        assert same(Stream(second, path, body).begin().read().answer) == same(whole.answer), (
+            "nor do pieces change anything"
+        )
+
+
+def long(body):
+    """So that it runs when its server is told to end."""
+    return body | {"max_tokens": 210} if "ignore_eos" in body else body
+
+
+def test_streams_that_a_drain_ends_go_on_at_another_server(model, options, second):
+    """Each gets its token before the error, and the answer is whole behind it."""
+    with api_process(model, *options, command=REAL) as server:
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)  # so that all begin together, and none ends before it is drained
+        begun = {case: Stream(server, path, long(body)) for case, (path, body) in CASES.items()}
+        os.kill(engine, signal.SIGCONT)
+        for stream in begun.values():
+            stream.begin()
+        os.kill(engine, signal.SIGSTOP)
+        readers = [threading.Thread(target=stream.read) for stream in begun.values()]
+        for reader in readers:
+            reader.start()
+        server.signal()
+        for reader in readers:
+            reader.join(60)
+        os.kill(engine, signal.SIGCONT)
+        assert server.wait() == 0
+    continued = 0
+    for case, stream in begun.items():
+        path, body = CASES[case]
+        if stream.token:
+            continued += 1
+            place = next(place for place, event in enumerate(stream.events) if COMMENT.search(event))
+            assert b"shutting down" in b"".join(stream.events[place:])
+            token, stream.events = stream.token, stream.events[:place]
+            rest = Stream(second, path, long(body) | {"continuation": token}).begin().read()
+            stream.events += rest.events
+        if "seed" in body or body.get("temperature") == 0:
+            assert same(stream.answer) == same(Stream(second, path, long(body)).begin().read().answer), case
+    assert continued
+
+
+def presented(server, token, body, key):
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = {"model": "tiny", "stream": True, **body, "continuation": token}
+    return server.ask("/v1/chat/completions", request, headers=headers)
+
+
+def refused(server, token, body, key="a"):
+    answer = presented(server, token, body, key)
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "continuation", "invalid_continuation")
+    return answer.error["message"]
+
+
+def test_what_is_no_token_of_this_request_is_refused_with_the_reason(tmp_path):
+    """Every other server is alike but for one thing."""
+    (tmp_path / "keys").write_text(f"{KEY}\n")
+    (tmp_path / "others").write_text("another key of many characters\n")
+    tiny = checkpoints.write(tmp_path / "tiny", Shape(seed=1))
+    tuned = checkpoints.write(tmp_path / "tuned", Shape(seed=2))
+    given = ("--served-model-name", "tiny", "--api-key", "a", "--api-key", "b")
+    signed = (*given, "--continuation-key-file", str(tmp_path / "keys"))
+    with (
+        api_process(tiny, *signed, faults={"step_s": 0.001}) as server,
+        api_process(tuned, *signed) as tuned_server,
+        api_process(tiny, *given, "--continuation-key-file", str(tmp_path / "others")) as foreign,
+        api_process(tiny, *given) as plain,
+    ):
+        stream = Stream(server, "/v1/chat/completions", CHAT | {"max_tokens": 8}, pieces=True, key="a").begin().read()
+        token = stream.token
+        whole = presented(server, token, CHAT | {"max_tokens": 8}, "a")
+        assert (whole.status, whole.body.count(b"data:")) == (200, 2), "the end alone is left: usage, and the mark"
+        damaged = "damaged, or of a server with another key"
+        same = CHAT | {"max_tokens": 8}
+        assert damaged in refused(server, token[:-1], same)
+        assert damaged in refused(server, token[:40], same)
+        for place in (0, 30, len(token) // 2, len(token) - 3):
+            other = "A" if token[place] != "A" else "B"
+            assert damaged in refused(server, token[:place] + other + token[place + 1 :], same)
+        pieces = token.split(".")
+        assert damaged in refused(server, ".".join([pieces[0], *pieces[2:]]), same)
+        assert damaged in refused(server, "é.\u0000", same)
+        assert damaged in refused(foreign, token, same)
+        assert "no key for them" in refused(plain, token, same)
+        assert "another model" in refused(tuned_server, token, same)
+        assert "another tenant" in refused(server, token, same, key="b")
+        assert "another request" in refused(server, token, same | {"temperature": 0.5})
+        assert "another request" in refused(server, token, same | {"messages": MANY})
+        assert "Only a stream" in refused(server, token, same | {"stream": False, "stream_options": None})
+        search = {"use_beam_search": True, "n": 2, "temperature": 0}
+        assert "Only a stream" in refused(server, token, same | search)
+        answer = presented(server, 5, same, "a")
+        assert (answer.status, answer.error["param"]) == (400, "continuation")
