@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from kvasir_api import control_plane_metrics, crd, metrics
-from kvasir_api.options import ServeOptions, flag
+from kvasir_api.flags import flag
+from kvasir_api.options import ServeOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

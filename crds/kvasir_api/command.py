@@ -13,7 +13,8 @@ import click
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from kvasir_api import __version__, names, options
+from kvasir_api import __version__, names
+from kvasir_api.flags import flag
 
 GROUP = "kvasir.commands"
 NEAR: Final = 0.8
@@ -132,9 +133,7 @@ class Fraction(click.ParamType[int]):
 def click_options(model: type[BaseModel], *, skip: frozenset[str] = frozenset()) -> list[click.Option]:
     """One click option per field of an options model, with help, default, unit and bounds from the declaration."""
     return [
-        _click_option(name, info, options.flag(name, model))
-        for name, info in model.model_fields.items()
-        if name not in skip
+        _click_option(name, info, flag(name, model)) for name, info in model.model_fields.items() if name not in skip
     ]
 
 

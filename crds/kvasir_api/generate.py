@@ -11,7 +11,8 @@ from typing import Any, Final
 import yaml
 
 from kvasir_api import control_plane_metrics, crd, machine_metrics, metrics, names
-from kvasir_api.options import ServeOptions, flag
+from kvasir_api.flags import flag
+from kvasir_api.options import ServeOptions
 
 WIDTH: Final = 1000
 """A field is one line: broken, each of its lines would begin with as many blanks as the field is deep."""

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from fakes.from_vllm_page import options, rows, section
-from kvasir_api.options import ServeOptions, flag
+from kvasir_api.flags import flag
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
 ROOT = Path(__file__).parents[2]

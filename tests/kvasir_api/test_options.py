@@ -4,7 +4,7 @@ import click
 import pytest
 from pydantic import ValidationError
 
-from kvasir_api import command, options
+from kvasir_api import command, flags
 from kvasir_api.options import RuntimeOptions, ServeOptions
 
 CHANGED = {
@@ -82,13 +82,13 @@ def test_changed_covers_every_option() -> None:
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_arguments_reproduce_each_option(name: str) -> None:
     given = ServeOptions.model_validate({"model": "m", name: CHANGED[name]})
-    arguments = list(options.arguments(given))
+    arguments = list(flags.arguments(given))
     assert arguments, f"{name} gives no argument"
     assert _parsed(arguments) == given
 
 
 def test_defaults_need_no_arguments() -> None:
-    assert options.arguments(RuntimeOptions()) == ()
+    assert flags.arguments(RuntimeOptions()) == ()
     assert _parsed([]) == ServeOptions(model="m")
 
 

@@ -13,7 +13,8 @@ from fakes import checkpoints
 from fakes.api_process import JSON, api_process
 from fakes.from_vllm_page import options, rows, section
 from kvasir_api import crd
-from kvasir_api.options import RuntimeOptions, flag
+from kvasir_api.flags import flag
+from kvasir_api.options import RuntimeOptions
 
 pytestmark = pytest.mark.xdist_group("from-vllm")
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")

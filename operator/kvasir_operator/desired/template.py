@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec, ClassPod
+from kvasir_api.flags import arguments, flag
 from kvasir_api.hf_config import without_dollars
-from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired.fit import on_accelerator

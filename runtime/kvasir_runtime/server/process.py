@@ -11,6 +11,7 @@ import hashlib
 import logging
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,8 +135,7 @@ class ServeProcess:
         folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
         found = time.monotonic()
         console.found(*self._addresses, note=tokenizer.text_part(folder))
-        defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
-        digest = await asyncio.to_thread(source.checkpoint_digest, folder) if given.continuation_key_file else b""
+        defaults, digest = await asyncio.to_thread(_read, folder, given)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder, self._options.chat_template))
         try:
             ready = await self._start_engine(folder, loading)
@@ -170,7 +170,6 @@ class ServeProcess:
         await self._unlocked()
         app_state.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
-        total_s = time.monotonic() - self._began
         console.ready(
             ready,
             StartSummary(
@@ -178,7 +177,7 @@ class ServeProcess:
                 folder=str(folder),
                 http=http,
                 ops=ops,
-                total_s=total_s,
+                total_s=time.monotonic() - self._began,
                 find_s=found - self._began,
             ),
         )
@@ -331,6 +330,12 @@ class ServeProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _read(folder: Path, options: ServeOptions) -> tuple[Mapping[str, Any], bytes]:
+    """A checkpoint's defaults of sampling fields, and its digest where streams may be continued."""
+    digest = source.checkpoint_digest(folder) if options.continuation_key_file else b""
+    return generation_defaults(folder, options), digest
 
 
 def _reason(message: str, *, refused: bool) -> str:

@@ -158,7 +158,7 @@ class GenerationResponse(Response):
 
     @staticmethod
     def _comment(pieces: Sequence[str]) -> bytes:
-        """One for all of them: whoever has the events before it has all that they stand for."""
+        """One for all of them, so that a client never has a part of what they stand for."""
         token = ".".join(piece for piece in pieces if piece)
         return sse.comments(names.COMMENT_CONTINUATION, token) if token else b""
 
