@@ -12,6 +12,7 @@ from kvasir_operator.diff import diff
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.observer import Observer
+from kvasir_operator.loop.quota_waiters import QuotaWaiters
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.workqueue import Workqueue
@@ -20,12 +21,14 @@ from kvasir_operator.observed.service import Revision
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
 from kvasir_operator.stages import Applied, Resolved, RolloutPlan
-from kvasir_operator.status.refusals import refusal
+from kvasir_operator.status.refusals import QUOTA_EXCEEDED, refusal
 
 FAULT_RETRY_S: Final = 5.0
 """A violation may end without an event of anything that is watched, such as a claim that appears."""
 FIRST_READINGS_S: Final = 0.5
 """Pause of a new operator between two checks whether all ready pods have been read."""
+QUOTA_S: Final = 3600.0
+"""A service waits so long for another one of its namespace that a quota refuses too."""
 
 
 class Reconciler:
@@ -47,6 +50,7 @@ class Reconciler:
         self._writer, self._reporter, self._workqueue = writer, reporter, workqueue
         self._settings, self._clock = settings, clock
         self._uids: dict[Key, str] = {}
+        self._quotas = QuotaWaiters()
 
     async def reconcile(self, name: Key) -> None:
         """Bring one service nearer to what it should be. Raises KubeError to be called again after a pause."""
@@ -66,6 +70,7 @@ class Reconciler:
 
     def _forget(self, name: Key) -> None:
         self._uids.pop(name, None)
+        self._passed(name)
         for part in (self._observer, self._scaler, self._inspector, self._writer, self._reporter):
             part.forget(name)
 
@@ -84,8 +89,18 @@ class Reconciler:
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)
         await self._reporter.report(service, resolved, scaler, planned, applied, waiting=waiting)
+        if applied.refused_reason != QUOTA_EXCEEDED:
+            self._passed(name)
+        elif not self._quotas.refused(name):
+            self._workqueue.mark(name, QUOTA_S, news=False)
+            return
         if error is not None:
             raise error
+
+    def _passed(self, name: Key) -> None:
+        """No quota refuses anything of the service: there may be room for the next one."""
+        if (waiting := self._quotas.passed(name)) is not None:
+            self._workqueue.mark(waiting)
 
     async def _planned(self, resolved: Resolved, revision: Revision, wanted: int) -> RolloutPlan:
         """The third stage. While objects of others are in the way, nodes need not be read: nothing is applied."""

@@ -2,7 +2,7 @@
 
 Called by the loop for what was answered to us, and by the summary for what was answered to a Deployment, of which only
 the words are known. The cure is never ours (a larger quota, a right, another spec), and is found by going on
-with retries at long intervals.
+with retries at long intervals, for a quota by one service of each namespace.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import Final
 
 TERMINATING: Final = "because it is being terminated"
 """Nothing is created in a namespace that goes; that the service goes with it is not its fault."""
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
 REFUSED: Final = frozenset({400, 403, 405, 413, 415, 422})
 _QUOTA: Final = re.compile(r"exceeded quota|must specify (limits|requests)\.|failed quota:")
 _FORBIDDEN: Final = re.compile(r"is forbidden: ")
@@ -28,7 +29,7 @@ def refusal(words: str, *, status: int = 0) -> str:
     if TERMINATING in words or (status and status not in REFUSED):
         return ""
     if _QUOTA.search(words):
-        return "QuotaExceeded"
+        return QUOTA_EXCEEDED
     if _REJECTED.search(words):
         return "Rejected"
     if status == 403 or _FORBIDDEN.search(words):

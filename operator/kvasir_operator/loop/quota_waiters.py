@@ -1,0 +1,31 @@
+"""Services of which a quota refuses an object: one of each namespace is tried again, the others wait for its success.
+
+What a quota refuses, it refuses all services of its namespace, so that trying each of them tells no more than trying
+one. Called by the reconciler; it knows no clock and no queue.
+"""
+
+from kvasir_kube.kinds import Key
+
+
+class QuotaWaiters:
+    """Refused services by namespace, in the order in which they were refused; the first is tried again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[Key, None]] = {}
+
+    def refused(self, service: Key) -> bool:
+        """A quota refused an object of the service. Returns whether this is the one to try again."""
+        waiting = self._waiting.setdefault(service[0], {})
+        waiting.setdefault(service)
+        return next(iter(waiting)) == service
+
+    def passed(self, service: Key) -> Key | None:
+        """No quota refuses anything of the service any more, or it is gone. Returns what to try now, if it waited."""
+        waiting = self._waiting.get(service[0], {})
+        if service not in waiting:
+            return None
+        del waiting[service]
+        if not waiting:
+            del self._waiting[service[0]]
+            return None
+        return next(iter(waiting))

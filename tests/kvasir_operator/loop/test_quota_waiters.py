@@ -1,0 +1,123 @@
+"""Services that a quota refuses: their requests are counted while nothing changes, and all come when there is room."""
+
+import asyncio
+import contextlib
+
+from fakes import virtual_loop
+from fakes.cluster import FakeCluster
+from fakes.manifests import service
+from fakes.operator_bench import FILE, Bench
+from fakes.virtual_loop import LoopClock, elapse
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE
+from kvasir_operator.loop.quota_waiters import QuotaWaiters
+
+SERVICES, ROOM = 12, 3
+WAIT_S = 300.0
+
+
+def test_the_first_of_each_namespace_is_tried_again():
+    waiters = QuotaWaiters()
+    a, b, c = ("one", "a"), ("one", "b"), ("two", "c")
+    assert [waiters.refused(key) for key in (a, b, c, b, a)] == [True, False, True, False, True]
+    assert waiters.passed(a) == b
+    assert waiters.refused(a) is False
+    assert waiters.passed(a) == b
+    assert waiters.passed(b) is None
+    assert waiters.passed(b) is None
+    assert waiters.refused(a) is True
+    assert waiters.passed(("three", "d")) is None
+
+
+class Limited(FakeCluster):
+    """A namespace with a quota of Deployments. creations: of Deployments that were tried; asked: every other request
+    but lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.room, self.creations, self.asked = ROOM, [], []
+
+    def _raise(self, verb):
+        self.asked += [verb] if verb not in ("list", "create", "write") else []
+        super()._raise(verb)
+
+    async def create(self, kind, obj, *, manager=""):
+        if kind is DEPLOYMENT:
+            self.creations.append(obj["metadata"]["name"])
+            if len(self.names(DEPLOYMENT)) >= self.room:
+                words = f"exceeded quota: few, requested: count/deployments.apps=1, limited: {self.room}"
+                raise KubeError(f"{obj['metadata']['name']} is forbidden: {words}", status=403, reason="Forbidden")
+        return await super().create(kind, obj, manager=manager)
+
+
+class LoopBench(Bench):
+    """Every loop of the operator in virtual time, without watches."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock, self.cluster = LoopClock(asyncio.get_running_loop()), Limited()
+        self.operator = self.started()
+
+    def reasons(self):
+        found = self.cluster.objects[INFERENCE_SERVICE.plural].values()
+        conditions = [c for obj in found for c in obj["status"]["conditions"] if c["type"] == "Ready"]
+        return [condition["reason"] for condition in conditions]
+
+
+@contextlib.asynccontextmanager
+async def refused():
+    """All but a few services have no Deployment, and nothing changes any more."""
+    bench = LoopBench()
+    for number in range(SERVICES):
+        await bench.cluster.put(INFERENCE_SERVICE, service(f"s{number:02d}", **FILE))
+    await bench.operator.fill()
+    running = asyncio.create_task(bench.operator.run())
+    await elapse(WAIT_S)
+    assert len(bench.cluster.names(DEPLOYMENT)) == ROOM
+    assert bench.reasons().count("QuotaExceeded") == SERVICES - ROOM
+    bench.cluster.creations, bench.cluster.asked = [], []
+    yield bench
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def test_services_that_a_quota_refuses_cost_one_request_a_minute_together():
+    async def story():
+        async with refused() as bench:
+            await elapse(WAIT_S)
+            assert 3 <= len(bench.cluster.creations) <= WAIT_S / 40
+            assert len(set(bench.cluster.creations)) == 1
+            assert bench.cluster.asked == []
+
+    virtual_loop.run(story())
+
+
+def test_a_quota_that_is_raised_lets_all_in_and_one_that_is_raised_a_little_some():
+    async def story():
+        async with refused() as bench:
+            bench.cluster.room += 5
+            await elapse(90)
+            assert len(bench.cluster.names(DEPLOYMENT)) == ROOM + 5
+            # A minute's first tries of the next one are closer together.
+            assert len(bench.cluster.creations) <= 5 + 10
+            bench.cluster.room = SERVICES
+            await elapse(90)
+            assert len(bench.cluster.names(DEPLOYMENT)) == SERVICES
+            assert "QuotaExceeded" not in bench.reasons()
+
+    virtual_loop.run(story())
+
+
+def test_a_service_that_waits_and_goes_hands_its_turn_on():
+    async def story():
+        async with refused() as bench:
+            await elapse(70)
+            name = bench.cluster.creations[-1]
+            first = next(key for key in bench.cluster.objects[INFERENCE_SERVICE.plural] if name.startswith(key[1]))
+            await bench.cluster.drop(INFERENCE_SERVICE, *first)
+            bench.cluster.room += 1
+            await elapse(180)
+            assert len(bench.cluster.names(DEPLOYMENT)) == ROOM + 1
+
+    virtual_loop.run(story())
