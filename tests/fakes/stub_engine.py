@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime import wire
 
@@ -22,6 +23,7 @@ class Faults(msgspec.Struct, kw_only=True):
     the start, incurable: whether a retry would fail too. refuse: words that every request is refused with.
     cached: prompt tokens reported as found in the cache. load_gate: a file that must exist before it is ready.
     eos_after: tokens after which requests end by themselves. log: a file that gets a line per message heard.
+    invalid: a file; while it exists, the output of every request is not finite.
     waiting: what the state reports. says: a file with the ids to answer with, as JSON, in place of the prompt's; it is
     read for each request."""
 
@@ -31,6 +33,7 @@ class Faults(msgspec.Struct, kw_only=True):
     fail: str = ""
     incurable: bool = False
     refuse: str = ""
+    invalid: str = ""
     cached: int = 0
     eos_after: int = 0
     max_sequences: int = 64
@@ -147,9 +150,13 @@ class Stub:
                 self.send(client, wire.StepOutputs((), self.state()))
             case wire.Submit(request):
                 self.totals += 1
-                if self.faults.refuse:
+                invalid = bool(self.faults.invalid) and Path(self.faults.invalid).exists()
+                if self.faults.refuse or invalid:
                     event = wire.EngineOutput(
-                        request_id=request.request_id, finish_reason="error", message=self.faults.refuse
+                        request_id=request.request_id,
+                        finish_reason="error",
+                        message=self.faults.refuse or "the output is not finite",
+                        code=MODEL_OUTPUT_INVALID if invalid else "",
                     )
                     self.send(client, wire.StepOutputs((event,), self.state()))
                 else:

@@ -282,6 +282,25 @@ def test_a_replica_whose_engine_is_dead_is_never_ready(model, tmp_path):
         open_stream.join()
 
 
+def test_outputs_that_are_invalid_in_a_row_end_readiness_until_one_is_valid(model, tmp_path):
+    broken, log = tmp_path / "broken", tmp_path / "log"
+    broken.touch()
+    with api_process(model, faults={"invalid": str(broken), "log": str(log)}) as server:
+        for status in (200, 200, 503):
+            answer = server.ask("/v1/completions", BODY)
+            assert (answer.status, answer.error["code"]) == (500, "model_output_invalid")
+            assert server.ask("/readyz", ops=True).status == status
+        found = server.ask("/readyz", ops=True).json
+        assert found["reason"].startswith("model_output_invalid: the output of ")
+        assert server.state()["message"] == found["reason"]
+        assert server.ask("/livez", ops=True).status == 200
+        server.until("two checks that fail", lambda: log.read_text().count('"request_id":"check-') >= 2)
+        assert server.ask("/readyz", ops=True).status == 503
+        broken.unlink()
+        server.until("ready", lambda: server.ask("/readyz", ops=True).status == 200)
+        assert server.ask("/v1/completions", BODY).status == 200
+
+
 def _metrics(server: ApiProcess) -> str:
     return server.ask("/metrics").body.decode()
 

@@ -20,6 +20,7 @@ import msgspec
 from kvasir_api import __version__, names, state
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
+from kvasir_runtime.client import output_check
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import EngineProcess
 from kvasir_runtime.errors import ModelError
@@ -31,7 +32,7 @@ from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.server import auth, listen, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
-from kvasir_runtime.server.app_state import AppState, ServedModel
+from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.observability import tracing
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 0.2
 CONTINUED_S: Final = 2.0
 """So much longer a dead engine may take to send a message, as after SIGCONT; the liveness probe fails meanwhile."""
+CHECK_S: Final = 1.0
 FLUSH_S: Final = 5.0
 SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 
@@ -234,7 +236,8 @@ class ServeProcess:
             facts = await ready
         finally:
             ready.cancel()
-        self._tasks.append(asyncio.create_task(self._watch_engine(self._client, facts)))
+        watches = (self._watch_engine(self._client, facts), self._check_outputs(self._client, facts))
+        self._tasks += [asyncio.create_task(watch) for watch in watches]
         return facts
 
     def _on_progress(self, progress: Progress) -> None:
@@ -253,6 +256,15 @@ class ServeProcess:
         client.fail(why)
         if not self._dead.done():
             self._dead.set_result(client.failure or why)
+
+    async def _check_outputs(self, client: EngineClient, facts: EngineFacts) -> None:
+        """While outputs are invalid in a row, have one computed: the requests may be at fault, or it may pass."""
+        while not self._dead.done():
+            await asyncio.sleep(CHECK_S)
+            served = self._app_state.served_model
+            if served is not None and client.invalid_in_a_row >= MOST_INVALID:
+                prompt = served.profile.tokenizer.encode("Hello", special=True, limit=facts.max_cached_tokens)
+                await output_check.check(client, facts, prompt)
 
     async def _watch_engine(self, client: EngineClient, ready: EngineFacts) -> None:
         """Look whether the engine keeps its time; end one that does not, since it would hold its streams for ever."""

@@ -180,3 +180,23 @@ async def test_a_channel_gives_nothing_after_a_while_and_none_when_left():
     queue.put(0, event("a", 1))
     queue.leave()
     assert await queue.take(1) is None
+
+
+async def test_what_is_announced_and_how_often_outputs_were_invalid_is_kept(tmp_path):
+    failures = []
+    async with connected(tmp_path, on_failure=lambda: failures.append(1)) as (client, engine):
+        seen = []
+        queue = EventQueue()
+        for code, reason in (("model_output_invalid", "error"),) * 2 + (("", "error"), ("", "abort"), ("", "length")):
+            client.submit([request("a")], queue)
+            await engine.hear()
+            output = wire.EngineOutput(request_id="a", finish_reason=reason, code=code)
+            await engine.say(wire.StepOutputs((output,), RuntimeState(), expected_s=2.5))
+            await take(queue)
+            seen.append(client.invalid_in_a_row)
+        assert seen == [1, 2, 2, 2, 0], "refusals and aborts tell nothing of the model"
+        assert client.expected_s == 2.5
+        await engine.say(wire.EngineFailed("it is over"))
+        with pytest.raises(EngineDeadError, match="it is over"):
+            await asyncio.wait_for(client.wait_ready(), 60)
+        assert failures == [1]
