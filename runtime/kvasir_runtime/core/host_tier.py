@@ -18,8 +18,6 @@ from kvasir_runtime.core.plan import BlockLoad, BlockStore, HostChanges, Transfe
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.throughput import DecayingMean
 
-LEAST_BLOCKS: Final = 4
-"""Fewer are computed: a load delays its request by a step at least."""
 FIRST_BLOCKS: Final = 32
 """Of a load before any was measured: no request is admitted until it ends, and the host may be slow."""
 PROBE_EVERY: Final = 16
@@ -201,12 +199,12 @@ class HostTier:
         """
         if not self._resident:
             return 0
-        end = self._reach(hashes, limit)
+        least, end = self._limits.least_blocks, self._reach(hashes, limit)
         if not self._load_cost.value:
-            first = self._reach(hashes, min(end, start + max(LEAST_BLOCKS, FIRST_BLOCKS // len(self._groups))))
-            if first - start >= LEAST_BLOCKS:  # else a state or a window has no end so near
+            first = self._reach(hashes, min(end, start + max(least, FIRST_BLOCKS // len(self._groups))))
+            if first - start >= least:  # else a state or a window has no end so near
                 end = first
-        if end - start < LEAST_BLOCKS:
+        if end - start < least:
             return 0
         count = sum(block is None for _, _, block in self._pool.needed(hashes[:end]))
         if self._is_slower(count, end - start, token_s):

@@ -74,6 +74,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def least_blocks(self) -> int:
+        """Blocks of a prefix that are worth a wait: four, or as many as 64 tokens take where blocks are larger.
+
+        Fewer are computed sooner than what is computed by another request, or copied from the host, comes.
+        """
+        return max(1, min(4, 64 // self.block_size))
+
+    @property
     def has_states(self) -> bool:
         """Whether a layer has a state, which exists as of the end of a chunk and can be continued from there only."""
         return any(attention.kind == "state" for attention in self.attentions)

@@ -8,18 +8,16 @@ from collections.abc import Sequence
 
 from kvasir_runtime.core.sequence import SequenceState
 
-LEAST_BLOCKS = 4
-"""Fewer are computed again at once: waiting costs a step or two, which is more than they do."""
-
 
 class PendingPrefixes:
     """Hashes of blocks by the sequence that will publish them. Every entry ends: its block is published, or its
-    sequence gives up its row.
+    sequence gives up its row. least: fewer blocks are computed again at once.
     """
 
-    __slots__ = ("_publishers",)
+    __slots__ = ("_least", "_publishers")
 
-    def __init__(self) -> None:
+    def __init__(self, least: int) -> None:
+        self._least = least
         self._publishers: dict[bytes, SequenceState] = {}
 
     def __len__(self) -> int:
@@ -43,7 +41,7 @@ class PendingPrefixes:
 
     def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int) -> bool:
         """Whether enough of the blocks that it must compute are about to be published. limit: blocks it may use."""
-        end = num_hits + LEAST_BLOCKS
+        end = num_hits + self._least
         return end <= min(limit, len(sequence.hashes)) and all(
             block_hash in self._publishers for block_hash in sequence.hashes[num_hits:end]
         )

@@ -22,7 +22,7 @@ class PrefixPublisher:
     def __init__(self, limits: Limits, pool: BlockPool, host: HostTier) -> None:
         self._limits, self._pool, self._host = limits, pool, host
         self.digest = ResidentPrefixes(pool)
-        self.pending = PendingPrefixes()
+        self.pending = PendingPrefixes(limits.least_blocks)
 
     def extend_hashes(self, sequence: SequenceState) -> None:
         """Hash the full blocks of a sequence that have no hash yet."""

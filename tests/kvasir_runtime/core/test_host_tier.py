@@ -18,10 +18,10 @@ CHAIN = [bytes([number]) * 32 for number in range(200)]
 HASHES = CHAIN[:12]
 
 
-def tier(num_blocks=16, host_blocks=100):
+def tier(num_blocks=16, host_blocks=100, block_size=4):
     limits = Limits(
         num_blocks=num_blocks,
-        block_size=4,
+        block_size=block_size,
         max_batch_tokens=64,
         max_sequences=4,
         max_model_len=64,
@@ -136,6 +136,14 @@ def test_what_is_on_the_host_behind_the_hits_is_loaded(resident_blocks, hits, li
     _, host = tier()
     resident(host, resident_blocks)
     assert host.worth_loading(HASHES, hits, limit, token_s=0.0) == want
+
+
+@pytest.mark.parametrize(("block_size", "want"), [(16, 0), (32, 2), (1072, 2)])
+def test_large_blocks_are_loaded_one_by_one(block_size, want):
+    """Where a state takes much memory, a block has a thousand tokens, which take long to compute."""
+    _, host = tier(block_size=block_size)
+    resident(host, 2)
+    assert host.worth_loading(HASHES, 0, 12, token_s=0.0) == want
 
 
 def loaded_in(host, pool, seconds, count=8):

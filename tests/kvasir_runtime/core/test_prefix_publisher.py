@@ -78,6 +78,13 @@ def test_of_a_burst_behind_one_prompt_two_compute_it():
     assert [answer.cached_tokens for answer in served.answers.values()] == [0, 0, 24, 24, 24, 24]
 
 
+def test_one_large_block_is_worth_waiting_for():
+    served = serving(runner=FakeRunner(model=ENDLESS), block_size=64, num_blocks=16)
+    served.submit(*(request(f"r{tail}", [*range(1, 65), *[tail] * 9]) for tail in range(3)))
+    served.finish()
+    assert [answer.cached_tokens for answer in served.answers.values()] == [0, 64, 64]
+
+
 def test_no_chunk_ends_at_a_border_for_layers_that_keep_everything():
     served = serving(runner=FakeRunner(model=ENDLESS))
     for tail in (40, 41):
