@@ -59,6 +59,7 @@ def inspection_plan(
     """The next step. wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339."""
     seen = resolved.observed
     spec, known = seen.spec, seen.model
+    outdated = known if known is not None and known.uri == spec.model.uri and _of_other_schema(known) else None
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     if not inspected(spec):
         return InspectionPlan(delete=everything)
@@ -67,7 +68,7 @@ def inspection_plan(
     if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
         return InspectionPlan(found=known, delete=everything)
     if not wanted or _served(seen):
-        return InspectionPlan(found=known, delete=everything)
+        return InspectionPlan(found=known or outdated, delete=everything)
     name = pod_name(seen)
     mine = next((pod for pod in seen.inspections if pod.name == name), None)
     others = tuple(pod for pod in everything if pod.name != name)
@@ -78,7 +79,7 @@ def inspection_plan(
         return InspectionPlan(found=_unknown(seen, known, why, time), delete=everything)
     held = "" if known else _held(seen, mine)
     create = _pod(resolved, name, settings) if mine is None and seen.claim_bound else None
-    return InspectionPlan(found=known, create=create, delete=others, waiting=held)
+    return InspectionPlan(found=known or outdated, create=create, delete=others, waiting=held)
 
 
 def refused(seen: Observed, why: str, time: str) -> ModelStatus:
@@ -97,14 +98,21 @@ def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
     """Whether facts are of another schema, or were read with other fields in place of the config's."""
     if not known.facts:
         return False
-    try:
-        facts = decode(known.facts)
-    except ValueError:
+    if _of_other_schema(known):
         return True
     try:
-        return facts.overrides != overrides_digest(seen.spec.runtime.hf_overrides)
+        return decode(known.facts).overrides != overrides_digest(seen.spec.runtime.hf_overrides)
     except ValueError:
         return False
+
+
+def _of_other_schema(known: ModelStatus) -> bool:
+    """Whether another version of the operator wrote the facts. What they say for a person is true all the same, so that
+    it stays until there are others."""
+    try:
+        return bool(known.facts) and decode(known.facts) is None
+    except ValueError:
+        return True
 
 
 def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float) -> bool:

@@ -51,12 +51,14 @@ class Inspector:
         self._cluster, self._store, self._recorder = cluster, store, recorder
         self._telemetry, self._settings, self._clock = telemetry, settings, clock
         self._held: dict[Key, InspectionWait] = {}
+        self._read: dict[Key, tuple[str, ModelStatus]] = {}
 
     async def inspect(self, resolved: Resolved, service: Json, *, wanted: int) -> tuple[Resolved, str]:
         """Resolved, again where the model has just been read, and why no replica may start yet, empty when one may.
 
         Raises KubeError that a retry may cure.
         """
+        resolved = self._with_facts(resolved)
         seen = resolved.observed
         time = rfc3339(self._clock.wall())
         step = inspection_plan(
@@ -72,11 +74,23 @@ class Inspector:
         if step.found != seen.model:
             resolved = resolve(replace(seen, model=step.found), self._settings, now=self._clock.wall())
             await self._report(seen.model, resolved, service)
+        if step.found is not None and step.found.facts:
+            self._read[seen.namespace, seen.name] = (seen.uid, step.found)
         return resolved, step.waiting
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._held.pop(name, None)
+        self._read.pop(name, None)
+
+    def _with_facts(self, resolved: Resolved) -> Resolved:
+        """Resolved, again where the service lacks what was read of its model: a watch may deliver it as it was before,
+        and the pod is gone."""
+        seen = resolved.observed
+        uid, read = self._read.get((seen.namespace, seen.name), ("", None))
+        if seen.model is not None or read is None or uid != seen.uid or read.uri != seen.spec.model.uri:
+            return resolved
+        return resolve(replace(seen, model=read), self._settings, now=self._clock.wall())
 
     def _waited(self, seen: Observed) -> float:
         name, now = (seen.namespace, seen.name), self._clock.steady()

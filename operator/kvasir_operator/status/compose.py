@@ -23,9 +23,20 @@ COUNTERS_S: Final = 5.0
 NUMBERS_S: Final = 2.0
 
 MAX_CLASSES: Final = 8
-ABOUT_PODS: Final = ("accelerator_class", "unavailable_classes", "reductions", "pod_hash")
-"""Fields of status.rollout that the next choice of a class reads. Without a plan, as while a spec is wrong, no pod
-changes and all stay as they are; the last one says of which pods they are."""
+KEPT: Final = (
+    "accelerator_class",
+    "unavailable_classes",
+    "reductions",
+    "pod_hash",
+    "rolled_back_revision",
+    "phase",
+    "strategy",
+    "step",
+    "step_since",
+    "message",
+)
+"""Fields of status.rollout that the next choice of a class, or the next step of the rollout, reads. Without a plan, as
+while a spec is wrong, no pod changes and all stay as they are."""
 
 
 def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
@@ -99,7 +110,7 @@ def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
         last_good_revision=_last_good(found, answer),
     )
     if planned is None:
-        return status.model_copy(update={name: getattr(before, name) for name in ABOUT_PODS})
+        return status.model_copy(update={name: getattr(before, name) for name in KEPT})
     placed, full, rungs = found.resolved.placement, found.resolved.unavailable_classes, found.resolved.reductions
     head = planned.target
     return status.model_copy(

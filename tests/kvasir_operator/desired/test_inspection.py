@@ -93,7 +93,7 @@ def test_facts_of_another_schema_are_looked_at_again():
     """An operator before this one kept them in the status."""
     older = READ.model_copy(update={"facts": words(schema=1)})
     found = step(world(model=older))
-    assert (found.create is not None, found.found) == (True, None)
+    assert (found.create is not None, found.found) == (True, older)
     said = step(world(model=older, pods=[pod(ended=True, said=words())]))
     assert said.found.facts == words()
 

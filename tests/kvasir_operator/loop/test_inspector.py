@@ -88,6 +88,39 @@ async def test_replicas_start_when_the_model_was_read(bench):
     assert bench.told().count("ModelInspected") == 1
 
 
+async def test_a_service_that_a_watch_delivers_as_it_was_is_not_looked_at_twice(bench):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    before = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    await bench.ends(words())
+    await bench.turn()
+    await bench.turn()
+    assert bench.cluster.names(POD) == []
+    bench.operator.store.drop(INFERENCE_SERVICE, KEY)
+    bench.operator.store.put(INFERENCE_SERVICE, before)
+    await bench.operator.reconciler.reconcile(KEY)
+    assert bench.cluster.names(POD) == []
+    assert bench.status["model"]["parameters"] == 8_030_261_248
+    assert bench.told().count("ModelInspected") == 1
+
+
+async def test_facts_of_another_operator_stay_until_there_are_others(bench):
+    """A person reads them, whatever this operator makes of them."""
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    await bench.ends(words())
+    await bench.turn()
+    await bench.turn()
+    stored = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    old = {**stored["status"]["model"], "facts": '{"schema": 1}'}
+    await bench.cluster.put(INFERENCE_SERVICE, {**stored, "status": {**stored["status"], "model": old}})
+    bench.operator = bench.started()
+    for _ in range(3):
+        await bench.turn()
+    assert bench.status["model"]["architecture"] == "LlamaForCausalLM"
+    assert bench.status["capacity"]["message"] == "what was read of the model cannot be understood"
+
+
 async def test_what_is_known_outlives_the_operator(bench):
     await bench.put(("h100", "80Gi"))
     await bench.turn()

@@ -361,3 +361,17 @@ def test_every_published_reason_is_given_in_the_code():
     given_ = {reason for reason in names.REASONS if f'"{reason}"' in code}
     assert "names.REFUSALS" in code
     assert given_ | {names.CONDITION_NAME_CONFLICT} | set(names.REFUSALS.values()) == set(names.REASONS)
+
+
+@pytest.mark.parametrize("broken", ["InvalidSpec", "NameConflict", ""], ids=["spec", "name", "waiting"])
+def test_a_rollback_is_remembered_while_nothing_can_be_planned(broken):
+    """Else the revision that was given up would be rolled out again, or a canary would begin from its first step."""
+    since = "2026-01-01T00:00:00Z"
+    gone = RolloutTarget(revision="old", phase="RolledBack", rolled_back="new", why="too slow")
+    first = findings(OLD, current="old", asked="new", rollout=gone)
+    without_plan = {"current": "", "fault_reason": broken, "waiting": "" if broken else "pod reads the model"}
+    rollout = compose(again(first, OLD, **without_plan))[0].rollout
+    assert (rollout.rolled_back_revision, rollout.phase, rollout.message) == ("new", "RolledBack", "too slow")
+    step = RolloutTarget(revision="new", phase="Canary", step=2, since=0.0)
+    second = compose(again(findings(READY, OLD, asked="new", rollout=step, now=since), READY, OLD, **without_plan))[0]
+    assert (second.rollout.phase, second.rollout.step, second.rollout.step_since) == ("Canary", 2, since)
