@@ -62,11 +62,11 @@ def _variables(url: str, told: Scripted, model: Path) -> dict[str, str]:
     }
 
 
-def passes(command: list[str | Path], env: dict[str, str], cwd: Path) -> None:
+def passes(command: list[str | Path], env: dict[str, str], cwd: Path, timeout_s: float = SUITE_S) -> None:
     """Run a suite, and fail with its output where it fails or has no test."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        command, env=kept | env, cwd=cwd, capture_output=True, text=True, check=False, timeout=SUITE_S
+        command, env=kept | env, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout_s
     )
     if done.returncode:
         pytest.fail(f"{done.stdout}\n{done.stderr}"[-20_000:], pytrace=False)
