@@ -28,7 +28,8 @@ from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.nodes import NodeReader
 from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
-from kvasir_operator.observed import served_baseline
+from kvasir_operator.observed import drain_times, served_baseline
+from kvasir_operator.observed.drain_times import DrainStart
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.served_baseline import ServedBaseline
 from kvasir_operator.observed.service import Observed, observed, parsed_class
@@ -45,6 +46,7 @@ class Observer:
         self._nodes = NodeReader(cluster, clock=clock)
         self._claims: dict[Key, float] = {}
         self._baselines: dict[Key, ServedBaseline] = {}
+        self._drains: dict[Key, dict[str, DrainStart]] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
     def service(self, name: Key) -> Json | None:
@@ -56,7 +58,7 @@ class Observer:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
         claim_found, claim_bound = await self._claim(service)
-        replicas = self._scraper.replicas(name)
+        replicas = self._replicas(name)
         return observed(
             service,
             revisions=self._store.of(CONTROLLER_REVISION, name),
@@ -76,6 +78,15 @@ class Observer:
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._baselines.pop(name, None)
+        self._drains.pop(name, None)
+
+    def _replicas(self, name: Key) -> tuple[Replica, ...]:
+        """Of a service, with how long they have drained."""
+        found, steady = self._scraper.replicas(name), self._clock.steady()
+        self._drains[name] = drain_times.followed(
+            self._drains.get(name, {}), found, wall=self._clock.wall(), steady=steady
+        )
+        return drain_times.measured(self._drains[name], found, steady=steady)
 
     def _served_before(self, name: Key, service: Json, replicas: tuple[Replica, ...]) -> Mapping[str, ServedTotals]:
         rollout = (service.get("status") or {}).get("rollout") or {}

@@ -39,6 +39,7 @@ class Replica:
     """One pod.
 
     created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
+    draining_s: for how long it has drained, on a clock that never jumps.
     mounted_at: when its volumes were there, which not every kubelet reports. assigned: a node was found. refusal: the
     line with which the runtime refused model or options. last_words: why it failed, for people. drained: the operator
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
@@ -61,6 +62,7 @@ class Replica:
     started_at: float | None = None
     ready_at: float | None = None
     drain_since: float | None = None
+    draining_s: float = 0.0
     drained: bool = False
     terminating: bool = False
     assigned: bool = True

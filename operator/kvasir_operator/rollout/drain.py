@@ -35,15 +35,14 @@ class DrainPlan:
     actions: tuple[PodAction, ...] = ()
 
 
-def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, now: float, timeout_s: float) -> DrainPlan:
+def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, timeout_s: float) -> DrainPlan:
     """Bring a workload from count to target.
 
-    replicas: all its pods. count: as asked of the workload now. now: epoch seconds. timeout_s: how long a pod may
-    drain.
+    replicas: all its pods. count: as asked of the workload now. timeout_s: how long a pod may drain.
     """
     live = sorted((r for r in replicas if r.live), key=_order)
     victims = live[: max(0, len(live) - target)]
-    actions = [action for r in victims if (action := _next_action(r, now, timeout_s)) is not None]
+    actions = [action for r in victims if (action := _next_action(r, timeout_s)) is not None]
     actions += [
         PodAction(verb="release", replica=r, why="its replica is wanted again")
         for r in live[len(victims) :]
@@ -52,7 +51,7 @@ def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, now: flo
     actions += [
         PodAction(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")
         for r in replicas
-        if not r.live and r.drain_since is not None and now - r.drain_since > timeout_s + OVERDUE_S
+        if not r.live and r.drain_since is not None and r.draining_s > timeout_s + OVERDUE_S
     ]
     marked = sum(r.drained for r in victims)
     return DrainPlan(count=max(target, min(count, len(live) - marked)), actions=tuple(actions))
@@ -93,7 +92,7 @@ def cost_s(reading: RuntimeState | None) -> float:
     return tokens * step_s / min(max(1, reading.running), MOST_COUNTED) + prompts_s
 
 
-def _next_action(r: Replica, now: float, timeout_s: float) -> PodAction | None:
+def _next_action(r: Replica, timeout_s: float) -> PodAction | None:
     if r.drained:
         return None
     serving = r.phase == "ready" or (r.reading is not None and r.reading.phase in ("ready", "draining"))
@@ -101,7 +100,7 @@ def _next_action(r: Replica, now: float, timeout_s: float) -> PodAction | None:
         return PodAction(verb="finish", replica=r, why=f"it serves nothing ({r.phase})")
     if r.drain_since is None:
         return PodAction(verb="drain", replica=r, why="fewer replicas are wanted")
-    waited = now - r.drain_since
+    waited = r.draining_s
     if waited >= timeout_s:
         return PodAction(verb="finish", replica=r, why=f"its drain timeout of {timeout_s:g} s passed")
     if r.reading is None:

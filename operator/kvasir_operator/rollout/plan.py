@@ -30,7 +30,6 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
             replicas,
             count=counted.get(id_, 0),
             target=count,
-            now=now,
             timeout_s=seen.spec.drain.timeout_seconds,
         )
         actions += drained.actions

@@ -12,7 +12,8 @@ NOW = 1000.0
 def ready(name, *, running=0, tokens=0, created=0.0, **fields):
     phase = "draining" if fields.get("drain_since") is not None else "ready"
     reading = RuntimeState(phase=phase, running=running, remaining_tokens=tokens)
-    return Replica(name=name, phase=phase, created=created, **{"reading": reading, **fields})
+    draining_s = NOW - (fields.get("drain_since") or NOW)
+    return Replica(name=name, phase=phase, created=created, draining_s=draining_s, **{"reading": reading, **fields})
 
 
 def saying(name, **fields):
@@ -21,9 +22,7 @@ def saying(name, **fields):
 
 
 def leave(*replicas, count=None, target, timeout_s=600.0):
-    return drain_plan(
-        replicas, count=len(replicas) if count is None else count, target=target, now=NOW, timeout_s=timeout_s
-    )
+    return drain_plan(replicas, count=len(replicas) if count is None else count, target=target, timeout_s=timeout_s)
 
 
 def acts(result):

@@ -149,6 +149,7 @@ class Cluster(RuleBasedStateMachine):
             Replica(
                 **{k: p[k] for k in ("name", "revision", "created", "assigned", "drain_since", "drained")},
                 phase=phase(p),
+                draining_s=self.now - (self.now if p["drain_since"] is None else p["drain_since"]),
                 pending=not p["assigned"],
                 last_words="" if p["assigned"] else FULL,
                 reading=RuntimeState(phase=phase(p)) if p["assigned"] else None,
