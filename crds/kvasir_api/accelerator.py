@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StringConstraints
 
 from kvasir_api.crd_types import CrdObject, LabelKey, LabelValue, Name, NoteValue, Quantity, validation_rules
-from kvasir_api.options import option
+from kvasir_api.option_fields import option
 from kvasir_api.roofline import Card
 from kvasir_api.service import Toleration
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from zoneinfo import ZoneInfo
 
 from kvasir_api.crd_types import CrdObject, validation_rules
-from kvasir_api.options import option
+from kvasir_api.option_fields import option
 
 MAX_REPLICAS: Final = 1000
 

@@ -321,7 +321,7 @@ RUNTIME: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_requests_rejected_total",
         kind="counter",
-        help="Requests that were refused before the engine saw them, by the code of the error.",
+        help="Requests that were refused before anything of them was computed, by the code of the error.",
         labels=(*_MODEL, "code"),
     ),
 )

@@ -20,6 +20,12 @@ MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
 DRAINING: Final = "draining"
 """The code of a request that a replica gives back because it ends: another replica may have it, and no byte was sent."""
 RETRY_DRAINING_S: Final = 1.0
+OVERLOADED: Final = "overloaded"
+"""The code of a request that found a full queue."""
+TTFT_UNREACHABLE: Final = "ttft_unreachable"
+"""The code of a request whose objective for the first token cannot be met now."""
+QUEUE_CODES: Final = (OVERLOADED, TTFT_UNREACHABLE)
+"""Of requests that the queue did not take."""
 MAX_QUOTED: Final = 100
 CODE_CONTEXT_LENGTH: Final = "context_length_exceeded"
 
@@ -115,11 +121,9 @@ def body_too_large(limit_bytes: int) -> ApiError:
     return invalid(f"The request body is larger than {limit_bytes} bytes.", code="body_too_large", status=413)
 
 
-def overloaded(message: str, *, retry_after_s: float) -> ApiError:
-    """The queue is full; another try later, or on another replica, may succeed."""
-    return ApiError(
-        status=429, message=message, type=TYPE_RATE_LIMIT, code="overloaded", retry_after_s=max(1.0, retry_after_s)
-    )
+def overloaded(message: str, *, retry_after_s: float, code: str = OVERLOADED) -> ApiError:
+    """The queue is full or too slow for the request; another try later, or on another replica, may succeed."""
+    return ApiError(status=429, message=message, type=TYPE_RATE_LIMIT, code=code, retry_after_s=max(1.0, retry_after_s))
 
 
 def aborted() -> ApiError:

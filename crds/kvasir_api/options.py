@@ -4,13 +4,13 @@ An option is a pydantic field with a description, a default, bounds and a unit. 
 an InferenceService; `ServeOptions` adds what only the process needs. Nothing here starts, reads or prints anything.
 """
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, model_validator
 
 from kvasir_api import hf_config, tenants
+from kvasir_api.option_fields import OptionsBase, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
@@ -44,35 +44,6 @@ Normalize = Literal["auto", "always", "never"]
 Scoring = Literal["auto", "similarity", "yes-no"]
 
 MAX_CONTEXT: Final = 16_777_216
-
-
-class OptionsBase(BaseModel):
-    """Base of all option models: frozen, strict about unknown names, camelCase in YAML, snake_case in Python."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-
-def option(
-    default: Any,
-    description: str,
-    *,
-    unit: str = "",
-    flag: str = "",
-    metavar: str = "",
-    date_time: bool = False,
-    list_type: Literal["", "atomic", "set"] = "",
-    list_key: str = "",
-    **bounds: Any,
-) -> Any:
-    """A field with what help, schema and docs need. flag overrides the name derived from the field's.
-
-    list_type, list_key: how appliers merge a list; without them it is replaced whole.
-    """
-    extra = {"x-unit": unit, "x-flag": flag, "x-metavar": metavar, "format": "date-time" if date_time else ""}
-    merged: dict[str, Any] = {"x-kubernetes-list-type": "map" if list_key else list_type}
-    merged["x-kubernetes-list-map-keys"] = [list_key] if list_key else []
-    said = {k: v for k, v in {**extra, **merged}.items() if v}
-    return Field(default, description=description, json_schema_extra=said, **bounds)
 
 
 class RuntimeOptions(OptionsBase):
@@ -187,6 +158,27 @@ class RuntimeOptions(OptionsBase):
         unit="requests",
         ge=1,
         le=100_000,
+    )
+    max_waiting_seconds: int = option(
+        30,
+        "Predicted time to the first token up to which a request may wait, by the median of what such predictions were off; further ones get 429 with Retry-After. It counts once predictions are calibrated. 0 sets no bound.",
+        unit="seconds",
+        ge=0,
+        le=3600,
+    )
+    max_waiting_tokens: int = option(
+        8_388_608,
+        "Prompt tokens of waiting requests that are not cached, up to which another one may wait; further ones get 429 with Retry-After. 0 sets no bound.",
+        unit="tokens",
+        ge=0,
+        le=1_000_000_000,
+    )
+    ttft_milliseconds: int = option(
+        0,
+        "Objective for the first token of requests that bring none in the header x-slo-ttft-ms: one that cannot be met gets 429 with Retry-After at once. 0 sets none.",
+        unit="milliseconds",
+        ge=0,
+        le=600_000,
     )
     tool_call_parser: ToolCallParser = option(
         "auto",

@@ -5,7 +5,7 @@ make the resource, and by the operator to read it.
 from typing import Literal
 
 from kvasir_api.crd_types import CrdObject, validation_rules
-from kvasir_api.options import option
+from kvasir_api.option_fields import option
 
 
 class CanaryStep(CrdObject):

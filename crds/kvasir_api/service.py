@@ -23,7 +23,8 @@ from kvasir_api.crd_types import (
     ShortName,
     validation_rules,
 )
-from kvasir_api.options import Reduction, RuntimeOptions, option
+from kvasir_api.option_fields import option
+from kvasir_api.options import Reduction, RuntimeOptions
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
 

@@ -9,7 +9,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from kvasir_api.crd_types import CrdObject, Name
-from kvasir_api.options import Reduction, option
+from kvasir_api.option_fields import option
+from kvasir_api.options import Reduction
 
 MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON keeps as it is."""

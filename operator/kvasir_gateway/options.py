@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvasir_api import names
-from kvasir_api.options import OptionsBase, option
+from kvasir_api.option_fields import OptionsBase, option
 
 DIRECTORY = "/run/kvasir-gateway"
 

@@ -1,7 +1,7 @@
 """Options of `kvasir operator`, declared once: flags, help, defaults and bounds."""
 
 from kvasir_api import names
-from kvasir_api.options import OptionsBase, option
+from kvasir_api.option_fields import OptionsBase, option
 from kvasir_operator.observed.settings import RESYNC_S
 
 

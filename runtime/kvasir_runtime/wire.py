@@ -263,6 +263,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     pooled: the vector of a request with pooling, little-endian float32, on its one output; finish_reason is "stop".
     injected: how many ids of Inject messages stand before token_ids.
     message explains finish_reason "error" and "abort"; code is its code in an API's error, "" for the usual one.
+    retry_after_s: of a request that the queue refused, after how many seconds another try may succeed.
     """
 
     request_id: str
@@ -279,6 +280,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     injected: int = 0
     message: str = ""
     code: str = ""
+    retry_after_s: float = 0.0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):

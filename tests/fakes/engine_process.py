@@ -1,8 +1,8 @@
 """The real engine process with a fake runner: python -m fakes.engine_process, as kvasir_runtime.engine_main.
 
 The name of the model says what happens: `broken` cannot be loaded, `crash` fails while loading, `slow` reports progress
-twenty times, `poison` fails every step, `ecc` does so as a device would that is broken, `endless` never says EOS; any
-other works.
+twenty times, `poison` fails every step, `ecc` does so as a device would that is broken, `endless` never says EOS,
+`paced` takes time for each step; any other works.
 """
 
 import sys
@@ -13,8 +13,18 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import engine_main
+from kvasir_runtime.core.plan import StepResults
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.wire import Progress
+
+
+class PacedRunner(FakeRunner):
+    """A step takes 10 ms and half of one for each token, and answers never say EOS."""
+
+    def collect(self, handle: StepResults) -> StepResults:
+        """In order of launch."""
+        time.sleep(0.010 + 0.0005 * self.launched[-self.in_flight].num_tokens)
+        return super().collect(handle)
 
 
 def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRunner:
@@ -27,8 +37,9 @@ def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRu
     for percent in range(0, 100, 5):
         progress(Progress(phase="loading", progress_fraction=percent / 100))
         time.sleep(0.01 if name == "slow" else 0)
-    return FakeRunner(
-        model=FakeModel(table=tuple(range(1, 61)), loses=False) if name == "endless" else FakeModel(loses=False),
+    endless = name in ("endless", "paced")
+    return (PacedRunner if name == "paced" else FakeRunner)(
+        model=FakeModel(table=tuple(range(1, 61)), loses=False) if endless else FakeModel(loses=False),
         num_blocks=(options.kv_cache_tokens or 4096) // options.block_size,
         block_size=options.block_size,
         vector_size=8,

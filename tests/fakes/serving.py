@@ -72,7 +72,10 @@ class Serving:
         changes = self.runner.host_changes()
         if changes is not None:
             self.scheduler.host_changed(changes)
-        return self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now)
+        for event in self.scheduler.deadlines.take_refusals():
+            self._note(event)
+        return plan
 
     def _note(self, event: EngineOutput) -> None:
         answer = self.answers[event.request_id]

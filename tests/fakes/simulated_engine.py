@@ -82,6 +82,8 @@ class SimulatedEngine:
     def step(self) -> bool:
         """Compute one step. False where there is none to compute."""
         plan = self.scheduler.plan(self.now)
+        for output in self.scheduler.deadlines.take_refusals():
+            self._tell(output)
         if plan is None:
             return False
         elapsed_s = (self.base_s + self.token_s * plan.num_tokens) * max(0.2, self._draw.gauss(1.0, self.noise))

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvasir_api import command
-from kvasir_api.options import OptionsBase, option
+from kvasir_api.option_fields import OptionsBase, option
 
 
 def entry(value):

@@ -13,6 +13,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
     min_step_tokens: below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter.
     min_step_s: what every step takes in seconds, whatever it computes, because weights are copied in it.
+    max_waiting_s: predicted time to the first token up to which a request may wait; max_waiting_tokens: prompt tokens
+    that may wait to be computed; 0 for no bound.
     num_blocks: of the pool, for all cache groups together. attentions: one for each cache group.
     host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, 0 where that
     is not known. hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
@@ -32,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     block_bytes: int = 0
     hash_salt: bytes = b""
+    max_waiting_s: float = 0.0
+    max_waiting_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):

@@ -19,6 +19,7 @@ from kvasir_runtime.core.admission import Admission
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.deadline_admission import DeadlineAdmission
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
@@ -28,12 +29,14 @@ from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
 from kvasir_runtime.core.resident_prefixes import ResidentPrefixes
+from kvasir_runtime.core.running_requests import RunningRequests
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
 from kvasir_runtime.core.tenant_accounts import TenantAccounts
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.token_budget import TokenBudget
+from kvasir_runtime.core.ttft_predictor import StepLoad
 from kvasir_runtime.core.waiting_queue import WaitingQueue, uncached_estimate
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
@@ -56,18 +59,14 @@ class Scheduler:
         self.tenants = TenantAccounts(limits, self.pool)
         self._host = HostTier(self.pool, limits)
         self._publisher = PrefixPublisher(limits, self.pool, self._host)
-        self._running: dict[str, RequestKind] = {}
+        self._running = RunningRequests()
         pending = self._publisher.pending
         self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, pending, self._running)
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
-        self._launched: deque[tuple[StepPlan, list[LaunchedChunk]]] = deque()
-        self._budget = TokenBudget(
-            target_s=limits.target_step_s,
-            max_tokens=limits.max_batch_tokens,
-            min_tokens=limits.min_step_tokens,
-            least_s=limits.min_step_s,
-        )
+        self.deadlines = DeadlineAdmission(limits, self._waiting, self._rows)
+        self._launched: deque[tuple[StepPlan, list[LaunchedChunk], StepLoad]] = deque()
+        self._budget = TokenBudget.of(limits)
         self._step = self._collected = self._reports = 0
 
     @property
@@ -81,7 +80,7 @@ class Scheduler:
         return len(self._launched)
 
     def submit(self, request: EngineRequest, now: float) -> EngineOutput | None:
-        """Queue a request. An output is the refusal of one that can never run; then it is not queued."""
+        """Queue a request. An output is the refusal of one that can never run, or not soon; then it is not queued."""
         why = refusal(request, self.limits, self.limits.num_rows)
         if not why and request.request_id in self._requests:
             why = f"a request with the id {request.request_id} has not ended yet"
@@ -91,8 +90,11 @@ class Scheduler:
         self._publisher.extend_hashes(kind.sequence)
         hit = self._host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
         kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
-        self._requests[request.request_id] = kind
         kind.request.number = self._counters.arrivals
+        refused = self.deadlines.arrived(kind, now)
+        if refused is not None:
+            return refused
+        self._requests[request.request_id] = kind
         self._queue(kind)
         self._counters.arrived(kind.request)
         return None
@@ -114,15 +116,22 @@ class Scheduler:
             kind.inject(token_ids)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None when there is nothing to do before a launched plan is collected, or at all."""
+        """The next step; None when there is nothing to do before a launched plan is collected, or at all.
+
+        Requests that cannot meet their objectives any more end: `deadlines` has their outputs.
+        """
         self.tenants.advance(now)
+        for kind in self.deadlines.overdue(now):
+            self._end(kind, now, aborted=True)
         budget = self._budget.tokens(kind.sequence for kind in self._running.values())
         builder = PlanBuilder(step=self._step + 1, budget=budget)
         self._host.store(builder)
         prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
             self._admit(builder, prompts, now)
+        before = builder.budget
         compute_prompts(builder, prompts, self.pool, now)
+        load = self.deadlines.planned(builder, prompts, before - builder.budget, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
         needs_news = self._host.is_copying and not self._launched
         if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
@@ -131,7 +140,7 @@ class Scheduler:
         self._leaves = []
         self._step = builder.step
         self._budget.begin(now)
-        self._launched.append((plan, builder.launched))
+        self._launched.append((plan, builder.launched, load))
         return plan
 
     def commit(self, results: StepResults, now: float) -> tuple[EngineOutput, ...]:
@@ -139,14 +148,15 @@ class Scheduler:
 
         Raises ValueError when the results are not those of that plan.
         """
-        plan, chunks = self._launched[0] if self._launched else (None, [])
-        if plan is None or plan.step != results.step:
-            raise ValueError(f"results of step {results.step}, expected those of {plan.step if plan else 'none'}")
+        step = self._launched[0][0].step if self._launched else "none"
+        if step != results.step:
+            raise ValueError(f"results of step {results.step}, expected those of {step}")
+        plan, chunks, load = self._launched[0]
         check_results(plan, chunks, results)
         self.tenants.advance(now)
         self._launched.popleft()
         self._collected = plan.step
-        self._budget.end(plan.num_tokens, now)
+        self.deadlines.collected(load, self._budget.end(plan.num_tokens, now), now)
         sampled, scored, pooled = iter(results.sampled), iter(results.scored), iter(results.pooled)
         outputs: list[EngineOutput] = []
         for chunk in chunks:
@@ -161,6 +171,8 @@ class Scheduler:
             kind = self._requests[sequence.request.request_id]
             given = kind.accept(chunk, token, logprobs, vector, now)
             if given:
+                if kind.request.predicted_s:
+                    self.deadlines.first_token(kind, now)
                 outputs += given
                 num_tokens = sum([len(output.token_ids) for output in given])
                 self._counters.generation_tokens += num_tokens
@@ -209,6 +221,7 @@ class Scheduler:
             running=self._running.values(),
             totals=self._counters.totals,
             throughput=self.throughput,
+            ttft=self.deadlines.forecast,
             kv_host=self._host.state,
         )
 
@@ -266,9 +279,10 @@ class Scheduler:
     def _make_room(self, builder: PlanBuilder, kind: RequestKind, need: int, now: float) -> bool:
         """Preempt the least senior until need blocks can be taken; False if the request itself has to wait."""
         while not self.pool.can_take(need):
-            victim = next(reversed(self._running.values()))
+            victim = self._running.least_senior
             # What a launched plan still names, or its collection will end or drop, comes free without a preemption.
-            comes_free = victim.is_ending or self._host.holds_alone() or self._drops_soon()
+            comes_free = victim.is_ending or self._host.holds_alone()
+            comes_free = comes_free or (bool(self._launched) and self._running.drop_soon)
             if self.pool.num_leaving or comes_free:
                 return False
             self._preempt(victim, now)
@@ -276,11 +290,6 @@ class Scheduler:
             if victim is kind:
                 return False
         return True
-
-    def _drops_soon(self) -> bool:
-        """Whether a window leaves a block once what is launched is collected."""
-        sequences = [kind.sequence for kind in self._running.values() if kind.sequence.active] if self._launched else []
-        return any(sequence.computed > sequence.blocks.leaves_at for sequence in sequences)
 
     def _drop_unseen(self, sequence: SequenceState, earliest: int, now: float) -> None:
         """Give up the blocks that no token from a position on sees; no plan in flight or to come begins before it."""
@@ -323,7 +332,7 @@ class Scheduler:
         request.phase = "running"
         sequence.row = request.rows[0]
         sequence.active = True
-        self._run(kind)
+        self._running.add(kind)
         is_first = request.cached_tokens is None
         self._shares.admitted(kind, end - sequence.computed if is_first else 0)
         if is_first:
@@ -331,15 +340,6 @@ class Scheduler:
             self._counters.admitted(request, sequence.computed, self.throughput.rates.prefill_tokens_per_s)
             self.tenants.admitted(tenant, request.prompt_tokens, sequence.computed)
         builder.join(sequence, kind.sampling)
-
-    def _run(self, kind: RequestKind) -> None:
-        """One more that runs; they are kept by seniority."""
-        last = next(reversed(self._running.values()), kind)
-        self._running[kind.request.request_id] = kind
-        if kind.request.seniority < last.request.seniority:
-            in_order = sorted(self._running.items(), key=lambda item: item[1].request.seniority)
-            self._running.clear()
-            self._running.update(in_order)
 
     def _preempt(self, kind: RequestKind, now: float) -> None:
         """Take everything from a running request; it keeps its tokens and computes them again later."""

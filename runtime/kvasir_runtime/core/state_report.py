@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvasir_api.state import KvHostState, KvState, RequestTotals, RuntimeState
+from kvasir_api.state import KvHostState, KvState, RequestTotals, RuntimeState, TtftForecast
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
@@ -23,6 +23,7 @@ def filled(
     running: Collection[RequestKind],
     totals: RequestTotals,
     throughput: Throughput,
+    ttft: TtftForecast,
     kv_host: KvHostState,
 ) -> RuntimeState:
     """state with the cache, the queue and the counters filled in; its other fields stay as given."""
@@ -44,6 +45,7 @@ def filled(
         rates=throughput.rates,
         decoded=throughput.decoded,
         work=throughput.work,
+        ttft=ttft,
     )
 
 

@@ -6,8 +6,9 @@ Owned by the scheduler.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Self
 
+from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
 
@@ -36,18 +37,29 @@ class TokenBudget:
         self._began: deque[float] = deque()
         self._ended = float("-inf")
 
+    @classmethod
+    def of(cls, limits: Limits) -> Self:
+        """As the settings of the scheduler say."""
+        return cls(
+            target_s=limits.target_step_s,
+            max_tokens=limits.max_batch_tokens,
+            min_tokens=limits.min_step_tokens,
+            least_s=limits.min_step_s,
+        )
+
     def begin(self, now: float) -> None:
         """A step begins, or will once those before it have ended."""
         self._began.append(now)
 
-    def end(self, num_tokens: int, now: float) -> None:
-        """The oldest of those that have begun, of so many query tokens, ended."""
+    def end(self, num_tokens: int, now: float) -> float:
+        """The oldest of those that have begun, of so many query tokens, ended. Returns its seconds."""
         elapsed_s = now - max(self._began.popleft(), self._ended)
         self._ended = now
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
             self._within_least = max(self._within_least, num_tokens)
         elif num_tokens >= self._min_tokens and elapsed_s > 0:
             self._cost.add(elapsed_s, num_tokens, 1.0 / (1.0 + elapsed_s / MEMORY_S))
+        return elapsed_s
 
     def forget(self) -> None:
         """Those that have begun will not end."""

@@ -35,11 +35,15 @@ _Entry = tuple[float, int, RequestKind]
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """Requests of one priority and tenant, by deadline and then arrival. served_at: when one was admitted last."""
+    """Requests of one priority and tenant, by deadline and then arrival. served_at: when one was admitted last.
+
+    uncached_tokens: of them together.
+    """
 
     priority: int
     tenant: str
     served_at: float = float("-inf")
+    uncached_tokens: int = 0
     entries: list[_Entry] = field(default_factory=list)
 
     def rank(self, place: int, shares: FairShares, now: float) -> tuple[int, float, float, int]:
@@ -83,7 +87,7 @@ class WaitingQueue:
             self._tenants[flow.tenant] += 1
         insort(flow.entries, _entry(kind))
         self._length += 1
-        self.uncached_tokens += request.uncached_estimate
+        self._count(flow, request.uncached_estimate)
 
     def remove(self, kind: RequestKind, *, admitted_at: float | None = None) -> None:
         """Take it out, wherever it is. admitted_at: when it was given a row; None where it left without."""
@@ -98,7 +102,40 @@ class WaitingQueue:
             if not self._tenants[flow.tenant]:
                 del self._tenants[flow.tenant]
         self._length -= 1
-        self.uncached_tokens -= kind.request.uncached_estimate
+        self._count(flow, -kind.request.uncached_estimate)
+
+    def before(self, kind: RequestKind) -> tuple[int, int]:
+        """Requests that come before one, waiting or about to, and their uncached tokens, as far as can be told.
+
+        More urgent ones come first, and of its own flow those with earlier deadlines. Of other tenants come as many
+        tokens as of its own, by weights.
+        """
+        request = kind.request.request
+        own = self._flows.get((request.priority, request.tenant))
+        count = bisect_left(own.entries, _entry(kind)) if own else 0
+        tokens = _tokens(own, count) if own else 0
+        share = (tokens + kind.request.uncached_estimate) / request.weight
+        for flow in self._flows.values():
+            if flow is own or flow.priority > request.priority:
+                continue
+            part = 1.0
+            if flow.priority == request.priority and flow.uncached_tokens:
+                part = min(1.0, share * flow.entries[0][2].request.request.weight / flow.uncached_tokens)
+            count += round(part * len(flow.entries))
+            tokens += round(part * flow.uncached_tokens)
+        return count, tokens
+
+    def just_before(self, kind: RequestKind, most: int) -> list[int]:
+        """Uncached tokens of the last of its own flow that come before one, so many at most."""
+        own = self._flows.get((kind.request.request.priority, kind.request.request.tenant))
+        if own is None:
+            return []
+        count = bisect_left(own.entries, _entry(kind))
+        return [before.request.uncached_estimate for _, _, before in own.entries[max(0, count - most) : count]]
+
+    def _count(self, flow: _Flow, tokens: int) -> None:
+        flow.uncached_tokens += tokens
+        self.uncached_tokens += tokens
 
     def in_order(self, shares: FairShares, now: float) -> Iterator[RequestKind]:
         """Requests as they should be admitted; the caller removes one before it takes the next, or leaves it."""
@@ -118,17 +155,28 @@ class WaitingQueue:
 
     def refresh(self, is_cached: Callable[[bytes], bool], block_size: int) -> None:
         """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""
-        for kind in islice(self._firsts(), REFRESHED):
-            self.uncached_tokens -= kind.request.uncached_estimate
-            kind.request.uncached_estimate = uncached_estimate(kind, is_cached, block_size)
-            self.uncached_tokens += kind.request.uncached_estimate
+        for flow, kind in islice(self._firsts(REFRESHED), REFRESHED):
+            known = uncached_estimate(kind, is_cached, block_size)
+            self._count(flow, known - kind.request.uncached_estimate)
+            kind.request.uncached_estimate = known
 
-    def _firsts(self) -> Iterable[RequestKind]:
-        """The first of each flow, then the second of each."""
-        for place in range(REFRESHED):
+    def firsts(self, count: int) -> Iterator[RequestKind]:
+        """So many that come soon."""
+        return (kind for _, kind in islice(self._firsts(count), count))
+
+    def _firsts(self, most: int) -> Iterable[tuple[_Flow, RequestKind]]:
+        """The first of each flow, then the second of each, up to so many of each."""
+        for place in range(most):
             for flow in self._flows.values():
                 if place < len(flow.entries):
-                    yield flow.entries[place][2]
+                    yield flow, flow.entries[place][2]
+
+
+def _tokens(flow: _Flow, count: int) -> int:
+    """Uncached tokens of the first requests of a flow. A newcomer is mostly behind all of them."""
+    if count == len(flow.entries):
+        return flow.uncached_tokens
+    return sum([kind.request.uncached_estimate for _, _, kind in flow.entries[:count]])
 
 
 def _entry(kind: RequestKind) -> _Entry:

@@ -300,6 +300,7 @@ class Engine:
         now = self._clock()
         plan = self._scheduler.plan(now)
         self._trace.add(PlanRecord(now, plan))
+        self._post(self._scheduler.deadlines.take_refusals())
         if plan is None:
             return False
         for join in plan.joins:

@@ -144,6 +144,8 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         host_blocks=facts.host_blocks,
         block_bytes=facts.block_bytes,
         hash_salt=hash_salt,
+        max_waiting_s=options.max_waiting_seconds,
+        max_waiting_tokens=options.max_waiting_tokens,
     )
 
 

@@ -9,24 +9,43 @@ from kvasir_api.state import RuntimeState
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
+MAX_LATE_S = 30.0
 
 
 def queue_refusal(
-    state: RuntimeState, *, inflight: int, max_sequences: int, max_waiting: int, jitter: float = 0.5
+    state: RuntimeState,
+    *,
+    inflight: int,
+    max_sequences: int,
+    max_waiting: int,
+    max_waiting_s: float = 0.0,
+    jitter: float = 0.5,
 ) -> ApiError | None:
-    """429 when more than max_waiting sequences would wait, else None.
+    """429 when more than max_waiting sequences would wait, or any for longer than max_waiting_s, else None.
 
     inflight: sequences accepted and not ended, the new ones included, more recent than the snapshot. While the engine
-    reports no waiting request, all places of its batch count as free. jitter: 0..1, spreads the retries.
+    reports no waiting request, all places of its batch count as free. max_waiting_s: as is predicted; 0 for no bound.
+    jitter: 0..1, spreads the retries.
     """
+    ttft = state.ttft
     places = max_sequences if state.waiting == 0 else min(state.running, max_sequences)
     waiting = inflight - places
-    if waiting <= max_waiting:
+    if waiting > max_waiting:
+        message = f"{waiting} requests would wait for a place; at most {max_waiting} may."
+    elif max_waiting_s and ttft.calibrated and ttft.queue_s > max_waiting_s:
+        message = f"The first token would come in about {ttft.queue_s:.0f} s; requests wait for {max_waiting_s:g} s."
+    else:
         return None
-    return openai_errors.overloaded(
-        f"{waiting} requests would wait for a place; at most {max_waiting} may.",
-        retry_after_s=retry_after_s(state) * (0.75 + 0.5 * jitter),
-    )
+    if ttft.calibrated and ttft.queue_s > 0:
+        retry_s = clamped_retry_s(ttft.queue_s, jitter)
+    else:
+        retry_s = retry_after_s(state) * (0.75 + 0.5 * jitter)
+    return openai_errors.overloaded(message, retry_after_s=retry_s)
+
+
+def clamped_retry_s(late_s: float, jitter: float) -> float:
+    """Seconds until another try, of a request that would be so many seconds too late. jitter: 0..1, spreads them."""
+    return min(MAX_LATE_S, max(MIN_RETRY_S, late_s)) * (1 + 0.25 * jitter)
 
 
 def retry_after_s(state: RuntimeState) -> float:

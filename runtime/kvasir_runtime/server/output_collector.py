@@ -3,6 +3,7 @@
 One OutputCollector for each request, used by its response on the event loop: one wake-up per step and request.
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from kvasir_api import openai_errors
-from kvasir_api.openai_errors import ApiError
+from kvasir_api.openai_errors import QUEUE_CODES, ApiError
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend import continuation
@@ -21,6 +22,7 @@ from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.output_processor import OutputDelta, OutputProcessor, output_processors
 from kvasir_runtime.frontend.stream_record import StreamRecord, replayed
 from kvasir_runtime.frontend.tokenizer import Tokenizer
+from kvasir_runtime.server.admission import clamped_retry_s
 from kvasir_runtime.server.api.serializer import RequestUsage, Serializer
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace, asked
@@ -234,7 +236,9 @@ class OutputCollector:
         if self._aborted:
             self.end("abort")
             return openai_errors.aborted()
-        self.end("abort" if event.code == openai_errors.DRAINING else "error")
+        if event.code in QUEUE_CODES:
+            self._context.metrics.rejected(event.code)
+        self.end("abort" if event.code in (openai_errors.DRAINING, *QUEUE_CODES) else "error")
         return engine_failure(self._client, event)
 
     def _count(self, index: int, reason: str, now: float) -> None:
@@ -267,6 +271,9 @@ def engine_failure(client: EngineClient, output: EngineOutput) -> ApiError:
     if client.failure is not None or output.finish_reason == "abort":
         return engine_gone(output.message or "The request was ended by the server.")
     message = output.message or "The engine could not serve the request."
+    if output.code in QUEUE_CODES:
+        retry_s = clamped_retry_s(output.retry_after_s, random.random())
+        return openai_errors.overloaded(message, retry_after_s=retry_s, code=output.code)
     return openai_errors.internal(message, code=output.code) if output.code else openai_errors.internal(message)
 
 

@@ -22,6 +22,7 @@ class Senders:
         self._keys, self._header = keys, options.tenant_header.lower()
         self._most_urgent = options.most_urgent_priority
         self._shared = options.shared_prefix_cache
+        self._ttft_s = options.ttft_milliseconds / 1000
         self._weights: Mapping[str, float] = tenants.weights(options.tenant_weights)
 
     def of(self, request: Request) -> RequestSender:
@@ -35,7 +36,7 @@ class Senders:
             weight=self._weights.get(tenant.own, of_file),
             priority=_priority(request),
             most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
-            ttft_s=_ttft_s(request),
+            ttft_s=_ttft_s(request) or self._ttft_s,
         )
 
     def identity(self, request: Request) -> bytes:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvasir_api.state import MeasuredRates, RuntimeState
-from kvasir_runtime.server.admission import queue_refusal, retry_after_s
+from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
+from kvasir_runtime.server.admission import clamped_retry_s, queue_refusal, retry_after_s
 from kvasir_runtime.server.lifecycle import STRAGGLER_S, Lifecycle
 
 
@@ -111,6 +111,32 @@ def test_the_queue_is_bounded(running, waiting, inflight, refused):
 def test_the_time_to_come_back_follows_the_work_left(remaining, running, step_s, want):
     state = RuntimeState(running=running, remaining_tokens=remaining, rates=MeasuredRates(decode_step_s=step_s))
     assert retry_after_s(state) == want
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "calibrated", "refused"), [(31.0, True, True), (29.0, True, False), (31.0, False, False)]
+)
+def test_the_queue_is_bounded_in_seconds_that_are_known(queue_s, calibrated, refused):
+    state = RuntimeState(running=4, waiting=5, ttft=TtftForecast(queue_s=queue_s, calibrated=calibrated))
+    found = queue_refusal(state, inflight=10, max_sequences=4, max_waiting=10, max_waiting_s=30, jitter=0.0)
+    assert (found is not None) == refused
+    if found is not None:
+        assert (found.status, found.code, found.retry_after_s) == (429, "overloaded", 30.0)
+
+
+def test_the_time_to_come_back_is_that_of_the_queue_once_it_is_known():
+    state = RuntimeState(running=4, waiting=50, ttft=TtftForecast(queue_s=12.0, calibrated=True))
+    refusals = [
+        queue_refusal(state, inflight=99, max_sequences=4, max_waiting=10, jitter=jitter) for jitter in (0.0, 1.0)
+    ]
+    assert [refusal.retry_after_s for refusal in refusals] == [12.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "jitter", "want"), [(-2.0, 0.0, 1.0), (0.3, 1.0, 1.25), (8.0, 0.5, 9.0), (500.0, 1.0, 37.5)]
+)
+def test_another_try_is_advised_within_bounds(late_s, jitter, want):
+    assert clamped_retry_s(late_s, jitter) == want
 
 
 def test_retries_are_spread():

@@ -125,3 +125,16 @@ def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(key
     without = Senders(ServeOptions(model="m"), keys)
     assert (without.owners(TWO), without.owners("unknown")) == ([marks["two"]], [])
     assert Senders(ServeOptions(model="m", shared_prefix_cache=True), keys).owners(TWO) == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "want"),
+    [
+        ({}, {}, 0.0),
+        ({"x-slo-ttft-ms": "250"}, {}, 0.25),
+        ({}, {"ttft_milliseconds": 2000}, 2.0),
+        ({"x-slo-ttft-ms": "250"}, {"ttft_milliseconds": 2000}, 0.25),
+    ],
+)
+def test_the_objective_is_the_request_s_own_or_the_server_s(keys, headers, options, want):
+    assert sender(keys, headers=headers, **options).ttft_s == want

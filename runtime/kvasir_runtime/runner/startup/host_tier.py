@@ -40,7 +40,8 @@ _OF_SERVING: Final = {
         "cuda_graphs",
         "max_batch_tokens",
     ),
-    *("max_sequences", "max_waiting", "tool_call_parser", "reasoning_parser", "generation_config"),
+    *("max_waiting", "max_waiting_seconds", "max_waiting_tokens", "ttft_milliseconds"),
+    *("max_sequences", "tool_call_parser", "reasoning_parser", "generation_config"),
     *("pooling", "normalize", "matryoshka", "scoring", "shared_prefix_cache", "tenant_weights"),
 }
 """Options that change no key and no value of a token; any other, and any to come, gives another file."""

@@ -159,7 +159,7 @@ class RuntimeMetrics:
             self._grammars_refused.inc()
 
     def rejected(self, code: str) -> None:
-        """A request was refused before the engine saw it. code: of the error."""
+        """A request was refused before anything of it was computed. code: of the error."""
         self._rejected.labels(self._model_name, code).inc()
 
     def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:

@@ -43,3 +43,6 @@ class RequestMetrics(Protocol):
 
     def answered(self, num_choices: int, longest_tokens: int) -> None:
         """All choices of a prompt ended. longest_tokens: of the longest choice."""
+
+    def rejected(self, code: str) -> None:
+        """A request was refused before anything of it was computed. code: of the error."""

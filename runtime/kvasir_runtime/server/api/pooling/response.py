@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvasir_api import http_apis, openai_errors
-from kvasir_api.openai_errors import ApiError
+from kvasir_api.openai_errors import QUEUE_CODES, ApiError
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
@@ -114,7 +114,11 @@ class PooledResponse(Response):
     def _failure(self, event: EngineOutput) -> ApiError:
         if self._aborted:
             return openai_errors.aborted()
-        self._give_up("error")
+        if event.code in QUEUE_CODES:
+            self._give_up("abort")
+            self._context.metrics.rejected(event.code)
+        else:
+            self._give_up("error")
         return engine_failure(self._client, event)
 
     def _give_up(self, reason: str) -> None:

@@ -1,0 +1,234 @@
+"""Whether a request may wait for its first token, by its objective and by how long the queue is in seconds.
+
+Owned by the scheduler. A request with an objective is taken where the prediction, made worse by the 0.9 quantile of
+actual to predicted times, meets it; where nothing is to be waited for; and while predictions are not true enough. It
+waits where only the 0.1 quantile meets it, until the time is too short to compute its prompt; else it is refused. A
+refusal says by how much it would be late, which is when another try may succeed. Pure: seconds are given.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from kvasir_api.openai_errors import OVERLOADED, TTFT_UNREACHABLE
+from kvasir_api.state import TtftForecast
+from kvasir_runtime.core.admission import LOOKAHEAD
+from kvasir_runtime.core.kinds.interface import RequestKind
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
+from kvasir_runtime.core.step_prompts import PromptInStep, lacking
+from kvasir_runtime.core.ttft_predictor import QueuedWork, StepLoad, TtftPredictor
+from kvasir_runtime.core.waiting_queue import WaitingQueue
+from kvasir_runtime.wire import EngineOutput
+
+LEAST: Final = 0.02
+LOW: Final = 0.1
+HIGH: Final = 0.9
+"""Quantiles of the ratios of actual to predicted times. A request is refused at once where nearly every ratio would
+make it late; how far LOW and HIGH are apart says how true predictions are."""
+
+FORGOTTEN: Final = 64
+"""Latest starts of requests that wait no more, before they are forgotten."""
+
+SAMPLED: Final = 16
+"""Waiting requests that are predicted again while predictions are not calibrated, so that they soon are."""
+
+
+class _Start(NamedTuple):
+    """When the first chunk of a request has to be next at the latest, for its own prompt alone."""
+
+    latest: float
+    number: int
+    kind: RequestKind
+    place: QueuePlace
+
+
+class DeadlineAdmission:
+    """rows: free ones, as the scheduler changes them."""
+
+    __slots__ = (
+        "_lacks_rows",
+        "_ledger",
+        "_left_tokens",
+        "_limits",
+        "_predictor",
+        "_refusals",
+        "_rows",
+        "_saved_s",
+        "_starts",
+        "_waiting",
+    )
+
+    def __init__(self, limits: Limits, waiting: WaitingQueue, rows: Collection[int]) -> None:
+        self._limits, self._waiting, self._rows = limits, waiting, rows
+        self._predictor = TtftPredictor()
+        self._ledger = RefusalLedger()
+        self._left_tokens = 0
+        """Of running prompts, behind the last plan."""
+        self._lacks_rows = False
+        self._starts: list[_Start] = []
+        """When requests with an objective have to start at the latest, the earliest first."""
+        self._refusals: list[EngineOutput] = []
+        self._saved_s = 0.0
+        """By which those that wait have become earlier, since overdue ones before them left."""
+
+    def arrived(self, kind: RequestKind, now: float) -> EngineOutput | None:
+        """A request comes to wait; an output is its refusal. One that another engine began is never refused."""
+        request, num_waiting = kind.request, len(self._waiting)
+        if request.request.generated or self._is_idle(kind):
+            return None
+        limit = self._limits.max_waiting_tokens
+        tokens = self._waiting.uncached_tokens + request.uncached_estimate
+        if limit and num_waiting and tokens > limit:
+            message = f"{tokens} prompt tokens would wait to be computed; at most {limit} may."
+            return _refusal(kind, OVERLOADED, message, max(0.0, self.queue_s))
+        work = self._work(kind)
+        predicted_s = self._note(kind, work, now)
+        if predicted_s and self._predictor.calibrated:
+            refused = self._over_seconds(kind, predicted_s)
+            if refused is not None:
+                return refused
+        return self._over_objective(kind, work, predicted_s, now) if request.request.ttft_s else None
+
+    def overdue(self, now: float) -> Iterator[RequestKind]:
+        """Requests that wait and cannot meet their objectives any more; the caller ends each before the next.
+
+        Their refusals are kept until take_refusals().
+        """
+        predictor = self._predictor
+        soonest = now + predictor.service_s(self._left_tokens) * predictor.ratio(HIGH)
+        while predictor.calibrated and self._starts and self._starts[0].latest < soonest:
+            kind, place = heappop(self._starts)[2:]
+            request = kind.request
+            if request.phase != "waiting" or request.cached_tokens is not None:
+                continue
+            late_s = self._expected_s(max(0.0, predictor.predict(self._work(kind)))) - (request.due_at - now)
+            self._saved_s += predictor.saved_s(request.uncached_estimate, lacks_rows=self._lacks_rows)
+            self._refusals.append(self._refused(kind, place, late_s))
+            yield kind
+
+    def take_refusals(self) -> tuple[EngineOutput, ...]:
+        """The last outputs of overdue requests."""
+        refusals, self._refusals = self._refusals, []
+        return tuple(refusals)
+
+    def planned(
+        self, builder: PlanBuilder, prompts: Sequence[PromptInStep], prompt_tokens: int, now: float
+    ) -> StepLoad:
+        """What a plan does for those that wait. prompts: with rows; prompt_tokens: of them, that it computes."""
+        self._left_tokens = sum([max(0, lacking(prompt.kind) - 1) for prompt in prompts])
+        waits = bool(len(self._waiting))
+        is_full = builder.budget <= 0 and (waits or self._left_tokens > 0)
+        self._lacks_rows = waits and (not self._rows or not is_full)
+        if waits and not self._predictor.calibrated:
+            for kind in self._waiting.firsts(SAMPLED):
+                if not kind.request.predicted_s and kind.request.cached_tokens is None:
+                    self._note(kind, self._work(kind), now)
+        return StepLoad(prompt_tokens, len(builder.joins), is_full, self._lacks_rows)
+
+    def collected(self, load: StepLoad, elapsed_s: float, now: float) -> None:
+        """A step ended now, after so many seconds."""
+        self._predictor.observe(load, elapsed_s)
+        self._ledger.observe(load, elapsed_s, now, rate=self._predictor.prompt_rate, num_rows=len(self._rows))
+
+    def first_token(self, kind: RequestKind, now: float) -> None:
+        """The first token of a request that had to wait."""
+        request = kind.request
+        saved_s = self._saved_s - request.saved_s
+        if 2 * saved_s <= request.predicted_s:  # else it says little of what was predicted
+            self._predictor.add(request.predicted_s - saved_s, max(0.0, now - request.predicted_at))
+        request.predicted_s = 0.0
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds to the first token of a request that arrives now and has nothing to compute; -1 where not known."""
+        num_waiting = len(self._waiting)
+        tokens = self._left_tokens + self._waiting.uncached_tokens
+        predicted_s = self._predictor.predict(QueuedWork(tokens, 0, self._places(num_waiting, 1)))
+        return predicted_s if predicted_s < 0 else self._expected_s(predicted_s)
+
+    @property
+    def forecast(self) -> TtftForecast:
+        """What `/state` reports."""
+        predictor, ledger, known = self._predictor, self._ledger, bool(self._predictor.ratios)
+        return TtftForecast(
+            queue_s=self.queue_s,
+            ratios=predictor.ratios,
+            low_ratio=predictor.ratio(LOW) if known else 0.0,
+            high_ratio=predictor.ratio(HIGH) if known else 0.0,
+            calibrated=predictor.calibrated,
+            refused=ledger.refused,
+            rechecked=ledger.rechecked,
+            wrongly_refused=ledger.wrong,
+        )
+
+    def _note(self, kind: RequestKind, work: QueuedWork, now: float) -> float:
+        """Predict the first token of a request, to be compared with what comes; 0 where that is not possible."""
+        predicted_s = max(0.0, self._predictor.predict(work))
+        kind.request.predicted_s, kind.request.predicted_at, kind.request.saved_s = predicted_s, now, self._saved_s
+        return predicted_s
+
+    def _is_idle(self, kind: RequestKind) -> bool:
+        """Whether nothing has to be done before a request."""
+        return not len(self._waiting) and not self._left_tokens and len(self._rows) >= kind.num_rows
+
+    def _work(self, kind: RequestKind) -> QueuedWork:
+        num_before, tokens = self._waiting.before(kind)
+        own, places = kind.request.uncached_estimate, self._places(num_before, kind.num_rows)
+        tokens += self._left_tokens
+        if not self._lacks_rows:
+            # Once it is among the first, it passes longer prompts, in half of each step.
+            near = self._waiting.just_before(kind, LOOKAHEAD)
+            passed = sum(near) + self._left_tokens
+            shorter = sum([other for other in near if other <= own])
+            tokens -= passed - min(passed, 2 * shorter + own)
+        return QueuedWork(tokens, own, places)
+
+    def _places(self, num_before: int, num_rows: int) -> int:
+        """Requests that have to leave before one behind so many others gets its rows."""
+        return max(0, num_before + num_rows - (0 if self._lacks_rows else len(self._rows)))
+
+    def _expected_s(self, predicted_s: float) -> float:
+        return predicted_s * self._predictor.ratio(0.5)
+
+    def _over_seconds(self, kind: RequestKind, predicted_s: float) -> EngineOutput | None:
+        expected_s, limit_s = self._expected_s(predicted_s), self._limits.max_waiting_s
+        if not limit_s or expected_s <= limit_s:
+            return None
+        message = f"The first token would come in about {expected_s:.0f} s; requests wait for {limit_s:g} s at most."
+        return _refusal(kind, OVERLOADED, message, expected_s)
+
+    def _over_objective(
+        self, kind: RequestKind, work: QueuedWork, predicted_s: float, now: float
+    ) -> EngineOutput | None:
+        request, predictor = kind.request, self._predictor
+        objective_s = request.request.ttft_s
+        place = self._ledger.place(work, now, predictor.service_s(work.own))
+        if predictor.calibrated and predicted_s * predictor.ratio(LEAST) > objective_s:
+            return self._refused(kind, place, self._expected_s(predicted_s) - objective_s)
+        if len(self._starts) > 2 * len(self._waiting) + FORGOTTEN:
+            self._starts = [start for start in self._starts if start.kind.request.phase == "waiting"]
+            heapify(self._starts)
+        needs_s = work.own / predictor.prompt_rate * predictor.ratio(HIGH) if predictor.prompt_rate else 0.0
+        heappush(self._starts, _Start(request.due_at - needs_s, request.number, kind, place))
+        return None
+
+    def _refused(self, kind: RequestKind, place: QueuePlace, late_s: float) -> EngineOutput:
+        request = kind.request
+        self._ledger.refuse(place, request.due_at)
+        message = (
+            f"The first token would come about {max(0.0, late_s):.1f} s later than the objective of"
+            f" {request.request.ttft_s:g} s."
+        )
+        return _refusal(kind, TTFT_UNREACHABLE, message, late_s)
+
+
+def _refusal(kind: RequestKind, code: str, message: str, retry_after_s: float) -> EngineOutput:
+    return EngineOutput(
+        request_id=kind.request.request_id,
+        finish_reason="error",
+        message=message,
+        code=code,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,154 @@
+"""Requests with an objective for their first token, and a queue bounded in seconds, alone and under overload."""
+
+import functools
+
+import pytest
+
+from fakes.overload import Callers, capacity, simulated
+from fakes.serving import request, serving
+from kvasir_api.openai_errors import OVERLOADED, TTFT_UNREACHABLE
+from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
+
+ROWS = 16
+OBJECTIVE_S = 2.0
+
+
+@functools.cache
+def full_load():
+    """Calls per second."""
+    return capacity(ROWS)
+
+
+def forecast(engine):
+    return engine.scheduler.report(RuntimeState()).ttft
+
+
+def under(load, *, seconds=60.0, max_retries=0):
+    """An engine after a load in parts of its capacity, and its callers, all with an objective."""
+    engine = simulated(max_sequences=ROWS)
+    callers = Callers(engine, ttft_s=OBJECTIVE_S, max_retries=max_retries)
+    callers.load(load * full_load(), 0.0, seconds)
+    engine.run(until=seconds + 20.0)
+    return engine, callers
+
+
+@functools.cache
+def goodput(load):
+    """Answers in time per second, once rates are measured."""
+    _, callers = under(load)
+    return sum(call.was_in_time for call in callers.between(10.0, 60.0)) / 50.0
+
+
+def test_at_twice_the_load_few_are_refused_wrongly_and_few_are_late():
+    engine, callers = under(2.0, seconds=120.0)
+    found = forecast(engine)
+    assert found.calibrated
+    assert found.refused > 200
+    assert found.rechecked == found.refused
+    assert found.wrongly_refused <= 0.02 * found.rechecked
+    answered = [call for call in callers.between(10.0, 120.0) if call.succeeded]
+    assert sum(not call.was_in_time for call in answered) <= 0.05 * len(answered)
+
+
+def test_three_times_the_load_does_not_lower_the_goodput():
+    assert goodput(3.0) >= 0.9 * max(goodput(load) for load in (0.8, 1.0, 1.5, 3.0))
+
+
+@pytest.mark.parametrize(("objective_s", "in_time"), [(OBJECTIVE_S, True), (0.0, False)])
+def test_a_storm_is_over_when_it_is_over(objective_s, in_time):
+    """Five times the load for a minute, then half of it: 30 s later calls succeed, with the retries of all before."""
+    engine = simulated(max_sequences=ROWS)
+    callers = Callers(engine, ttft_s=objective_s)
+    for load, start, end in ((0.8, 0.0, 20.0), (5.0, 20.0, 80.0), (0.5, 80.0, 150.0)):
+        callers.load(load * full_load(), start, end)
+    engine.run(until=250.0)
+    calls = callers.between(110.0, 150.0)
+    assert len(calls) > 100
+    assert sum(call.succeeded for call in calls) >= 0.99 * len(calls)
+    if in_time:
+        assert sum(call.was_in_time for call in calls) >= 0.99 * len(calls)
+
+
+def test_a_refusal_says_by_how_much_it_would_be_late():
+    engine, callers = under(3.0, seconds=30.0)
+    del callers
+    refusals = []
+    engine.submit(200, 10, lambda _: None)
+    for _ in range(200):
+        engine.submit(200, 10, refusals.append, ttft_s=OBJECTIVE_S)
+    late = [output for output in refusals if output.code == TTFT_UNREACHABLE]
+    assert late
+    assert all(output.finish_reason == "error" and not output.token_ids for output in late)
+    queue_s = forecast(engine).queue_s
+    assert late[-1].retry_after_s == pytest.approx(queue_s - OBJECTIVE_S, abs=1.5)
+
+
+def test_an_idle_engine_takes_what_it_cannot_serve_in_time():
+    engine, _ = under(3.0, seconds=30.0)
+    assert forecast(engine).calibrated
+    heard = []
+    engine.submit(300, 3, heard.append, ttft_s=0.001)
+    engine.run(until=engine.now + 10.0)
+    assert [output.finish_reason for output in heard] == [None, None, "stop"]
+
+
+def test_nothing_is_refused_while_predictions_are_not_calibrated():
+    """The first burst: nothing was measured yet. Each is answered, however late."""
+    engine = simulated(max_sequences=ROWS)
+    callers = Callers(engine, ttft_s=0.01, max_retries=0)
+    callers.load(200.0, 0.0, 0.1)
+    engine.run(until=0.2)
+    found = forecast(engine)
+    assert (found.calibrated, found.refused) == (False, 0)
+    assert len(callers.calls) > 10
+
+
+def test_the_queue_is_bounded_in_seconds_once_predictions_are_true():
+    engine = simulated(max_sequences=ROWS, max_waiting_s=5.0)
+    callers = Callers(engine, max_retries=0)
+    callers.load(3.0 * full_load(), 0.0, 60.0)
+    engine.run(until=60.0)
+    assert forecast(engine).queue_s == pytest.approx(5.0, abs=1.5)
+    assert {code for call in callers.calls for code in call.codes} == {OVERLOADED}
+    engine.run(until=80.0)
+    waits = [call.first_at - call.asked_at for call in callers.between(40.0, 60.0) if call.first_at]
+    assert max(waits) < 8.0
+
+
+def submitted(scheduler, number, *, prompt_tokens=40, generated=()):
+    return scheduler.submit(
+        EngineRequest(
+            request_id=f"r{number}",
+            prompt=(number + 1,) * prompt_tokens,
+            sampling=SamplingConfig(max_tokens=8),
+            generated=generated,
+        ),
+        0.0,
+    )
+
+
+def test_the_queue_is_bounded_in_tokens():
+    limits = Limits(
+        num_blocks=64, block_size=16, max_batch_tokens=64, max_sequences=4, max_model_len=512, max_waiting_tokens=100
+    )
+    scheduler = Scheduler(limits)
+    assert submitted(scheduler, 0, prompt_tokens=200) is None  # nothing waits: it is taken, however long
+    assert scheduler.plan(0.0) is not None
+    assert [submitted(scheduler, number) for number in (1, 2)] == [None, None]
+    refused = submitted(scheduler, 3)
+    assert refused is not None
+    assert (refused.code, refused.finish_reason) == (OVERLOADED, "error")
+    assert "120 prompt tokens" in refused.message
+    assert submitted(scheduler, 4, generated=(5,)) is None  # another engine began it
+
+
+def test_what_a_client_leaves_is_not_refused_later():
+    served = serving(max_sequences=1)
+    served.submit(request("a", [1, 2, 3], max_tokens=30), request("b", [2, 3, 4], ttft_s=3.0))
+    served.step()
+    served.scheduler.abort("b", served.now)
+    served.finish()
+    assert served.answers["b"].reason == ""
