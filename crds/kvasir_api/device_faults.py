@@ -60,8 +60,11 @@ def termination_message(text: str, xid: int | None) -> str:
     """
     if not (_HARDWARE.search(text) or _STICKY.search(text)):
         return ""
-    if xid is None:
-        return f"{names.DEVICE_FAULT}{text}"
+    return f"{names.DEVICE_FAULT}{text}" if xid is None else with_xid(text, xid)
+
+
+def with_xid(text: str, xid: int) -> str:
+    """How an engine is named that ended, or stands still, just after the driver reported this Xid."""
     meaning = f" ({XIDS[xid]})" if xid in XIDS else ""
     return f"{names.DEVICE_FAULT}Xid {xid}{meaning}: {text}"
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ from kvasir_runtime.engine.loop import EngineFatalError, one_line
 from kvasir_runtime.engine.start import Build, ShutdownRequested, StartupClients, start_engine
 from kvasir_runtime.engine.xid_monitor import XidMonitor
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.wire import EngineArgs, EngineFailed
+from kvasir_runtime.wire import XID_NOTE, EngineArgs, EngineFailed
 
 LOG = logging.getLogger("kvasir_runtime.engine")
 STDIN = 0
@@ -47,7 +48,8 @@ def main(build: Build | None = None, xids: XidMonitor | None = None) -> int:
     threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
     socket = ClientSocket(launch.address)
     try:
-        return _serve(options, build, socket, xids or XidMonitor())
+        note = Path(launch.address.removeprefix("ipc://")).with_name(XID_NOTE)
+        return _serve(options, build, socket, xids or XidMonitor(note=note))
     finally:
         socket.close()
 

@@ -178,6 +178,10 @@ def packed_ids(token_ids: Sequence[int]) -> bytes:
     return ids.tobytes()
 
 
+XID_NOTE = "xid"
+"""File beside the engine's socket with the last fault that the driver reported: monotonic seconds, and the Xid."""
+
+
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is told when it is started: one line of JSON on its standard input.
 

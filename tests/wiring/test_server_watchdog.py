@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import openai
@@ -11,7 +13,8 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import HERE, ApiProcess, api_process
-from kvasir_api.names import EXIT_WATCHDOG, REFUSAL_PREFIX, WATCHDOG
+from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, EXIT_WATCHDOG, REFUSAL_PREFIX, WATCHDOG
+from kvasir_runtime.wire import XID_NOTE
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 ARGS = ("--max-model-len", "100000", "--kv-cache-tokens", "131072")
@@ -22,6 +25,13 @@ PATIENCE_S = 90.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return checkpoints.write(tmp_path_factory.mktemp("models") / "endless")
+
+
+@pytest.fixture
+def short_folder():
+    """For the socket between the processes: the path of one has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="kw-") as folder:
+        yield folder
 
 
 class EndlessStream(threading.Thread):
@@ -56,9 +66,19 @@ def _with_status(server: ApiProcess, path: str, status: int):
     return answer if answer.status == status else None
 
 
-@pytest.mark.parametrize("terminated", [False, True])
-def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(model, terminated):
-    with api_process(model, *ARGS, "--watchdog-timeout", "1", "--drain-timeout", "600", command=FAKE) as server:
+@pytest.mark.parametrize(
+    ("terminated", "xid", "code", "words"),
+    [
+        (False, None, EXIT_WATCHDOG, WATCHDOG),
+        (True, 79, EXIT_DEVICE, f"{DEVICE_FAULT}Xid 79 (the GPU has fallen off the bus): {WATCHDOG}"),
+    ],
+    ids=["while it serves", "while it drains, for a lost device"],
+)
+def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(
+    model, short_folder, terminated, xid, code, words
+):
+    args, env = ("--watchdog-timeout", "1", "--drain-timeout", "600"), {"TMPDIR": short_folder}
+    with api_process(model, *ARGS, *args, command=FAKE, env=env) as server:
         stream, engine = EndlessStream(server), server.engine_pid
         os.kill(engine, signal.SIGSTOP)
         unready = _readyz(server, 503).json
@@ -67,6 +87,9 @@ def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(mo
         assert server.state()["stalled_s"] > 0
         assert server.state()["message"].startswith("EngineStalled")
         assert server.ask("/health").status == 503
+        if xid is not None:
+            (engine_folder,) = Path(short_folder).glob("kvasir-*")
+            (engine_folder / XID_NOTE).write_text(f"{time.monotonic()} {xid}")
         if terminated:
             server.signal()
         dead = server.until("livez to fail", lambda: _with_status(server, "/livez", 503), PATIENCE_S).json
@@ -74,10 +97,10 @@ def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(mo
         assert dead["reason"].startswith(WATCHDOG)
         stream.join(PATIENCE_S)
         assert stream.error is not None
-        assert "Watchdog: the engine has been silent for" in str(stream.error)
-        assert server.process.wait(PATIENCE_S) == EXIT_WATCHDOG, "a dead engine is not drained"
+        assert f"{words}the engine has been silent for" in str(stream.error)
+        assert server.process.wait(PATIENCE_S) == code, "a dead engine is not drained"
         (line,) = [line for line in server.output().splitlines() if line.startswith(REFUSAL_PREFIX)]
-        assert line.startswith(f"{REFUSAL_PREFIX}{WATCHDOG}the engine has been silent for")
+        assert line.startswith(f"{REFUSAL_PREFIX}{words}the engine has been silent for")
         assert not Path(f"/proc/{engine}").exists()
         stream.close()
 

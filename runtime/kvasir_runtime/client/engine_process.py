@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_runtime.wire import EngineArgs
+from kvasir_runtime.wire import XID_NOTE, EngineArgs
 
 ENGINE_COMMAND = (sys.executable, "-m", "kvasir_runtime.engine_main")
 KILL_AFTER_S = 5.0
@@ -91,6 +91,15 @@ class EngineProcess:
                 if stat.read_bytes().rpartition(b") ")[2][:1] in BUSY_STATES:
                     return True
         return False
+
+    def xid_since(self, earliest: float) -> int | None:
+        """The Xid that the driver reported last, if that was after this monotonic second."""
+        try:
+            assert self._folder is not None, "the engine was not started"
+            at, xid = (self._folder / XID_NOTE).read_text().split()
+            return int(xid) if float(at) >= earliest else None
+        except (OSError, ValueError):  # none was reported, or it is being written
+            return None
 
     def kill(self) -> None:
         """End it at once, also one that is stopped; wait() returns then."""

@@ -1,7 +1,8 @@
 """Reads from the driver which Xids its devices report, so that a failure is reported by its name.
 
 NVML reports them to any process, also without a right to read the kernel log. A thread of the engine process waits for
-them; where there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`.
+them; where there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`. The last one
+is kept in a file too, for the watchdog of the API process: the loop of a lost device may wait for it for ever.
 """
 
 import ctypes
@@ -9,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from kvasir_api import device_faults
@@ -40,15 +42,17 @@ class NvmlEventData(ctypes.Structure):
 
 
 class XidMonitor:
-    """load: gives NVML, or raises OSError where there is none. clock: monotonic seconds."""
+    """load: gives NVML, or raises OSError where there is none. clock: monotonic seconds. note: the file, if any; it has
+    the time of the last Xid on that clock and its number."""
 
     def __init__(
         self,
         load: Callable[[], Any] = nvml_library.load,
         *,
         clock: Callable[[], float] = time.monotonic,
+        note: Path | None = None,
     ) -> None:
-        self._load, self._clock = load, clock
+        self._load, self._clock, self._note = load, clock, note
         self._last: tuple[float, int] | None = None
         self._reported = threading.Event()
         self._listening = False
@@ -86,7 +90,12 @@ class XidMonitor:
 
     def _record(self, xid: int) -> None:
         LOG.warning("the device reports Xid %d (%s)", xid, device_faults.XIDS.get(xid, "no common one"))
-        self._last = self._clock(), xid
+        self._last = now, _ = self._clock(), xid
+        if self._note is not None:
+            try:
+                self._note.write_text(f"{now} {xid}")
+            except OSError as error:
+                LOG.warning("%s: %s", self._note, error.strerror)
         self._reported.set()
 
     def _recent(self) -> int | None:

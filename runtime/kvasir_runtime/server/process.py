@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvasir_api import __version__, names, state
+from kvasir_api import __version__, device_faults, names, state
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.client import output_check
@@ -45,6 +45,8 @@ LAST_WORDS_S: Final = 0.2
 CONTINUED_S: Final = 2.0
 """So much longer a dead engine may take to send a message, as after SIGCONT; the liveness probe fails meanwhile."""
 CHECK_S: Final = 1.0
+BEFORE_A_STALL_S: Final = 60.0
+"""A fault that the driver reported so long before the engine's last message may be why it stands still."""
 FLUSH_S: Final = 5.0
 SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 
@@ -276,7 +278,9 @@ class ServeProcess:
             watchdog.look(time.monotonic(), client.last_message_at, client.expected_s)
             dead_for_s = dead_for_s + LOOK_S if watchdog.dead else 0.0
             if dead_for_s > CONTINUED_S:
-                self._give_up(client, f"{names.WATCHDOG}{watchdog.words}")
+                words = f"{names.WATCHDOG}{watchdog.words}"
+                xid = self._child.xid_since(client.last_message_at - BEFORE_A_STALL_S)
+                self._give_up(client, words if xid is None else device_faults.with_xid(words, xid))
                 self._child.kill()
             await asyncio.sleep(LOOK_S)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_runtime.client.engine_process import EngineProcess
+from kvasir_runtime.wire import XID_NOTE
 
 TELL = "import sys; open(sys.argv[1], 'w').write(sys.stdin.readline())"
 SLEEP = "import sys; sys.stdin.read()"
@@ -56,6 +57,19 @@ async def test_stop_ends_it_and_its_directory(at_once: bool) -> None:
     assert not is_running(engine.pid)
     assert not folder.exists()
     await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("noted", "want"), [("50.5 79", 79), ("49.0 79", None), ("", None), ("50.5", None), (None, None)]
+)
+def test_a_fault_of_the_device_is_read_from_its_note(noted: str | None, want: int | None) -> None:
+    engine = EngineProcess()
+    note = Path(engine.address.removeprefix("ipc://")).with_name(XID_NOTE)
+    if noted is not None:
+        note.write_text(noted)
+    found = engine.xid_since(50.0)
+    engine.abandon()
+    assert found == want
 
 
 def test_abandoned_it_ends_without_a_loop() -> None:

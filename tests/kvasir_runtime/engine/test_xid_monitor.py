@@ -77,6 +77,15 @@ def test_xids_of_all_devices_are_reported():
     assert made.words("no config.json") == "no config.json"
 
 
+def test_the_last_one_is_noted_for_the_watchdog(tmp_path):
+    for note in (tmp_path / "xid", tmp_path / "missing" / "xid"):
+        driver = Driver()
+        for event in ((SUCCESS, XID_CRITICAL, 31), (SUCCESS, XID_CRITICAL, 79), (15, 0, 0)):
+            driver.events.put(event)
+        XidMonitor(lambda driver=driver: driver, clock=lambda: 7.5, note=note).listen()
+    assert (tmp_path / "xid").read_text() == "7.5 79"
+
+
 def test_an_old_xid_is_not_the_reason_and_a_late_one_is():
     now = [0.0]
     driver = Driver()
