@@ -141,16 +141,16 @@ def _stream(
     first, last = share(tl.cdiv(columns, BLOCK_K), SPLITS)
     for step in tl.range(first, last, num_stages=STAGES):
         at = step * BLOCK_K
+        wanted, known = here, inside
         if MASKED:
-            inside = (n < rows)[:, None] & (at + k < columns)[None, :]
-            here = (m < tokens)[None, :] & (at + k < columns)[:, None]
-        some = tl.load(x + token + at, mask=here, other=0.0)
-        tile = tl.load(weight + gate_row + at, mask=inside, other=0, eviction_policy="evict_first")
+            wanted, known = here & (at + k < columns)[:, None], inside & (at + k < columns)[None, :]
+        some = tl.load(x + token + at, mask=wanted, other=0.0)
+        tile = tl.load(weight + gate_row + at, mask=known, other=0, eviction_policy="evict_first")
         if FP8:
             tile = e4m3(tile, x.dtype.element_ty, COMPILED)
         acc = tl.dot(tile, some, acc, input_precision=PRECISION)
         if GATED:
-            above = tl.load(weight + up_row + at, mask=inside, other=0, eviction_policy="evict_first")
+            above = tl.load(weight + up_row + at, mask=known, other=0, eviction_policy="evict_first")
             if FP8:
                 above = e4m3(above, x.dtype.element_ty, COMPILED)
             up = tl.dot(above, some, up, input_precision=PRECISION)
