@@ -11,17 +11,23 @@ FILL = 0x3A
 
 
 def cache_of(content: Tensor) -> KvCache:
-    """content: (2, num_blocks, block_size, kv_heads, row), of the middle layer."""
+    """content: (2, num_blocks, block_size, kv_heads, row), of the middle layer, latent if its halves are one."""
     _, num_blocks, block_size, kv_heads, row = content.shape
+    if content.stride(0):
+        layout = kv_cache.keys_and_values(block_size=block_size, kv_heads=kv_heads, row=row, dtype=content.dtype)
+    else:
+        layout = kv_cache.latents(block_size=block_size, row=row, dtype=content.dtype)
     made = kv_cache.allocate(
         groups=[range(3)],
-        layouts=[kv_cache.keys_and_values(block_size=block_size, kv_heads=kv_heads, row=row, dtype=content.dtype)] * 3,
+        layouts=[layout] * 3,
         num_blocks=num_blocks,
         block_size=block_size,
         device=content.device,
     )
     made.blocks.fill_(FILL)
-    bytes_of(made.layers[1]).copy_(bytes_of(content))
+    bytes_of(made.layers[1])[0].copy_(bytes_of(content)[0])
+    if content.stride(0):
+        bytes_of(made.layers[1])[1].copy_(bytes_of(content)[1])
     return made
 
 

@@ -98,6 +98,7 @@ def attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    value_dim: int = 0,
 ) -> Tensor:
     """Attention that asks the host for nothing: every token has the positions of its sequence gathered for itself."""
     assert softcap == 0.0
@@ -109,6 +110,7 @@ def attention(
     rows = cache[:, attn_metadata.block_tables.long()[owner]].flatten(2, 3).float()
     group = query.shape[1] // rows.shape[3]  # rows: (2, tokens, positions, kv_heads, head_dim)
     keys, values = rows.repeat_interleave(group, dim=3).unbind(0)
+    values = values[..., :value_dim] if value_dim else values
     at = torch.arange(rows.shape[2], device=query.device)
     seen = at <= position
     if window:

@@ -14,6 +14,8 @@ cache:   (2, num_blocks, block_size, kv_heads, head_dim), a layer of kernels.kv_
          block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.kv_quant has them
 softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
          no value belongs to, where a head may put what it gives to no position; neither scaled nor capped
+value_dim: of a cache of latent rows, both of whose halves are the same memory: a value is the first value_dim numbers
+         of its key, and out has as many for each head; 0 where values are the other half
 out:     (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything; with
          chunk a query sees what is between the last multiple of it and itself
 Blocks before what the first query of a sequence sees are not read, whatever their table holds.
@@ -47,6 +49,7 @@ class Attention(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
         chunk: int = 0,
+        value_dim: int = 0,
     ) -> Tensor: ...
 
 
@@ -59,6 +62,7 @@ def reference(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    value_dim: int = 0,
 ) -> Tensor:
     """The formula, one sequence at a time, in float32."""
     block_size, kv_heads = cache.shape[2], cache.shape[3]
@@ -73,13 +77,14 @@ def reference(
         first = column * block_size
         wide = kv_quant.numbers(_gathered(cache, attn_metadata, index, column, -(-end // block_size))[:, : end - first])
         keys, values = wide.repeat_interleave(group, dim=2)
+        values = values[..., :value_dim] if value_dim else values
         scores = torch.einsum("qhd,khd->hqk", part.float(), keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~attn_metadata.mask(index, window, first, chunk), float("-inf"))
         weights = _softmax(scores, None if sinks is None else sinks.view(-1, 1, 1))
         out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1).to(query.dtype))
-    return _joined(out, query)
+    return _joined(out, query, value_dim or query.shape[2])
 
 
 def cpu(
@@ -91,10 +96,13 @@ def cpu(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    value_dim: int = 0,
 ) -> Tensor:
     """As reference, with ways of its own for long chunks and single tokens. A cache of 8 bits takes the reference."""
     if cache.dtype != query.dtype:
-        return reference(query, cache, attn_metadata, scale, window, softcap, sinks, chunk)
+        return reference(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim)
+    if value_dim:
+        return first_of_heads(cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk), query, value_dim)
     out, start = [], 0
     for index, num_queries in enumerate(attn_metadata.query_lens):
         part = query[start : start + num_queries]
@@ -116,7 +124,12 @@ def cpu(
             out.append(few[0].transpose(0, 1).flatten(1))
         else:
             out.append(_tiled(part, keys, values, scale, seen, 0.0, None))
-    return out[0] if len(out) == 1 and out[0].shape[0] == query.shape[0] else _joined(out, query)
+    return out[0] if len(out) == 1 and out[0].shape[0] == query.shape[0] else _joined(out, query, query.shape[2])
+
+
+def first_of_heads(out: Tensor, query: Tensor, value_dim: int) -> Tensor:
+    """(tokens, heads * head_dim) to (tokens, heads * value_dim): the first numbers of each head."""
+    return out.view(query.shape)[:, :, :value_dim].flatten(1)
 
 
 def first_seen(position: int, window: int, chunk: int) -> int:
@@ -190,10 +203,9 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
 
 
-def _joined(out: list[Tensor], query: Tensor) -> Tensor:
+def _joined(out: list[Tensor], query: Tensor, value_dim: int) -> Tensor:
     """The results of all sequences, and zeros for tokens of padding behind them."""
-    width = query.shape[1] * query.shape[2]
-    padding = query.new_zeros((query.shape[0] - sum(part.shape[0] for part in out), width))
+    padding = query.new_zeros((query.shape[0] - sum(part.shape[0] for part in out), query.shape[1] * value_dim))
     return torch.cat((*out, padding))
 
 
@@ -228,7 +240,8 @@ def _gathered(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Prefill, chunks, decode, several tokens each, all mixed; grouped heads; short and long windows and chunks;
-    scattered and shared blocks; caps and sinks; caches of the same type and of 8 bits; lengths on the device, padding.
+    scattered and shared blocks; caps and sinks; caches of the same type and of 8 bits; lengths on the device, padding;
+    latent rows, of which all or a part are values.
     """
     shapes = (
         ((1,), (1,)),
@@ -255,6 +268,12 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                     query = torch.cat((query, query[:2]))
                     yield query, cache, padded, scale, window, softcap, sinks
                     yield query, kv_quant.stored(cache, kv_quant.FLOAT8), padded, scale, window, 0.0, sinks
+    for query_lens, kv_lens in (*shapes[3:6:2], shapes[6]):
+        for heads, value_dim, dtype in ((5, 12, torch.float32), (40, 16, torch.float16), (4, 8, torch.bfloat16)):
+            query, cache, attn_metadata, scale = _case(generator, query_lens, kv_lens, heads, 1, dtype)
+            for content in (cache, kv_quant.stored(cache, torch.int8)):
+                latents = content[:1].expand(2, -1, -1, -1, -1)
+                yield query, latents, attn_metadata, scale, 0, 0.0, None, 0, value_dim
 
 
 def _case(

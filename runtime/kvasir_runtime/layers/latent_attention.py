@@ -64,8 +64,8 @@ class LatentAttention:
         row = torch.cat((latent.unsqueeze(1), ops.rope(turning.unsqueeze(1), *angles)), dim=2)
         query = torch.cat((self._each_head(fixed, self.keys), ops.rope(turned.contiguous(), *angles)), dim=2)
         ops.write_kv(row, row, cache, slots)
-        out = ops.attention(query, cache, attn_metadata, self.scale, 0)
-        sums = out.view(query.shape)[:, :, : spec.rank]
+        out = ops.attention(query, cache, attn_metadata, self.scale, 0, value_dim=spec.rank)
+        sums = out.view(query.shape[0], query.shape[1], spec.rank)
         return self._each_head(sums, self.values.transpose(1, 2)).flatten(1)
 
     def _each_head(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -46,11 +46,12 @@ class CpuKernels:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
         chunk: int = 0,
+        value_dim: int = 0,
     ) -> Tensor:
         """kernels.attention; scores that are capped or have a sink are torch's."""
         changed = bool(softcap) or sinks is not None
         if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
-            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk)
+            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim)
         made, kept = structs.sequences(attn_metadata)
         tokens, heads, head_dim = query.shape
         out = query.new_empty((tokens, heads * head_dim))
@@ -76,7 +77,7 @@ class CpuKernels:
         )
         self._attention(ctypes.byref(args))
         del kept
-        return out
+        return attention.first_of_heads(out, query, value_dim) if value_dim else out
 
     def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """kernels.rms_norm."""

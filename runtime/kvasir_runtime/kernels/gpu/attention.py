@@ -28,6 +28,8 @@ _MAX_SCRATCH_BYTES = 128 << 20
 # Pieces per multiprocessor that work is cut into, and programs without cuts from which on the card is full enough:
 # of prompts, and of sequences with a few tokens, one of which may be much longer than the others.
 _WANTED, _FULL, _FULL_OF_TOKENS = 3, 3, 32
+# Heads of a latent row in one program: sums of 512 numbers each fill its registers.
+_MOST_HEADS = 16
 _LOG2E = math.log2(math.e)
 
 
@@ -40,13 +42,17 @@ def launch(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     chunk: int = 0,
+    value_dim: int = 0,
 ) -> Tensor:
     """kernels.attention with the shipped launch parameters."""
-    rows = attn_metadata.longest_query * (query.shape[1] // cache.shape[3])
+    rows = attn_metadata.longest_query * _group(query.shape[1], cache.shape[3], value_dim)
     card = tuning_of(query.device)
-    chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
+    if value_dim:
+        chosen = attention_tiles.of_latents(card.name, query.element_size(), rows)
+    else:
+        chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
     processors = _processors(query.device)
-    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, processors, chunk)
+    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, processors, chunk, value_dim)
 
 
 def attend(
@@ -60,13 +66,15 @@ def attend(
     chosen: AttentionTiles,
     processors: int,
     chunk: int = 0,
+    value_dim: int = 0,
 ) -> Tensor:
     """kernels.attention with given launch parameters. processors: the programs that run at once decide on splitting.
 
     The host reads no length: the grid follows from the numbers of tokens, sequences and columns of the table.
     """
-    (tokens, heads, head), (block_size, kv_heads, row) = query.shape, cache.shape[2:]
-    group, sequences = heads // kv_heads, attn_metadata.num_sequences
+    (tokens, heads, width), (block_size, cached_heads) = query.shape, cache.shape[2:4]
+    group, head = _group(heads, cached_heads, value_dim), value_dim or width
+    kv_heads, sequences = heads // group, attn_metadata.num_sequences
     block_m = max(chosen.block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     one_block = attn_metadata.longest_query <= block_q
@@ -95,18 +103,33 @@ def attend(
     attention_kernels.attend[((pieces or blocks) * kv_heads,)](
         query, cache, scales, attn_metadata.block_tables, starts, lens, plan, sunk, out, parts, logs,
         factor, cap, window, chunk, sequences, pieces, *query.stride()[:2], *cache.stride()[:2], table_stride,
-        TILE=chosen.tile, ROW=row, BLOCK_SIZE=block_size, WINDOWED=window > 0, CHUNKED=chunk > 0,
-        ONE_BLOCK=one_block, SPLIT=pieces > 0,
-        KIND=kv_quant.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype),
-        **sizes, **shape,
+        TILE=chosen.tile, BLOCK_SIZE=block_size, WINDOWED=window > 0, CHUNKED=chunk > 0,
+        ONE_BLOCK=one_block, SPLIT=pieces > 0, KIND=kv_quant.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None,
+        PRECISION=_precision(query.dtype), **sizes, **shape, **_rows_of(cache, width - head, latent=value_dim > 0),
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if pieces:
         attention_kernels.merge[(tokens, heads)](
             parts, logs, starts, plan, out, sequences, pieces,
-            ONE_TOKEN=attn_metadata.longest_query == 1 and tokens == sequences, **sizes, **shape, **options(2048),
+            ONE_TOKEN=attn_metadata.longest_query == 1 and tokens == sequences, **sizes, **shape,
+            **options(max(2048, 16 * shape["PADDED"])),
         )  # fmt: skip
     return out
+
+
+def _group(heads: int, kv_heads: int, value_dim: int) -> int:
+    """Query heads that share a program: those of a key head, or of one that all heads share as many as a tile has rows
+    for.
+    """
+    group = heads // kv_heads
+    return max(share for share in range(1, _MOST_HEADS + 1) if group % share == 0) if value_dim else group
+
+
+def _rows_of(cache: Tensor, tail: int, *, latent: bool) -> dict[str, int]:
+    """How a kernel reads the rows of a cache. tail: numbers of keys that belong to no value; see attention_kernels."""
+    heads, row = cache.shape[3:]
+    padded = max(16, triton.next_power_of_2(tail))  # which products take at least
+    return {"ROW": 0 if latent else row, "SLOT": heads * row, "LATENT": latent, "TAIL": tail, "PADDED_TAIL": padded}
 
 
 def most_pieces(

@@ -15,7 +15,7 @@ ROOM = tl.constexpr(64)
 
 
 @triton.jit
-def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
+def sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
     """The sequence that holds query block (BLOCK_Q 0: token) `index`: the last one that does not begin behind it.
 
     Each sequence has room for a block more than it may need, so blocks can be counted without a sum over sequences.
@@ -79,12 +79,31 @@ def make_plan(
 
 
 @triton.jit
+def _queries(
+    query, valid,
+    HEAD: tl.constexpr, PADDED: tl.constexpr, TAIL: tl.constexpr, PADDED_TAIL: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The rows that pointers point at: their first numbers and their last TAIL, which are the first where TAIL is 0."""
+    dims, rest = tl.arange(0, PADDED), tl.arange(0, PADDED_TAIL)
+    rows = tl.load(query[:, None] + dims[None, :], mask=valid[:, None] & (dims < HEAD)[None, :], other=0.0)
+    if KIND == FLOAT8 and rows.dtype == tl.bfloat16:
+        rows = rows.to(tl.float16)  # what floats of 8 bits become in one instruction
+    tails = rows
+    if TAIL > 0:
+        tail_mask = valid[:, None] & (rest < TAIL)[None, :]
+        tails = tl.load(query[:, None] + (HEAD + rest)[None, :], mask=tail_mask, other=0.0).to(rows.dtype)
+    return rows, tails
+
+
+@triton.jit
 def _scores(
-    rows, keys, key_scales, log2_scale, cap,
-    KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    rows, keys, tails, key_tails, key_scales, log2_scale, cap,
+    TAIL: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of each row with each key, times log2(e): (rows, positions). log2_scale, cap: as `attend` makes them."""
     scores = tl.dot(rows, tl.trans(keys.to(rows.dtype)), input_precision=PRECISION)
+    if TAIL > 0:
+        scores = tl.dot(tails, tl.trans(key_tails.to(tails.dtype)), scores, input_precision=PRECISION)
     if KIND == INT8:
         scores *= key_scales[None, :]
     scores *= log2_scale
@@ -119,18 +138,21 @@ def _first_seen(position, window, chunk, WINDOWED: tl.constexpr, CHUNKED: tl.con
 
 @triton.jit
 def _advance(
-    total, sums, peaks, rows, cache, scales, table, position, first, begin, first_tile, last_tile, jump, gap, stop,
-    log2_scale, cap, values, block_stride,
-    HEAD: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr,
-    MASKED: tl.constexpr, LIMITED: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    total, sums, peaks, rows, tails, cache, scales, table, position, first, begin, first_tile, last_tile, jump, gap,
+    stop, log2_scale, cap, values, block_stride,
+    HEAD: tl.constexpr, PADDED: tl.constexpr, TAIL: tl.constexpr, PADDED_TAIL: tl.constexpr, LATENT: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr,
+    KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles into the running softmax of all rows. Not MASKED: every row sees all positions of the tiles.
 
     From `jump` on, tiles are those `gap` further: what lies between was taken without masks. LIMITED: a row sees from
     its `first` on, and no row anything before `begin`, where blocks may be another sequence's by now.
     SLOT: elements from a position to the next one of its block, which the compiler must know to load whole words.
+    tails: the last TAIL numbers of the queries, none where TAIL is 0. LATENT: keys are their own values.
     """
     dims = tl.arange(0, PADDED)
+    rest = tl.arange(0, PADDED_TAIL)
     lanes = tl.arange(0, TILE)
     for step in range(first_tile, last_tile):
         tile = tl.where(step < jump, step, step + gap) if MASKED else step
@@ -148,13 +170,17 @@ def _advance(
         inside = dims < HEAD
         mask = inside[None, :] & (known | (not MASKED))[:, None]
         if KIND == INT8:
-            words = (places + HEAD) // 4
+            words = (places + (HEAD + TAIL)) // 4
             key_scales = tl.load(scales + words, mask=known, other=0.0)
             value_scales = tl.load(scales + values // 4 + words, mask=known, other=0.0)
         else:
             key_scales, value_scales = known, known  # which nothing reads
         keys = tl.load(cache + places[:, None] + dims[None, :], mask=mask, other=0.0)
-        scores = _scores(rows, keys, key_scales, log2_scale, cap, KIND, CAPPED, PRECISION)
+        key_tails = keys  # which nothing reads where TAIL is 0
+        if TAIL > 0:
+            tail_mask = (rest < TAIL)[None, :] & (known | (not MASKED))[:, None]
+            key_tails = tl.load(cache + places[:, None] + (HEAD + rest)[None, :], mask=tail_mask, other=0.0)
+        scores = _scores(rows, keys, tails, key_tails, key_scales, log2_scale, cap, TAIL, KIND, CAPPED, PRECISION)
         if MASKED:
             seen = at[None, :] <= position[:, None]
             if LIMITED:
@@ -163,7 +189,9 @@ def _advance(
         peak = tl.maximum(peaks, tl.max(scores, 1))
         weights = tl.exp2(scores - peak[:, None])
         shrink = tl.exp2(peaks - peak)
-        content = tl.load(cache + values + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        content = keys
+        if not LATENT:
+            content = tl.load(cache + values + places[:, None] + dims[None, :], mask=mask, other=0.0)
         sums = sums * shrink + tl.sum(weights, 1)
         total = _add(total * shrink[:, None], weights, content, value_scales, KIND, PRECISION, rows.dtype)
         peaks = peak
@@ -179,15 +207,17 @@ def _advance(
 def attend(
     query, cache, scales, tables, starts, lens, plan, sinks, out, parts, logs, log2_scale, cap, window, chunk,
     num_sequences, num_pieces, token_stride, query_head_stride, values, block_stride, table_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROW: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, TAIL: tl.constexpr,
+    PADDED_TAIL: tl.constexpr, LATENT: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOWED: tl.constexpr, CHUNKED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, one key head, all of the block's positions or a piece of them.
 
-    ROW: elements of a row of the cache; scales: the cache as float32, where KIND is INT8. log2_scale: what scores are
-    multiplied by, log2(e) included; with a cap, half of what is wanted divided by it. cap: times log2(e).
+    ROW: elements from a key head to the next, SLOT: from a position to the next; scales: the cache as float32, where
+    KIND is INT8. log2_scale: what scores are multiplied by, log2(e) included; with a cap, half of what is wanted
+    divided by it. cap: times log2(e). HEAD, TAIL: numbers of a key, all but the last TAIL of which are LATENT's value.
     """
     kv_head, piece = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
     if SPLIT:
@@ -198,7 +228,7 @@ def attend(
     else:
         # The last blocks of a prompt see most, so they start first.
         index, split = tl.num_programs(0) // KV_HEADS - 1 - piece, 0
-    sequence = index if ONE_BLOCK else _sequence_at(starts, index, num_sequences, BLOCK_Q)
+    sequence = index if ONE_BLOCK else sequence_at(starts, index, num_sequences, BLOCK_Q)
     start = tl.load(starts + sequence)
     num_queries = tl.load(starts + sequence + 1) - start
     skipped = 0 if ONE_BLOCK else (index - start // BLOCK_Q - sequence) * BLOCK_Q
@@ -211,9 +241,7 @@ def attend(
     dims = tl.arange(0, PADDED)
     store = valid[:, None] & (dims < HEAD)[None, :]
     place = (start + token).to(tl.int64) * token_stride + head * query_head_stride
-    q = tl.load(query + place[:, None] + dims[None, :], mask=store, other=0.0)
-    if KIND == FLOAT8 and q.dtype == tl.bfloat16:
-        q = q.to(tl.float16)  # what floats of 8 bits become in one instruction
+    q, tails = _queries(query + place, valid, HEAD, PADDED, TAIL, PADDED_TAIL, KIND)
 
     origin = tl.load(lens + sequence) - num_queries
     stop = origin + tl.minimum(num_queries, skipped + BLOCK_Q)
@@ -245,14 +273,15 @@ def attend(
         full = tl.maximum(tl.minimum((origin + skipped + 1) // TILE, last_tile), inner)
         gap = full - inner
         total, sums, peaks = _advance(
-            total, sums, peaks, q, keys, key_scales, table, origin + token, first, begin, inner, full, inner, 0, stop,
-            log2_scale, cap, values, block_stride,
-            HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, False, False, KIND, CAPPED, PRECISION,
+            total, sums, peaks, q, tails, keys, key_scales, table, origin + token, first, begin, inner, full, inner, 0,
+            stop, log2_scale, cap, values, block_stride,
+            HEAD, PADDED, TAIL, PADDED_TAIL, LATENT, TILE, BLOCK_SIZE, SLOT, False, False, KIND, CAPPED, PRECISION,
         )  # fmt: skip
     total, sums, peaks = _advance(
-        total, sums, peaks, q, keys, key_scales, table, origin + token, first, begin, first_tile, last_tile - gap,
-        inner, gap, stop, log2_scale, cap, values, block_stride,
-        HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED or CHUNKED, KIND, CAPPED, PRECISION,
+        total, sums, peaks, q, tails, keys, key_scales, table, origin + token, first, begin, first_tile,
+        last_tile - gap, inner, gap, stop, log2_scale, cap, values, block_stride,
+        HEAD, PADDED, TAIL, PADDED_TAIL, LATENT, TILE, BLOCK_SIZE, SLOT, True, WINDOWED or CHUNKED, KIND, CAPPED,
+        PRECISION,
     )  # fmt: skip
     result = total / tl.where(sums > 0, sums, 1.0)[:, None]
     if num_splits == 1:
@@ -277,7 +306,7 @@ def merge(
     ONE_TOKEN: each sequence has one, so no search for its sequence is needed.
     """
     token, head = tl.program_id(0), tl.program_id(1)
-    sequence = token if ONE_TOKEN else _sequence_at(starts, token, num_sequences, 0)
+    sequence = token if ONE_TOKEN else sequence_at(starts, token, num_sequences, 0)
     start = tl.load(starts + sequence)
     num_splits = tl.load(plan + num_pieces + sequence)
     if num_splits == 1 or token >= tl.load(starts + sequence + 1):

@@ -25,11 +25,15 @@ class AttentionTiles:
     num_warps: int
     num_stages: int
 
-    def shared_bytes(self, head_dim: int, query_bytes: int, cache_bytes: int) -> int:
-        """About what a program takes: the queries, and as many tiles of keys and of values as are there at once."""
-        padded, ahead = 1 << (head_dim - 1).bit_length(), max(1, (self.num_stages - 1) // 2)
-        read = 2 * (ahead + 1) * self.tile * cache_bytes
-        widened = 2 * self.tile * query_bytes if cache_bytes < query_bytes else 0
+    def shared_bytes(self, head_dim: int, query_bytes: int, cache_bytes: int, *, latent: bool = False) -> int:
+        """About what a program takes: the queries, and as many tiles of keys and of values as are there at once.
+
+        latent: keys are their own values, and a power of two of numbers is followed by fewer.
+        """
+        padded = head_dim if latent else 1 << (head_dim - 1).bit_length()
+        tiles, ahead = 1 if latent else 2, self.num_stages // 2
+        read = tiles * (ahead + 1) * self.tile * cache_bytes
+        widened = tiles * self.tile * query_bytes if cache_bytes < query_bytes else 0
         return padded * (self.block_m * query_bytes + read + widened)
 
 
@@ -68,7 +72,25 @@ _ADA: Final[Table] = {
     (256, 4): _rows((16, 16, 16, 4, 3), (EVERY, 32, 16, 8, 3)),
 }
 
+# Latent rows of 512 numbers and 64: a tile of them is key and value, and 32 rows of sums take 64 registers of each
+# thread of eight warps. The second is for less shared memory.
+_LATENT_ROWS: Final[Mapping[int, Rows]] = {
+    2: _rows((16, 16, 32, 8, 5), (EVERY, 32, 32, 8, 3)),
+    4: _rows((EVERY, 16, 16, 4, 3)),
+}
+_SMALL_LATENT_ROWS: Final[Mapping[int, Rows]] = {
+    2: _rows((16, 16, 16, 4, 5), (EVERY, 32, 16, 8, 3)),
+    4: _rows((EVERY, 16, 16, 4, 1)),
+}
+
 TABLES: Final[Mapping[str, Table]] = {"H200": _HOPPER, "H100": _HOPPER, "A100": _AMPERE, "L40S": _ADA}
+LATENT_TABLES: Final[Mapping[str, Mapping[int, Rows]]] = {
+    "H200": _LATENT_ROWS,
+    "H100": _LATENT_ROWS,
+    "A100": _LATENT_ROWS,
+    "L40S": _SMALL_LATENT_ROWS,
+}
+"""By bytes of a number of the queries."""
 """By the names of `tuning_table`."""
 
 
@@ -81,4 +103,10 @@ def choose(card: str, head_dim: int, query_bytes: int, rows: int) -> AttentionTi
     wide_enough = [(most, size) for most, size in table if size >= query_bytes and most >= head_dim]
     key = min(wide_enough, key=lambda key: (key[1], key[0])) if wide_enough else max(table)
     fitting = table[key]
+    return fitting[min(most for most in fitting if most >= rows)]
+
+
+def of_latents(card: str, query_bytes: int, rows: int) -> AttentionTiles:
+    """As `choose`, for a cache of latent rows. rows: of the heads that share a program."""
+    fitting = LATENT_TABLES.get(card, _SMALL_LATENT_ROWS)[query_bytes]
     return fitting[min(most for most in fitting if most >= rows)]

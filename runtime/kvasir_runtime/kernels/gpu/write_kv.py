@@ -1,4 +1,7 @@
-"""Keys and values into the paged cache where it is not part of `split_qkv`: a program takes one half of a token."""
+"""Keys and values into the paged cache where it is not part of `split_qkv`: a program takes one half of a token.
+
+Latent rows, whose halves are the same memory, are written once.
+"""
 
 import triton
 import triton.language as tl
@@ -13,7 +16,7 @@ def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     """kernels.write_kv."""
     (tokens, kv_heads, head), (block_size, _, row) = key.shape, cache.shape[2:]
     padded_heads, padded = triton.next_power_of_2(kv_heads), triton.next_power_of_2(head)
-    _write_kv[(tokens, 2)](
+    _write_kv[(tokens, 2 if cache.stride(0) else 1)](
         key, value, cache, kv_quant.scales(cache), slots, *key.stride()[:2], *value.stride()[:2],
         *cache.stride()[:2], BLOCK_SIZE=block_size,
         KV_HEADS=kv_heads, HEAD=head, ROW=row, PADDED_HEADS=padded_heads, PADDED=padded, KIND=kv_quant.kind(cache),

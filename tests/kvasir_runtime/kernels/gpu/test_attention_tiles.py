@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from kvasir_runtime.kernels.gpu import attention_tiles, tuning_table
-from kvasir_runtime.kernels.gpu.attention_tiles import EVERY, TABLES, AttentionTiles
+from kvasir_runtime.kernels.gpu.attention_tiles import EVERY, LATENT_TABLES, TABLES, AttentionTiles
 
 
 @pytest.mark.parametrize("card", tuning_table.TUNED_GPUS, ids=lambda card: card.name)
@@ -21,8 +21,19 @@ def test_shipped_tiles_fit_their_card(
     assert chosen.block_m >= min(rows, 16)
 
 
+@pytest.mark.parametrize("card", tuning_table.TUNED_GPUS, ids=lambda card: card.name)
+@pytest.mark.parametrize(("query_bytes", "cache_bytes"), [(2, 2), (2, 1), (4, 4), (4, 1)])
+@pytest.mark.parametrize("rows", [4, 64, 5000])
+def test_tiles_of_latents_fit_their_card(
+    card: tuning_table.GpuTuning, query_bytes: int, cache_bytes: int, rows: int
+) -> None:
+    chosen = attention_tiles.of_latents(card.name, query_bytes, rows)
+    assert chosen.shared_bytes(576, query_bytes, cache_bytes, latent=True) <= card.shared_bytes
+    assert attention_tiles.of_latents("a card of next year", query_bytes, rows).tile == 16
+
+
 def test_every_card_has_a_table_with_a_row_for_any_chunk() -> None:
-    assert set(TABLES) == {card.name for card in tuning_table.TUNED_GPUS}
+    assert set(LATENT_TABLES) == set(TABLES) == {card.name for card in tuning_table.TUNED_GPUS}
     for table in TABLES.values():
         assert all(EVERY in rows for rows in table.values())
         assert {size for _, size in table} == {2, 4}

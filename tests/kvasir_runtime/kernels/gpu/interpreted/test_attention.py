@@ -25,9 +25,11 @@ def both(
     sequences: list[tuple[int, int]], *, heads: int, kv_heads: int, head: int, window: int, block_size: int,
     block_m: int, tile: int, processors: int, dtype: torch.dtype = torch.float32,
     cached: torch.dtype | None = None, softcap: float = 0.0, with_sinks: bool = False, padding: int = 0,
-    chunk: int = 0,
+    chunk: int = 0, value_dim: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What the reference and the kernels say. sequences: query tokens, and positions cached before them.
+
+    value_dim: where rows are latent.
 
     padding: sequences without tokens behind them, and as many tokens; then only the device knows the lengths.
     """
@@ -46,10 +48,11 @@ def both(
     query = torch.randn(sum(query_lens) + padding, heads, head, generator=generator).to(dtype)
     sinks = torch.randn(heads, generator=generator) * 2 if with_sinks else None
     cache[:, 0] = float("nan")
-    cache = layer_of(kv_quant.stored(cache, cached or dtype))
+    cache = kv_quant.stored(cache, cached or dtype)
+    cache = layer_of(cache[:1].expand(2, -1, -1, -1, -1) if value_dim else cache)
     attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
     want = operation.reference(
-        query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks, chunk
+        query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks, chunk, value_dim
     )
     on_device = attn_metadata.moved(DEVICE)
     if padding:
@@ -60,7 +63,7 @@ def both(
     chosen = AttentionTiles(block_m=block_m, tile=tile, num_warps=4, num_stages=2)
     have = attention.attend(
         query.to(DEVICE), cache.to(DEVICE), on_device, head**-0.5, window, softcap,
-        None if sinks is None else sinks.to(DEVICE), chosen, processors, chunk,
+        None if sinks is None else sinks.to(DEVICE), chosen, processors, chunk, value_dim,
     )[: len(want)]  # fmt: skip
     return want, have.cpu()
 
@@ -86,6 +89,23 @@ def test_ragged_batches_agree_with_the_reference(
     window, chunk = limit
     heads = group * kv_heads
     want, have = both(sequences, heads=heads, kv_heads=kv_heads, block_m=16, window=window, chunk=chunk, **how)
+    torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    sequences=SEQUENCES,
+    heads=st.sampled_from([3, 16, 20]),
+    row=st.sampled_from([(24, 16), (40, 32), (24, 24)]),
+    processors=st.sampled_from([1, 16]),
+    cached=st.sampled_from([torch.float32, torch.int8, kv_quant.FLOAT8]),
+    padding=st.sampled_from([0, 2]),
+)
+def test_latent_rows_are_keys_whose_first_numbers_are_values(
+    sequences: list[tuple[int, int]], heads: int, row: tuple[int, int], **how: Any
+) -> None:
+    sizes = {"kv_heads": 1, "window": 0, "block_size": 8, "block_m": 16, "tile": 16}
+    want, have = both(sequences, heads=heads, head=row[0], value_dim=row[1], **sizes, **how)
     torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
 
 
