@@ -1,4 +1,4 @@
-"""A driver for Triton that has no card: kernels are compiled for Hopper as if they were launched, and recorded.
+"""A driver for Triton that has no card: kernels are compiled for Hopper, or another, as if launched, and recorded.
 
 What the interpreter cannot see, the compiler does: types that do not agree, tiles that do not fit into shared memory.
 Results stay what memory held, so nothing is to be read from outputs.
@@ -22,10 +22,11 @@ SHARED_BYTES = 232_448  # of one program on an H100 or H200
 class Utils:
     """What Triton asks about a card, and where it would load binaries."""
 
+    shared_bytes: int = SHARED_BYTES
     loaded: dict[str, list[bytes]] = field(default_factory=dict)
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_BYTES, "multiprocessor_count": 132}
+        return {"max_shared_mem": self.shared_bytes, "multiprocessor_count": 132}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Records the kernel; module, function, registers, spills and threads are made up."""
@@ -35,12 +36,16 @@ class Utils:
 
 
 class Hopper:
-    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name."""
+    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name.
+
+    capability: of another card, such as 89, with so much shared memory for one program.
+    """
 
     _numbers = itertools.count()
 
-    def __init__(self) -> None:
-        self.utils = Utils()
+    def __init__(self, capability: int = 90, shared_bytes: int = SHARED_BYTES) -> None:
+        self.utils = Utils(shared_bytes=shared_bytes)
+        self._capability = capability
         self._device = next(self._numbers)  # Triton keeps what it compiled by device: each fake sees all of its own
 
     @property
@@ -60,7 +65,7 @@ class Hopper:
         return found
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
         return self._device

@@ -32,6 +32,8 @@ SHAPES = {
     "qwen3": Shape(family="qwen3", head_dim=128, std=0.2),
     "experts": Shape(family="qwen3_moe", head_dim=128, std=0.2, top_k=4),
     "gemma2": Shape(family="gemma2", head_dim=64, tied=True, std=0.2),
+    "states": Shape(family="qwen3_next", head_dim=64, std=0.2, extra={"linear_key_head_dim": 64}),
+    "latents": Shape(family="deepseek_v2", std=0.2, extra={"kv_lora_rank": 64, "qk_rope_head_dim": 16}),
 }
 OPTIONS = {"max_model_len": 320, "max_batch_tokens": 48, "max_sequences": 12, "kv_cache_tokens": 4096}
 

@@ -9,14 +9,16 @@
             out[t, h] = q @ S[h]
 
 x:         (tokens, 2 * key_width + value_width), queries, keys and values of all heads, sequences as in attn_metadata
-conv:      (channels, width), x's dtype; log_decay: (tokens, value_heads) float32, at most 0; beta: the same, 0..1
+conv:      (channels, 1, width), x's dtype; log_decay: (tokens, value_heads) float32, at most 0; beta: the same, 0..1;
+           all contiguous, x within a token
 states:    (num_blocks, numbers) float32, a layer of kernels.kv_cache: the last width - 1 inputs (width - 1,
            channels), then S (value_heads, key_dim, value_dim)
 block_size, attn_metadata: the state before a chunk that begins at position p lies in block block_tables[s, (p - 1) /
            block_size] and is not read for p = 0; behind a chunk that ends before position e it is written to block
            block_tables[s, (e - 1) / block_size], which may be the same one. Other blocks are not touched.
 heads:     key heads, value heads and key_dim
-out:       (tokens, value_heads, value_dim), x's dtype; computed in float32
+out:       (tokens, value_heads, value_dim), x's dtype; rows of padding may be anything. Computed in float32; mixed may
+           be rounded to x's dtype once it is normed
 Positions are computed in order and once: a state cannot be taken back to one before.
 Error: 1e-5 in float32. Source: Yang et al. 2024 (gated delta networks), whose WY representation chunks have.
 """
@@ -204,15 +206,15 @@ def _chunked(tokens: _Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Sequences at their beginning and behind a state, of one token and of several chunks; a state that is advanced in
     its block and into the next; shared key heads; inputs in 16 bits."""
-    heads, value_dim, width, block_size = StateHeads(2, 4, 8), 6, 4, 16
+    heads, value_dim, width, block_size = StateHeads(2, 4, 8), 4, 4, 16
     channels = 2 * heads.key_heads * heads.key_dim + heads.value_heads * value_dim
     numbers = (width - 1) * channels + heads.value_heads * heads.key_dim * value_dim
-    shapes = (((1,), (1,)), ((130,), (130,)), ((1, 1, 5, 70, 1, 2), (16, 17, 5, 100, 8, 20)))
+    shapes = (((1,), (1,)), ((130,), (140,)), ((1, 1, 3, 20, 1), (16, 17, 3, 60, 8)))
     for query_lens, kv_lens in shapes:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            tokens, sequences = sum(query_lens), len(query_lens)
-            tables = torch.randperm(sequences * 9, generator=generator).view(sequences, 9)
-            states = torch.randn(sequences * 9, numbers, generator=generator) / 4
+            tokens, sequences, columns = sum(query_lens), len(query_lens), -(-max(kv_lens) // block_size)
+            tables = torch.randperm(sequences * columns, generator=generator).view(sequences, columns)
+            states = torch.randn(sequences * columns, numbers, generator=generator) / 4
             yield (
                 torch.randn(tokens, channels, generator=generator).to(dtype),
                 torch.randn(channels, 1, width, generator=generator).to(dtype),

@@ -24,7 +24,6 @@ class Ops:
     """name is shown in the banner. An operation may consume (overwrite) its first argument; nothing else is changed.
 
     fallback: why this table serves and not the faster one that the device has, empty when it is the one.
-    gated_delta: of layers with a state, None where the backend has no kernel for them.
     decoder_step: a whole forward pass as one operation, None where the backend has none.
     row_sampler: sampling with all that requests change in their logits, for rows on the host; None as above.
     set_threads: compute with so many threads of the host from now on.
@@ -42,6 +41,7 @@ class Ops:
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     split_qkv: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor], Tensor]
     attention: attention.Attention
+    gated_delta: GatedDelta
     act_and_mul: act_and_mul.ActAndMul
     sample: Callable[[Tensor, sample.Draws], Tensor]
     argmax: Callable[[Tensor], Tensor]
@@ -51,7 +51,6 @@ class Ops:
     step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int], step_inputs.StepInputs]
     append_ids: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     quantize: Quantize
-    gated_delta: GatedDelta | None = None
     decoder_step: BuildDecoderStep | None = None
     row_sampler: BuildRowSampler | None = None
     set_threads: Callable[[int], None] = torch.set_num_threads

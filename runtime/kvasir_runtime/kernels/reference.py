@@ -34,6 +34,7 @@ REFERENCE = Ops(
     write_kv=write_kv.reference,
     split_qkv=split_qkv.reference,
     attention=attention.reference,
+    gated_delta=gated_delta.reference,
     act_and_mul=act_and_mul.reference,
     sample=sample.reference,
     argmax=argmax.reference,
@@ -43,5 +44,4 @@ REFERENCE = Ops(
     step_inputs=step_inputs.reference,
     append_ids=append_ids.reference,
     quantize=quantize.reference,
-    gated_delta=gated_delta.reference,
 )

@@ -244,8 +244,8 @@ class Decoder:
             for name in [name for name in tensors if name.startswith(prefix)]:
                 tensors[name] = moved(tensors[name], device)
         qk_norm = state = latent = None
-        if attention.kind == "state":
-            state = self._state(prefix, tensors)
+        if attention.kind == "state" and spec.state is not None:
+            state = gated_delta_net.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
         elif spec.latent is not None:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
@@ -271,12 +271,6 @@ class Decoder:
             mlp_outer_norm=self._norm_of(tensors, prefix + "mlp_outer_norm") if spec.outer_norms else None,
         )
         return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
-
-    def _state(self, prefix: str, tensors: MutableMapping[str, Weight]) -> GatedDeltaNet:
-        spec, gated_delta = self.spec, self._ops.gated_delta
-        if spec.state is None or gated_delta is None:
-            raise ValueError(f"no layers with a state with the operations of {self._ops.name}")
-        return gated_delta_net.build(prefix, spec.state, gated_delta, tensors, spec.norm_eps)
 
     def _norm_of(self, tensors: MutableMapping[str, Weight], name: str) -> Tensor:
         """In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0."""

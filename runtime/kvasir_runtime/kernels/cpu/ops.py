@@ -48,6 +48,7 @@ CPU = Ops(
     write_kv=write_kv.reference,
     split_qkv=split_qkv.cpu,
     attention=attention.cpu,
+    gated_delta=gated_delta.cpu,
     act_and_mul=act_and_mul.cpu,
     sample=sample.cpu,
     argmax=argmax.reference,
@@ -57,7 +58,6 @@ CPU = Ops(
     step_inputs=step_inputs.reference,
     append_ids=append_ids.reference,
     quantize=quantize.reference,
-    gated_delta=gated_delta.cpu,
     invariant_dtypes=(torch.float32,),
 )
 

@@ -71,7 +71,7 @@ def load_model(
     capability = placement.capability(device)
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
     _check_batch_invariant(options, dtype, ops)
-    _check_layers(options, spec, device, ops)
+    _check_layers(options, spec)
     if copies is not None:
         _check_pinned(options)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
@@ -159,14 +159,8 @@ def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) 
     raise StartError(f"--batch-invariant is not possible in {name} with the kernels of {ops.name}: {instead}")
 
 
-def _check_layers(options: ServeOptions, spec: DecoderSpec, device: torch.device, ops: Ops) -> None:
-    """Reject layers with a state or latent attention where they cannot be computed, or not as the options request."""
-    if spec.latent is not None and device.type != "cpu":
-        raise StartError(f"latent attention is not computed on {device.type} yet: set --device cpu")
-    if spec.state is not None and ops.gated_delta is None:
-        raise StartError(
-            f"layers with a state (linear attention) are not computed by the kernels of {ops.name}: set --device cpu"
-        )
+def _check_layers(options: ServeOptions, spec: DecoderSpec) -> None:
+    """Reject layers with a state or latent attention where they cannot be computed as the options request."""
     if options.batch_invariant and (spec.state is not None or spec.latent is not None):
         kind = "latent attention" if spec.state is None else "layers with a state (linear attention)"
         raise StartError(

@@ -18,7 +18,6 @@ from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory, cache_blocks, fitting_limit
-from kvasir_runtime.runner.startup.load_model import load_model
 from kvasir_runtime.wire import Progress, SamplingConfig
 
 MIB = 2**20
@@ -169,22 +168,14 @@ def test_layers_with_a_state_have_blocks_that_hold_it_and_limits_of_their_own(tm
     assert (facts.num_blocks, facts.block_bytes) == (2 * 21, 48 * 256)
     with pytest.raises(StartError, match="--batch-invariant is not possible for layers with a state"):
         built(folder, batch_invariant=True, dtype="float32")
-    elsewhere = replace(cpu_ops(), name="card", gated_delta=None)
-    with pytest.raises(
-        StartError, match=r"layers with a state .* are not computed by the kernels of card: set --device"
-    ):
-        build(ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=256), lambda _: None, ops=elsewhere)
 
 
-def test_latent_rows_take_their_memory_and_no_card(tmp_path: Path) -> None:
+def test_latent_rows_take_their_memory(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "latent", Shape(family="deepseek_v2", max_position_embeddings=512))
     runner = built(folder, kv_cache_tokens=512, dtype="float32")
     assert (runner.facts.kv_bytes_per_token, runner.blocks.shape[2]) == (2 * 32 * 4, 16 * 2 * 32 * 4)
-    options = ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=512)
     with pytest.raises(StartError, match="--batch-invariant is not possible for latent attention"):
         built(folder, batch_invariant=True, dtype="float32")
-    with pytest.raises(StartError, match="latent attention is not computed on meta yet: set --device cpu"):
-        load_model(options, folder, torch.device("meta"), CPU, lambda _: None)
 
 
 def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ DEVICE = triton_device.device()
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of, scheduler_of
 from fakes.checkpoints import Shape
+from fakes.oracle import oracle_of
 from fakes.overlapping import Overlapping
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.kv_quant import FLOAT8
@@ -29,8 +30,10 @@ SHAPES = {
     "qwen2-moe": Shape(family="qwen2_moe"),
     "gemma2": Shape(family="gemma2", tied=True, head_dim=24),
     "gemma3": Shape(family="gemma3_text", tied=True, head_dim=24),
+    "qwen3-next": Shape(family="qwen3_next", std=0.2),
+    "deepseek-v2": Shape(family="deepseek_v2", std=0.2),
 }
-CACHES = [*((name, None) for name in SHAPES), ("llama", FLOAT8)]
+CACHES = [*((name, None) for name in SHAPES), ("llama", FLOAT8), ("deepseek-v2", torch.int8)]
 
 
 @pytest.mark.parametrize(("name", "cached"), CACHES)
@@ -56,6 +59,14 @@ def test_several_tokens_at_once_behind_long_and_short_contexts(tmp_path: Path) -
         return [stream.answer for stream in streams]
 
     assert found(ops_for(DEVICE)) == found(REFERENCE)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "deepseek-v2"])
+def test_logits_of_prompts_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    folder = checkpoints.write(tmp_path / name, SHAPES[name])
+    tokens = tuple(random.Random(3).choices(range(3, 320), k=45))
+    found = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops_for(DEVICE), device=DEVICE).logits(tokens)
+    torch.testing.assert_close(found.cpu(), oracle_of(folder).logits(tokens), atol=1e-4, rtol=1e-4)
 
 
 def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, list[int]]:
