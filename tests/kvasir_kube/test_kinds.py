@@ -1,5 +1,7 @@
 """Paths and small readers of objects."""
 
+import json
+
 import pytest
 
 from kvasir_kube import kinds
@@ -32,3 +34,12 @@ def test_slim_drops_what_nobody_reads():
 @pytest.mark.parametrize(("version", "number"), [("12", 12), ("", -1), ("opaque", -1)])
 def test_resource_version_is_a_number_or_unknown(version, number):
     assert kinds.resource_version({"metadata": {"resourceVersion": version}}) == number
+
+
+def test_equal_texts_of_two_documents_are_one_object():
+    said = json.dumps({"metadata": {"labels": {"app": "kvasir"}}, "list": [1, None, "one word", "x" * 65]})
+    one, other = (kinds.with_shared_text(json.loads(said)) for _ in range(2))
+    assert one == other == json.loads(said)
+    assert next(iter(one["metadata"])) is next(iter(other["metadata"]))
+    assert one["metadata"]["labels"]["app"] is other["metadata"]["labels"]["app"]
+    assert one["list"][2] is other["list"][2]

@@ -17,6 +17,7 @@ from kvasir_kube.kinds import (
     resource_version,
     strip_managed_fields,
     uid,
+    with_shared_text,
 )
 from kvasir_operator.loop.name_index import NameIndex
 
@@ -41,7 +42,7 @@ class Store:
             return False
         if known is not None:
             self._unindex(kind, known)
-        objects[key(obj)] = strip_managed_fields(obj)
+        objects[key(obj)] = with_shared_text(strip_managed_fields(obj))
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
         if kind is INFERENCE_SERVICE:
             self.names.add(objects[key(obj)])
