@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-operator bench-autoscaling bench-start bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-neighbours bench-operator bench-autoscaling bench-start bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ bench-scaling: setup  ## Measure 1 to 32 streams against what memory and process
 
 bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it, and write docs/benchmarks/host-tier.md (BENCH_ARGS="--dir /dev/shm")
 	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier --write $(BENCH_ARGS)
+
+bench-neighbours: setup  ## Measure what a thousand streams, aborts, slow readers, long prompts and overload do to others, and write docs/benchmarks/neighbours.md
+	@PYTHONPATH=tests $(BIN)/python -m bench.neighbours --write $(BENCH_ARGS)
 
 bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 500 1000 --write")
 	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)
