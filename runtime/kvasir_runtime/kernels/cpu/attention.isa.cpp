@@ -3,6 +3,7 @@
 //
 // Work is cut into (sequence, key head, up to ROWS rows); sequences of few rows are cut along their positions too, at
 // fixed places, so that one long sequence keeps all threads busy and a result does not depend on who else is in the batch.
+// In float32 sums of many rows end there too, so that it does not depend on how much of its own sequence comes at a time.
 #include "attention_few.h"
 #include "attention_tile.h"
 
@@ -73,6 +74,27 @@ KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, 
                     t.out + row * w.columns, w.columns, keep, w.columns / kLanes);
 }
 
+// Adds the sums of one split to those of the splits before it, which its being empty leaves as they are.
+KVASIR_INLINE void fold(float* best, float* total, float* out, float split_best, float split_total, const float* split,
+                        int64_t columns) {
+  const float now = split_best > *best ? split_best : *best;
+  const Floats before = exp2(splat(*best - now)), keep = exp2(splat(split_best - now));
+  *best = now;
+  *total = multiply_add(splat(split_total), keep, splat(*total) * before)[0];
+  for (int64_t d = 0; d < columns; d += kLanes) store(out + d, multiply_add(load(split + d), keep, load(out + d) * before));
+}
+
+// The same for all rows of a tile; the next split begins with empty sums.
+KVASIR_INLINE void fold_rows(const Tile& t, const Widths& w, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    fold(t.whole_maxima + r, t.totals + r, t.whole + r * w.columns, t.maxima[r], sum(load(t.sums + r * kLanes)),
+         t.out + r * w.columns, w.columns);
+    t.maxima[r] = LEAST;
+  }
+  __builtin_memset(t.out, 0, rows * w.columns * 4);
+  __builtin_memset(t.sums, 0, rows * kLanes * 4);
+}
+
 // ahead: what this thread most likely reads next.
 template <class Kind, class Query, class From>
 void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead, float* partials) {
@@ -86,10 +108,14 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = item.start + (first_row + r) / group, head = item.kv_head * group + (first_row + r) % group;
     elements<Kind>(query + token * a.token_stride + head * a.head_dim, a.head_dim, t.query + r * w.depth, w.depth);
-    t.maxima[r] = LEAST;
+    t.maxima[r] = t.whole_maxima[r] = LEAST;
+    t.totals[r] = 0;
   }
+  // In bfloat16 prompts and answers have kernels of their own, so that their bits differ anyway.
+  const bool many = Kind::kWidth == 1 && item.cut.tiles > 1;
   __builtin_memset(t.out, 0, rows * w.columns * 4);
   __builtin_memset(t.sums, 0, rows * kLanes * 4);
+  if (many) __builtin_memset(t.whole, 0, rows * w.columns * 4);
   const auto [first, stop] = span_of(a, item);
   alignas(64) static const uint8_t zeros[4096] = {};
   const int64_t* table = table_of(a, item);
@@ -116,10 +142,11 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
       }
       if (any) panel<Kind, SCALED>(t, w, row, count, padded, from, to, scale);
     }
+    if (many && ((at + KEYS) % SPLIT == 0 || at + KEYS >= stop)) fold_rows(t, w, rows);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const float total = sum(load(t.sums + r * kLanes));
-    const float* out = t.out + r * w.columns;
+    const float total = many ? t.totals[r] : sum(load(t.sums + r * kLanes));
+    const float* out = (many ? t.whole : t.out) + r * w.columns;
     if (item.partial < 0) {
       finish<Query>(a, out, total, item.start + (first_row + r) / group, item.kv_head * group + (first_row + r) % group);
     } else {
@@ -139,13 +166,10 @@ void merge(const AttentionArgs& a, const Item& item, const float* partials) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* first = partials + (item.partial + r) * stride;
     float best = LEAST, total = 0, out[1024];
-    for (int64_t s = 0; s < item.cut.splits; ++s) best = first[s * rows * stride] > best ? first[s * rows * stride] : best;
     __builtin_memset(out, 0, columns * 4);
     for (int64_t s = 0; s < item.cut.splits; ++s) {
       const float* part = first + s * rows * stride;
-      const Floats keep = exp2(splat(part[0] - best));
-      total += part[1] * keep[0];
-      for (int64_t d = 0; d < columns; d += kLanes) store(out + d, multiply_add(load(part + 16 + d), keep, load(out + d)));
+      fold(&best, &total, out, part[0], part[1], part + 16, columns);
     }
     finish<Query>(a, out, total, item.start + r / group, item.kv_head * group + r % group);
   }

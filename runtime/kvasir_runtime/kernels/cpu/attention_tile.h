@@ -91,6 +91,9 @@ struct Tile {
   float* out;          // (ROWS, columns)
   float* sums;         // (ROWS, kLanes)
   float* maxima;       // (ROWS)
+  float* whole;        // (ROWS, columns) of the splits before
+  float* totals;       // (ROWS)
+  float* whole_maxima; // (ROWS)
   float* key_scales;   // (KEYS)
   float* value_scales; // (KEYS)
   const uint8_t** at;  // (KEYS) rows of the cache
@@ -101,7 +104,7 @@ struct Tile {
 Tile tile_of(int tid, const AttentionArgs& a) {
   const Widths w = widths(a, 1);
   const int64_t words = ROWS * w.depth + KEYS * (2 * w.depth + w.columns) + 2 * kMostPanelRows * KEYS +
-                        ROWS * (w.columns + kLanes + 1) + 2 * KEYS + few_floats(a) + 17 * 16;
+                        ROWS * (2 * w.columns + kLanes + 3) + 2 * KEYS + few_floats(a) + 20 * 16;
   auto* next = static_cast<uint32_t*>(kvasir::own_scratch(tid, kvasir::SLOT_ATTENTION, 4 * words + 8 * KEYS + 64));
   Tile t;
   const auto take = [&](int64_t count) {
@@ -120,6 +123,9 @@ Tile tile_of(int tid, const AttentionArgs& a) {
   t.out = take_floats(ROWS * w.columns);
   t.sums = take_floats(ROWS * kLanes);
   t.maxima = take_floats(ROWS);
+  t.whole = take_floats(ROWS * w.columns);
+  t.totals = take_floats(ROWS);
+  t.whole_maxima = take_floats(ROWS);
   t.key_scales = take_floats(KEYS);
   t.value_scales = take_floats(KEYS);
   t.few = take_floats(few_floats(a));

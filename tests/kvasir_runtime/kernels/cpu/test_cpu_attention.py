@@ -70,6 +70,22 @@ def test_every_variant_agrees_and_neighbours_change_no_bit(
             assert torch.equal(variant.attention(parts[index], kept, alone, scale, window, chunk=chunk), mine)
 
 
+@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (300, 0), (0, 290)])
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_token_has_the_same_bits_however_much_of_its_sequence_comes_with_it(
+    variant: CpuKernels, heads: tuple[int, int, int, int], window: int, chunk: int
+) -> None:
+    """All at once, as a prompt is, or one by one, as an answer is: so that one that is computed again is the same."""
+    length = 800
+    query, cache, tables = case(heads, ((length,), (length,)))
+    whole = variant.attention(query, cache, AttentionMetadata((length,), (length,), tables), 0.3, window, chunk=chunk)
+    for count in (1, 7, 64, 300):
+        for end in (count, 255 + count, 256 + count, 400 + count, 500 + count):
+            part = AttentionMetadata((count,), (end,), tables)
+            got = variant.attention(query[end - count : end], cache, part, 0.3, window, chunk=chunk)
+            assert torch.equal(got, whole[end - count : end]), (count, end)
+
+
 def test_extreme_scores_stay_finite(variant: CpuKernels) -> None:
     query, cache, tables = case(HEADS[0], ((1, 20), (300, 20)))
     attn_metadata = AttentionMetadata((1, 20), (300, 20), tables)
