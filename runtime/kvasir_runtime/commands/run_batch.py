@@ -88,6 +88,7 @@ def _usual_key(*, own: bool) -> str:
 def _server(model: str, options: tuple[str, ...]) -> Iterator[str]:
     """The address of a server of our own, once it is ready. Raises ServerError."""
     command = [sys.executable, "-m", "kvasir_runtime", "serve", model, "--port", "0", "--ops-port", "0"]
+    command += ["--max-waiting-seconds", "0"]  # a file is answered whole, however long that takes
     process = subprocess.Popen([*command, *options, "--log-format", "json"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     log = threading.Thread(target=deque, args=(process.stderr, 0))  # keeps no line of it

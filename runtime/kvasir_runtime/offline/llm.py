@@ -33,6 +33,8 @@ Messages = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+UNBOUNDED = {"max_waiting_seconds": 0, "max_waiting_tokens": 0}
+"""Unless given: a call has all its prompts answered, however long the last ones wait."""
 OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace", "revision", "chat_template"})
 
 
@@ -243,7 +245,7 @@ def _settings(model: str, options: Mapping[str, Any]) -> ServeOptions:
         known = ", ".join(sorted(OPTIONS - {"memory_percent"} | {"memory_fraction"}))
         raise ValueError(f"LLM has no option {', '.join(unknown)}; there are {known}")
     try:
-        return ServeOptions(model=str(model), **given)
+        return ServeOptions(model=str(model), **{**UNBOUNDED, **given})
     except ValidationError as error:
         raise ValueError(describe(error)) from error
 

@@ -17,6 +17,7 @@ from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
 from kvasir_runtime import LLM, BeamSearchParams, EngineError, PromptError, SamplingParams
 from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
+from kvasir_runtime.offline.llm import _settings
 from kvasir_runtime.offline.outputs import Output
 
 ROOT = Path(__file__).parents[3]
@@ -298,6 +299,11 @@ def test_a_program_for_vllm_runs():
         assert "What is Kvasir?" in chat.prompt
         with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
             made.generate("x", each)
+
+
+def test_a_call_waits_as_long_as_its_prompts_take_unless_told_otherwise():
+    assert (_settings("m", {}).max_waiting_seconds, _settings("m", {}).max_waiting_tokens) == (0, 0)
+    assert _settings("m", {"max_waiting_seconds": 5}).max_waiting_seconds == 5
 
 
 def test_a_seed_of_the_class_repeats_what_was_drawn():
