@@ -74,11 +74,12 @@ def test_a_schema(kind, url):
 
 def test_a_text_completion(url):
     asked = {"model": "text-completion-openai/tiny", "api_base": f"{url}/v1", "api_key": "k", "prompt": "hello"}
-    assert litellm.text_completion(**asked, max_tokens=4).choices[0].finish_reason == "length"
+    assert litellm.text_completion(**asked, max_tokens=4, temperature=0).choices[0].finish_reason == "length"
 
 
 async def test_responses(url):
-    asked = {"model": "openai/tiny", "api_base": f"{url}/v1", "api_key": "k", "input": "hello", "max_output_tokens": 16}
+    asked = {"model": "openai/tiny", "api_base": f"{url}/v1", "api_key": "k", "input": "hello"}
+    asked |= {"max_output_tokens": 16, "temperature": 0}  # drawn at random, an answer may end before
     assert (await litellm.aresponses(**asked)).status == "incomplete"
     kinds = [event.type async for event in await litellm.aresponses(**asked, stream=True)]
     assert "response.output_text.delta" in kinds
@@ -86,7 +87,7 @@ async def test_responses(url):
 
 async def test_anthropics_messages(url):
     answer = await litellm.anthropic.messages.acreate(
-        **{**route("anthropic", url), "messages": HELLO, "max_tokens": 4, "num_retries": 0}
+        **{**route("anthropic", url), "messages": HELLO, "max_tokens": 4, "temperature": 0, "num_retries": 0}
     )
     assert answer["stop_reason"] == "max_tokens"
 
