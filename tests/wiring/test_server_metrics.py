@@ -52,6 +52,7 @@ CACHE = {
 VLLM = {
     "num_requests_running": ("gauge", set(), ()),
     "num_requests_waiting": ("gauge", set(), ()),
+    "avg_generation_throughput_toks_per_s": ("gauge", set(), ()),
     "num_requests_waiting_by_reason": ("gauge", {"reason"}, ()),
     "kv_cache_usage_perc": ("gauge", set(), ()),
     "gpu_cache_usage_perc": ("gauge", set(), ()),
