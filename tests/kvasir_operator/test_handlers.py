@@ -1,0 +1,116 @@
+"""Very many events, and watches that start again and again: what they cost in requests, reconciles and memory."""
+
+import asyncio
+import contextlib
+import gc
+import re
+import tracemalloc
+
+from fakes import virtual_loop
+from fakes.cluster import FakeCluster
+from fakes.operator_bench import Bench
+from fakes.virtual_loop import LoopClock, elapse
+from kvasir_kube.kinds import POD
+from kvasir_operator.handlers import store_events
+from kvasir_operator.loop.resync import WATCHED
+
+PODS, EVENTS, BURST = 40, 8000, 200
+MIB = 1 << 20
+
+
+class Counting(FakeCluster):
+    """asked: the verb of each request."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def _raise(self, verb):
+        self.asked.append(verb)
+        super()._raise(verb)
+
+
+class LoopBench(Bench):
+    """Every loop of the operator but the watches, whose part the test plays."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock, self.cluster = LoopClock(asyncio.get_running_loop()), Counting()
+        self.operator = self.started()
+        self.hear = store_events(self.operator.store, self.operator.workqueue, self.operator.resync)
+
+    @property
+    def reconciles(self):
+        text = self.operator.telemetry.text().decode()
+        return sum(map(float, re.findall(r"^kvasir_operator_reconciles_total\{.*\} (\S+)$", text, re.MULTILINE)))
+
+    def watch(self):
+        """Watches begin, and deliver everything as a list."""
+        self.operator.resync.began()
+        for kind, _ in WATCHED:
+            for obj in self.cluster.objects.get(kind.plural, {}).values():
+                self.hear(kind, "", obj)
+
+
+@contextlib.asynccontextmanager
+async def settled():
+    """A service of many pods with nothing to do."""
+    bench = LoopBench()
+    await bench.put_service(replicas=PODS)
+    await bench.operator.fill()
+    running = asyncio.create_task(bench.operator.run())
+    await elapse(5)
+    await bench.put_pods(PODS)
+    bench.watch()
+    await elapse(120)
+    assert bench.reason() == "AllReplicasReady"
+    bench.cluster.asked.clear()
+    yield bench
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def test_a_storm_of_events_is_a_few_reconciles_and_no_request():
+    async def story():
+        async with settled() as bench:
+            pods = list(bench.cluster.objects[POD.plural].values())
+            version = max(int(pod["metadata"]["resourceVersion"]) for pod in pods)
+            before = bench.reconciles
+            gc.collect()
+            tracemalloc.start()
+            for number in range(EVENTS):
+                pod = pods[number % PODS]
+                metadata = {
+                    **pod["metadata"],
+                    "resourceVersion": str(version + number + 1),
+                    "annotations": {"example.com/heartbeat": str(number)},
+                }
+                bench.hear(POD, "MODIFIED", {**pod, "metadata": metadata})
+                if number % BURST == 0:
+                    await elapse(0.02)
+            await elapse(10)
+            gc.collect()
+            grown, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            seconds = EVENTS / BURST * 0.02
+            assert bench.reconciles - before <= seconds / 0.05 + 10
+            assert [verb for verb in bench.cluster.asked if verb != "list"] == []
+            assert grown < MIB
+
+    virtual_loop.run(story())
+
+
+def test_watches_that_start_again_and_again_list_everything_once_in_three_seconds():
+    """As behind an API server that restarts, or a proxy that cuts each of them."""
+
+    async def story():
+        async with settled() as bench:
+            for _ in range(120):
+                bench.watch()
+                await elapse(0.5)
+            lists = bench.cluster.asked.count("list")
+            assert len(WATCHED) <= lists <= len(WATCHED) * (60 / 3 + 1)
+            assert [verb for verb in bench.cluster.asked if verb != "list"] == []
+
+    virtual_loop.run(story())
