@@ -132,6 +132,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tenant: name of who pays for it; weight: its share among tenants that wait, above 0.
     generated: ids of the answer that another engine has drawn and reported. The next one is drawn behind them, as after
     a preemption; they count against max_tokens and are not reported again. Neither beams nor prompt_logprobs beside it.
+    admitted: it waits as long as it takes. The engine judged an earlier one of its HTTP request, or another engine has
+    begun its answer.
     """
 
     request_id: str
@@ -149,6 +151,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tenant: str = ""
     weight: float = 1.0
     generated: tuple[int, ...] = ()
+    admitted: bool = False
 
     @property
     def prompt_tokens(self) -> int:

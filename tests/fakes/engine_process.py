@@ -19,11 +19,11 @@ from kvasir_runtime.wire import Progress
 
 
 class PacedRunner(FakeRunner):
-    """A step takes 10 ms and half of one for each token, and answers never say EOS."""
+    """A step takes 50 ms and half of one for each token, and answers never say EOS."""
 
     def collect(self, handle: StepResults) -> StepResults:
         """In order of launch."""
-        time.sleep(0.010 + 0.0005 * self.launched[-self.in_flight].num_tokens)
+        time.sleep(0.050 + 0.0005 * self.launched[-self.in_flight].num_tokens)
         return super().collect(handle)
 
 

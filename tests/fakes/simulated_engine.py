@@ -46,7 +46,13 @@ class SimulatedEngine:
         heapq.heappush(self._events, (time, next(self._numbers), what))
 
     def submit(
-        self, prompt_tokens: int, answer_tokens: int, hear: Callable[[EngineOutput], None], *, ttft_s: float = 0.0
+        self,
+        prompt_tokens: int,
+        answer_tokens: int,
+        hear: Callable[[EngineOutput], None],
+        *,
+        ttft_s: float = 0.0,
+        admitted: bool = False,
     ) -> str:
         """Send a request of its own prompt, whose answer ends after so many tokens; the engine is not told when."""
         number = next(self._numbers)
@@ -56,6 +62,7 @@ class SimulatedEngine:
             prompt=(number,) * prompt_tokens,
             sampling=SamplingConfig(max_tokens=MAX_ANSWER),
             ttft_s=ttft_s,
+            admitted=admitted,
         )
         self._left[request_id], self._hear[request_id] = answer_tokens, hear
         refused = self.scheduler.submit(request, self.now)
@@ -81,7 +88,7 @@ class SimulatedEngine:
 
     def step(self) -> bool:
         """Compute one step. False where there is none to compute."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now) if self.scheduler.has_work else None
         for output in self.scheduler.deadlines.take_refusals():
             self._tell(output)
         if plan is None:

@@ -14,7 +14,7 @@ from kvasir_api import names
 FAKE = (sys.executable, str(Path(__file__).resolve().parent.parent / "fakes" / "serve_fake.py"))
 LIMIT_S = 120.0
 CALLERS = 24
-OBJECTIVE = {names.HEADER_TTFT: "400"}
+OBJECTIVE = {names.HEADER_TTFT: "1000"}
 
 pytestmark = pytest.mark.xdist_group("server-overload")
 
@@ -63,7 +63,7 @@ def test_the_openai_client_is_refused_under_overload_and_served_after_it(server)
     for error in refused:
         assert (error.status_code, error.code, error.type) == (429, "ttft_unreachable", "rate_limit_error")
         assert 1 <= int(error.response.headers["retry-after"]) <= 38
-        assert "later than the objective of 0.4 s" in error.message
+        assert "later than the objective of 1 s" in error.message
     server.until("an idle engine", lambda: not server.state()["running"] + server.state()["waiting"], LIMIT_S)
     with server.strict_openai() as client:
         assert ask(client, "after").usage.completion_tokens == 8

@@ -1,9 +1,10 @@
 """Whether a request may wait for its first token, by its objective and by how long the queue is in seconds.
 
-Owned by the scheduler. A request with an objective is taken where the prediction, made worse by the 0.9 quantile of
-actual to predicted times, meets it; where nothing is to be waited for; and while predictions are not true enough. It
-waits where only the 0.1 quantile meets it, until the time is too short to compute its prompt; else it is refused. A
-refusal says by how much it would be late, which is when another try may succeed. Pure: seconds are given.
+Owned by the scheduler. Nothing is refused that has not to wait, nor while predictions are not true enough. A request
+with an objective is refused at once where the prediction misses it even by the LEAST quantile of actual to predicted
+times; else it waits until the time is too short to compute its prompt by the HIGH quantile. One that was admitted with
+others of its HTTP request is never refused. A refusal says by how much it would be late, which is when another try may
+succeed. Pure: seconds are given.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,15 +19,13 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
 from kvasir_runtime.core.step_prompts import PromptInStep, lacking
-from kvasir_runtime.core.ttft_predictor import QueuedWork, StepLoad, TtftPredictor
+from kvasir_runtime.core.ttft_predictor import HIGH, LOW, QueuedWork, StepLoad, TtftPredictor
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 from kvasir_runtime.wire import EngineOutput
 
 LEAST: Final = 0.02
-LOW: Final = 0.1
-HIGH: Final = 0.9
-"""Quantiles of the ratios of actual to predicted times. A request is refused at once where nearly every ratio would
-make it late; how far LOW and HIGH are apart says how true predictions are."""
+"""Quantile of the ratios of actual to predicted times, by which a request is refused at once: nearly every one would
+make it late."""
 
 FORGOTTEN: Final = 64
 """Latest starts of requests that wait no more, before they are forgotten."""
@@ -45,7 +44,7 @@ class _Start(NamedTuple):
 
 
 class DeadlineAdmission:
-    """rows: free ones, as the scheduler changes them."""
+    """running, rows: requests with rows, and free rows, as the scheduler changes them."""
 
     __slots__ = (
         "_lacks_rows",
@@ -55,13 +54,14 @@ class DeadlineAdmission:
         "_predictor",
         "_refusals",
         "_rows",
+        "_running",
         "_saved_s",
         "_starts",
         "_waiting",
     )
 
-    def __init__(self, limits: Limits, waiting: WaitingQueue, rows: Collection[int]) -> None:
-        self._limits, self._waiting, self._rows = limits, waiting, rows
+    def __init__(self, limits: Limits, waiting: WaitingQueue, running: Collection[str], rows: Collection[int]) -> None:
+        self._limits, self._waiting, self._running, self._rows = limits, waiting, running, rows
         self._predictor = TtftPredictor()
         self._ledger = RefusalLedger()
         self._left_tokens = 0
@@ -74,9 +74,10 @@ class DeadlineAdmission:
         """By which those that wait have become earlier, since overdue ones before them left."""
 
     def arrived(self, kind: RequestKind, now: float) -> EngineOutput | None:
-        """A request comes to wait; an output is its refusal. One that another engine began is never refused."""
+        """A request comes to wait; an output is its refusal. One that was admitted before is never refused."""
+        self._settle()
         request, num_waiting = kind.request, len(self._waiting)
-        if request.request.generated or self._is_idle(kind):
+        if request.request.admitted or self._is_idle(kind):
             return None
         limit = self._limits.max_waiting_tokens
         tokens = self._waiting.uncached_tokens + request.uncached_estimate
@@ -143,6 +144,7 @@ class DeadlineAdmission:
     @property
     def queue_s(self) -> float:
         """Seconds to the first token of a request that arrives now and has nothing to compute; -1 where not known."""
+        self._settle()
         num_waiting = len(self._waiting)
         tokens = self._left_tokens + self._waiting.uncached_tokens
         predicted_s = self._predictor.predict(QueuedWork(tokens, 0, self._places(num_waiting, 1)))
@@ -168,6 +170,11 @@ class DeadlineAdmission:
         predicted_s = max(0.0, self._predictor.predict(work))
         kind.request.predicted_s, kind.request.predicted_at, kind.request.saved_s = predicted_s, now, self._saved_s
         return predicted_s
+
+    def _settle(self) -> None:
+        """Forget what the last plan left of requests that have all ended since: no plan follows where none is left."""
+        if not self._running:
+            self._left_tokens, self._lacks_rows = 0, False
 
     def _is_idle(self, kind: RequestKind) -> bool:
         """Whether nothing has to be done before a request."""

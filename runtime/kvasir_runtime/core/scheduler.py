@@ -64,7 +64,7 @@ class Scheduler:
         self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, pending, self._running)
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
-        self.deadlines = DeadlineAdmission(limits, self._waiting, self._rows)
+        self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows)
         self._launched: deque[tuple[StepPlan, list[LaunchedChunk], StepLoad]] = deque()
         self._budget = TokenBudget.of(limits)
         self._step = self._collected = self._reports = 0

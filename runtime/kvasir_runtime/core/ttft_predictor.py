@@ -14,8 +14,11 @@ KEPT: Final = 200
 """Ratios of the last requests."""
 LEAST: Final = 20
 """Of them, before requests are refused by predictions."""
+LOW: Final = 0.1
+HIGH: Final = 0.9
+"""Quantiles of the ratios; how far they are apart says how true predictions are."""
 MAX_SPREAD: Final = 3.0
-"""Of the 0.9 quantile of the ratios over the 0.1 quantile, above which predictions say too little to refuse by them."""
+"""Of the HIGH quantile over the LOW one, above which predictions say too little to refuse by them."""
 LEAST_ADMITTED: Final = 8
 """Requests that got the rows of others, before the rate at which rows come free counts."""
 
@@ -111,4 +114,4 @@ class TtftPredictor:
     @property
     def calibrated(self) -> bool:
         """Whether predictions are true enough to refuse requests by them."""
-        return len(self._last) >= LEAST and self.ratio(0.9) <= MAX_SPREAD * self.ratio(0.1)
+        return len(self._last) >= LEAST and self.ratio(HIGH) <= MAX_SPREAD * self.ratio(LOW)

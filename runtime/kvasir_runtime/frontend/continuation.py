@@ -177,7 +177,7 @@ def _resumed(
         sampling = msgspec.structs.replace(
             one.sampling, seed=seed, max_tokens=origin.max_tokens[prompt], prompt_logprobs=shown
         )
-        requests.append(msgspec.structs.replace(one, sampling=sampling, generated=tuple(history.ids)))
+        requests.append(msgspec.structs.replace(one, sampling=sampling, generated=tuple(history.ids), admitted=True))
     return dataclasses.replace(
         request,
         answer_id=origin.answer_id,

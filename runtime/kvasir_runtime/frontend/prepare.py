@@ -160,6 +160,7 @@ def _requests(
                 ttft_s=sender.ttft_s,
                 tenant=sender.tenant,
                 weight=sender.weight,
+                admitted=number + choice > 0,
             )
             for choice in range(num_drawn)
         ]

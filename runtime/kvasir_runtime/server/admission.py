@@ -18,24 +18,19 @@ def queue_refusal(
     inflight: int,
     max_sequences: int,
     max_waiting: int,
-    max_waiting_s: float = 0.0,
     jitter: float = 0.5,
 ) -> ApiError | None:
-    """429 when more than max_waiting sequences would wait, or any for longer than max_waiting_s, else None.
+    """429 when more than max_waiting sequences would wait, else None. The engine bounds seconds, by what is before one.
 
     inflight: sequences accepted and not ended, the new ones included, more recent than the snapshot. While the engine
-    reports no waiting request, all places of its batch count as free. max_waiting_s: as is predicted; 0 for no bound.
-    jitter: 0..1, spreads the retries.
+    reports no waiting request, all places of its batch count as free. jitter: 0..1, spreads the retries.
     """
     ttft = state.ttft
     places = max_sequences if state.waiting == 0 else min(state.running, max_sequences)
     waiting = inflight - places
-    if waiting > max_waiting:
-        message = f"{waiting} requests would wait for a place; at most {max_waiting} may."
-    elif max_waiting_s and ttft.calibrated and ttft.queue_s > max_waiting_s:
-        message = f"The first token would come in about {ttft.queue_s:.0f} s; requests wait for {max_waiting_s:g} s."
-    else:
+    if waiting <= max_waiting:
         return None
+    message = f"{waiting} requests would wait for a place; at most {max_waiting} may."
     if ttft.calibrated and ttft.queue_s > 0:
         retry_s = clamped_retry_s(ttft.queue_s, jitter)
     else:

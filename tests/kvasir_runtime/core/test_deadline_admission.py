@@ -118,13 +118,13 @@ def test_the_queue_is_bounded_in_seconds_once_predictions_are_true():
     assert max(waits) < 8.0
 
 
-def submitted(scheduler, number, *, prompt_tokens=40, generated=()):
+def submitted(scheduler, number, *, prompt_tokens=40, admitted=False):
     return scheduler.submit(
         EngineRequest(
             request_id=f"r{number}",
             prompt=(number + 1,) * prompt_tokens,
             sampling=SamplingConfig(max_tokens=8),
-            generated=generated,
+            admitted=admitted,
         ),
         0.0,
     )
@@ -142,7 +142,35 @@ def test_the_queue_is_bounded_in_tokens():
     assert refused is not None
     assert (refused.code, refused.finish_reason) == (OVERLOADED, "error")
     assert "120 prompt tokens" in refused.message
-    assert submitted(scheduler, 4, generated=(5,)) is None  # another engine began it
+    assert submitted(scheduler, 4, admitted=True) is None
+
+
+def test_what_a_request_that_left_would_have_taken_is_no_queue():
+    """Its client hangs up while nothing else is to do, so no plan follows that would find it gone."""
+    engine, _ = under(3.0, seconds=30.0)
+    names = [engine.submit(4_000, 10, lambda _: None) for _ in range(12)]
+    engine.step()
+    assert forecast(engine).queue_s > 5.0
+    for name in names:
+        engine.abort(name)
+    assert forecast(engine).queue_s < 0.2
+    heard = []
+    engine.submit(1_000, 3, heard.append, ttft_s=0.001)
+    engine.run(until=engine.now + 30.0)
+    assert heard[-1].finish_reason == "stop"
+
+
+def test_choices_of_one_request_are_judged_once():
+    engine, _ = under(3.0, seconds=30.0)
+    refused, heard = [], []
+    for _ in range(40):
+        engine.submit(4_000, 3, refused.append)
+    assert {output.code for output in refused} == {OVERLOADED}
+    for _ in range(3):
+        engine.submit(4_000, 3, heard.append, ttft_s=0.1, admitted=True)
+    engine.run(until=engine.now + 500.0)
+    assert sum(output.finish_reason == "stop" for output in heard) == 3
+    assert not any(output.code for output in heard)
 
 
 def test_what_a_client_leaves_is_not_refused_later():

@@ -70,7 +70,13 @@ def engine_requests(answer_id: str, made: EmbeddingInputs | ScoringInputs) -> tu
     """One for each prompt, in order."""
     sampling = SamplingConfig(max_tokens=1)
     return tuple(
-        EngineRequest(request_id=f"{answer_id}-{number}", prompt=prompt, sampling=sampling, pooling=made.pooling)
+        EngineRequest(
+            request_id=f"{answer_id}-{number}",
+            prompt=prompt,
+            sampling=sampling,
+            pooling=made.pooling,
+            admitted=number > 0,
+        )
         for number, prompt in enumerate(made.prompts)
     )
 

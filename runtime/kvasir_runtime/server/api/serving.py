@@ -192,7 +192,6 @@ def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) ->
         inflight=served_model.client.num_inflight + app_state.num_preparing + num_new,
         max_sequences=served_model.max_sequences,
         max_waiting=app_state.options.max_waiting,
-        max_waiting_s=app_state.options.max_waiting_seconds,
         jitter=random.random(),
     )
     if refusal is not None:
