@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import QUEUE_CODES, ApiError
-from kvasir_runtime.client.engine_client import EngineClient
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend import continuation
 from kvasir_runtime.frontend.continuation import TokenSigner
@@ -153,7 +153,7 @@ class OutputCollector:
         for index, event in events:
             if event.finish_reason in {"error", "abort"}:
                 if self._can_wait_again(event):
-                    self._client.submit([self.request.requests[index]], self.queue, [index])
+                    self._submit_again(index, self.request.requests[index])
                     continue
                 self._failed = event
                 if found:  # which the client shall have before it learns of the end
@@ -173,6 +173,13 @@ class OutputCollector:
             if has_news(delta):
                 found.append(delta)
         return found
+
+    def _submit_again(self, index: int, request: EngineRequest) -> None:
+        """Send a further request for a choice. The client may have a part: an engine that is gone is an event to it."""
+        try:
+            self._client.submit([request], self.queue, [index])
+        except EngineDeadError as dead:
+            self.queue.put(index, EngineOutput(request_id=request.request_id, finish_reason="error", message=str(dead)))
 
     def _can_wait_again(self, event: EngineOutput) -> bool:
         """Whether a choice that was handed back stays here: its client has a part of the answer, and there is time."""

@@ -164,7 +164,7 @@ class ToolResultCollector(OutputCollector):
             sampling=msgspec.structs.replace(request.sampling, max_tokens=left),
             route_hashes=(),
         )
-        self._client.submit([follower], self.queue)
+        self._submit_again(0, follower)
         return []
 
     def _take_in(self, block: ToolResultBlock) -> None:

@@ -228,6 +228,24 @@ async def test_a_choice_that_waits_beside_one_that_runs_waits_again(stream):
     assert f'"completion_tokens":{tokens}'.encode() in wire.body
 
 
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_an_engine_that_is_gone_before_a_choice_waits_again_ends_the_answer_once(stream):
+    class Dying(Client):
+        def submit(self, requests, queue, indices=None):
+            super().submit(requests, queue, indices)
+            self.failure, self._gone = "it is gone", True
+
+    wire, client, meter = await run(stream, [event(0, "one "), handed_back(1)], client=Dying(), n=2)
+    assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+    assert wire.status == (200 if stream else 503)
+    assert (b"one " in wire.body) == stream
+    assert b"it is gone" in wire.body
+    assert b'"code":"engine_failed"' in wire.body
+    assert wire.sent[-1].get("more_body", False) is False
+    assert client.submitted == [[0, 1]]
+    assert meter.ends == ["error", "error"]
+
+
 async def test_at_the_deadline_a_stream_sends_what_came_before_its_error():
     client = Client()
     client.interrupted = True

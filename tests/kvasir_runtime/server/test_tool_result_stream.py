@@ -6,6 +6,7 @@ import json
 import pytest
 
 from fakes import tiny_tokenizer
+from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.logprobs import TokenLabels
@@ -57,6 +58,8 @@ class Client:
         self.submitted, self.injected, self.aborted = [], [], []
 
     def submit(self, requests, queue, indices=None):
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
         self.submitted += requests
         self.queue = queue
 
@@ -186,6 +189,18 @@ async def test_an_answer_whose_turn_ended_goes_on_in_its_next_turn():
     await stream.says("Noon.", "stop")
     await asyncio.wait_for(stream.task, 5)
     assert (stream.content(), stream.reason(), stream.meter.ends) == ("Noon.", "stop", ["stop"])
+
+
+async def test_an_engine_that_is_gone_before_the_next_turn_is_an_error_in_the_stream():
+    stream = Stream()
+    await stream.says(CALL, "stop")
+    stream.client.failure = "it is gone"
+    await stream.result()
+    await asyncio.wait_for(stream.task, 60)
+    assert [message["type"] for message in stream.sent].count("http.response.start") == 1
+    assert stream.chunks()[-1]["error"]["code"] == "engine_failed"
+    assert stream.chunks()[-1]["error"]["message"] == "it is gone"
+    assert stream.meter.ends == ["error"]
 
 
 async def test_what_the_model_did_not_read_before_its_end_opens_the_next_turn():
