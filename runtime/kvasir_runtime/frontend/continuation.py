@@ -38,14 +38,19 @@ _OF_ONE_ANSWER: Final = frozenset({"answer_id", "created", "histories", "request
 _OF_ONE_SAMPLE: Final = frozenset({"seed", "max_tokens"})
 
 
-class StreamOrigin(msgspec.Struct, frozen=True, array_like=True):
+class _OriginVersion(msgspec.Struct, frozen=True, array_like=True):
+    """What the origin of every version begins with."""
+
+    version: int
+
+
+class StreamOrigin(_OriginVersion, frozen=True, array_like=True):
     """Which stream a token goes on with.
 
     created: unix seconds. seed: of the first choice. max_tokens: of each prompt's answers. model, tenant, request:
     digests of what it is bound to.
     """
 
-    version: int
     answer_id: str
     created: int
     seed: int
@@ -130,9 +135,7 @@ def opened(token: str, keys: Sequence[bytes], num_choices: int) -> tuple[StreamO
         raise _invalid()
     histories = tuple(ChoiceHistory() for _ in range(num_choices))
     try:
-        origin = msgspec.msgpack.decode(_inflated(head), type=StreamOrigin)
-        if origin.version != VERSION:
-            raise _refused(f"The continuation has version {origin.version}; {VERSION} is known here.")
+        origin = _origin(_inflated(head))
         for piece in others:
             packed, signed = _split(piece)
             signature = _signature(key, signature, packed)
@@ -143,6 +146,14 @@ def opened(token: str, keys: Sequence[bytes], num_choices: int) -> tuple[StreamO
     except (msgspec.MsgspecError, zlib.error, IndexError, ValueError) as error:
         raise _invalid() from error
     return origin, histories
+
+
+def _origin(packed: bytes) -> StreamOrigin:
+    """Raises Refused for another version, whose other fields may be different."""
+    version = msgspec.msgpack.decode(packed, type=_OriginVersion).version
+    if version != VERSION:
+        raise _refused(f"The continuation has version {version}; {VERSION} is known here.")
+    return msgspec.msgpack.decode(packed, type=StreamOrigin)
 
 
 def request_digest(request: GenerationRequest) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import continuation, prepare
 from kvasir_runtime.frontend.choice_history import ChoiceHistory, ChoiceProgress
-from kvasir_runtime.frontend.continuation import TokenSigner
+from kvasir_runtime.frontend.continuation import TokenSigner, TokenWriter
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.output_processor import output_processors
@@ -74,6 +74,12 @@ def test_a_version_that_is_not_known_is_named(monkeypatch):
     monkeypatch.setattr(continuation, "VERSION", 2)
     later = token(job(), [1])
     monkeypatch.undo()
+    with pytest.raises(Refused, match="version 2; 1 is known"):
+        SIGNER.resumed(job(), later)
+
+
+def test_a_later_version_is_named_though_its_other_fields_are_different():
+    later = TokenWriter(b"a" * 32, (2, {"answer": "a"})).begin()
     with pytest.raises(Refused, match="version 2; 1 is known"):
         SIGNER.resumed(job(), later)
 
