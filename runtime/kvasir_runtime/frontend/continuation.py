@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -61,14 +61,14 @@ class StreamOrigin(_OriginVersion, frozen=True, array_like=True):
 
 
 class TokenWriter:
-    """Writes the pieces of one stream's token."""
+    """Writes the pieces of one stream's token. origin: called for the first one, since it takes time by the prompt."""
 
-    def __init__(self, key: bytes, origin: StreamOrigin) -> None:
+    def __init__(self, key: bytes, origin: Callable[[], StreamOrigin]) -> None:
         self._key, self._signature, self._origin = key, b"", origin
 
     def begin(self) -> str:
         """The first piece, which has the origin."""
-        return self._piece(self._origin)
+        return self._piece(self._origin())
 
     def add(self, gained: Sequence[ChoiceProgress]) -> str:
         """A further piece."""
@@ -93,7 +93,10 @@ class TokenSigner:
 
     def writer(self, request: GenerationRequest) -> TokenWriter:
         """For the token of a request's stream."""
-        origin = StreamOrigin(
+        return TokenWriter(self.keys[0], lambda: self._origin(request))
+
+    def _origin(self, request: GenerationRequest) -> StreamOrigin:
+        return StreamOrigin(
             VERSION,
             request.answer_id,
             request.created,
@@ -103,7 +106,6 @@ class TokenSigner:
             _digest(self.tenant),
             request_digest(request),
         )
-        return TokenWriter(self.keys[0], origin)
 
     def resumed(self, request: GenerationRequest, token: str) -> GenerationRequest:
         """The request as it goes on with the stream of a token. Raises Refused."""
@@ -135,7 +137,7 @@ def opened(token: str, keys: Sequence[bytes], num_choices: int) -> tuple[StreamO
         raise _invalid()
     histories = tuple(ChoiceHistory() for _ in range(num_choices))
     try:
-        origin = _origin(_inflated(head))
+        origin = _decoded(_inflated(head))
         for piece in others:
             packed, signed = _split(piece)
             signature = _signature(key, signature, packed)
@@ -148,7 +150,7 @@ def opened(token: str, keys: Sequence[bytes], num_choices: int) -> tuple[StreamO
     return origin, histories
 
 
-def _origin(packed: bytes) -> StreamOrigin:
+def _decoded(packed: bytes) -> StreamOrigin:
     """Raises Refused for another version, whose other fields may be different."""
     version = msgspec.msgpack.decode(packed, type=_OriginVersion).version
     if version != VERSION:

@@ -78,8 +78,26 @@ def test_a_version_that_is_not_known_is_named(monkeypatch):
         SIGNER.resumed(job(), later)
 
 
+def test_nothing_of_a_prompt_is_read_before_its_token_is_written():
+    class Prompts(tuple):
+        __slots__ = ()
+        read = 0
+
+        def __getitem__(self, place):
+            Prompts.read += 1
+            return super().__getitem__(place)
+
+    request = job()
+    watched = replace(request, requests=Prompts(request.requests))
+    record = StreamRecord(watched, output_processors(request, TOKENIZER), SIGNER.writer(watched))
+    record.add(0, EngineOutput(request_id=request.requests[0].request_id, token_ids=(1,)))
+    assert Prompts.read == 0
+    assert SIGNER.resumed(job(), f"{record.begin()}.{record.gained()}").histories
+    assert Prompts.read > 0
+
+
 def test_a_later_version_is_named_though_its_other_fields_are_different():
-    later = TokenWriter(b"a" * 32, (2, {"answer": "a"})).begin()
+    later = TokenWriter(b"a" * 32, lambda: (2, {"answer": "a"})).begin()
     with pytest.raises(Refused, match="version 2; 1 is known"):
         SIGNER.resumed(job(), later)
 
