@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, listen, ports, prefix_warmup
+from kvasir_runtime.server import auth, listen, periodic, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -67,6 +68,7 @@ class ServeProcess:
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._dead_for_s = 0.0  # the engine, by looks of the watchdog
         self._began = child.began_s or time.monotonic()
 
     async def run(self) -> int:
@@ -238,7 +240,12 @@ class ServeProcess:
             facts = await ready
         finally:
             ready.cancel()
-        watches = (self._watch_engine(self._client, facts), self._check_outputs(self._client, facts))
+        if facts.device.lower().startswith("cpu"):  # on a card a thread waits for it by spinning
+            self._app_state.watchdog.is_busy = lambda: self._child.is_busy
+        watches = (
+            periodic.repeat(partial(self._watch_engine, self._client), every_s=LOOK_S, ended=self._dead.done),
+            periodic.repeat(partial(self._check_outputs, self._client, facts), every_s=CHECK_S, ended=self._dead.done),
+        )
         self._tasks += [asyncio.create_task(watch) for watch in watches]
         return facts
 
@@ -261,28 +268,21 @@ class ServeProcess:
 
     async def _check_outputs(self, client: EngineClient, facts: EngineFacts) -> None:
         """While outputs are invalid in a row, have one computed: the requests may be at fault, or it may pass."""
-        while not self._dead.done():
-            await asyncio.sleep(CHECK_S)
-            served = self._app_state.served_model
-            if served is not None and client.invalid_in_a_row >= MOST_INVALID:
-                prompt = served.profile.tokenizer.encode("Hello", special=True, limit=facts.max_cached_tokens)
-                await output_check.check(client, facts, prompt)
+        served = self._app_state.served_model
+        if served is not None and client.invalid_in_a_row >= MOST_INVALID:
+            prompt = served.profile.tokenizer.encode("Hello", special=True, limit=facts.max_cached_tokens)
+            await output_check.check(client, facts, prompt)
 
-    async def _watch_engine(self, client: EngineClient, ready: EngineFacts) -> None:
+    async def _watch_engine(self, client: EngineClient) -> None:
         """Look whether the engine keeps its time; end one that does not, since it would hold its streams for ever."""
         watchdog = self._app_state.watchdog
-        if ready.device.lower().startswith("cpu"):  # on a card a thread waits for it by spinning
-            watchdog.is_busy = lambda: self._child.is_busy
-        dead_for_s = 0.0
-        while not self._dead.done():
-            watchdog.look(time.monotonic(), client.last_message_at, client.expected_s)
-            dead_for_s = dead_for_s + LOOK_S if watchdog.dead else 0.0
-            if dead_for_s > CONTINUED_S:
-                words = f"{names.WATCHDOG}{watchdog.words}"
-                xid = self._child.xid_since(client.last_message_at - BEFORE_A_STALL_S)
-                self._give_up(client, words if xid is None else device_faults.with_xid(words, xid))
-                self._child.kill()
-            await asyncio.sleep(LOOK_S)
+        watchdog.look(time.monotonic(), client.last_message_at, client.expected_s)
+        self._dead_for_s = self._dead_for_s + LOOK_S if watchdog.dead else 0.0
+        if self._dead_for_s > CONTINUED_S:
+            words = f"{names.WATCHDOG}{watchdog.words}"
+            xid = self._child.xid_since(client.last_message_at - BEFORE_A_STALL_S)
+            self._give_up(client, words if xid is None else device_faults.with_xid(words, xid))
+            self._child.kill()
 
     async def _engine_died(self) -> int:
         """Open requests have their error events by now; give them the time to be written."""
