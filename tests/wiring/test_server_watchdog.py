@@ -1,5 +1,6 @@
 """An engine process that stands still under the real server: who learns of it, and how it ends."""
 
+import http.client
 import os
 import signal
 import sys
@@ -7,12 +8,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from fakes import checkpoints
-from fakes.api_process import HERE, ApiProcess, api_process
+from fakes.api_process import HERE, Answer, ApiProcess, api_process
 from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, EXIT_WATCHDOG, REFUSAL_PREFIX, WATCHDOG
 from kvasir_runtime.wire import XID_NOTE
 
@@ -57,6 +59,36 @@ class EndlessStream(threading.Thread):
         self._client.close()
 
 
+class Answers(threading.Thread):
+    """What the server answered, asked on a thread until it ends: with a dead engine it lives for seconds."""
+
+    PATHS = ("/readyz", "/livez", "/state", "/health")
+
+    def __init__(self, server: ApiProcess) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._answers: list[tuple[str, Answer]] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while True:
+                for path in self.PATHS:
+                    self._answers.append((path, self._server.ask(path, ops=path != "/health")))
+                time.sleep(0.01)
+        except (OSError, http.client.HTTPException):
+            pass
+
+    def of(self, path: str, status: int) -> list[Any]:
+        """Documents with this status so far, oldest first."""
+        return [answer.json for asked, answer in list(self._answers) if (asked, answer.status) == (path, status)]
+
+    @property
+    def stalled(self) -> list[Any]:
+        """States of a stalled engine."""
+        return [state for state in self.of("/state", 200) if state["stalled_s"]]
+
+
 def _readyz(server: ApiProcess, status: int):
     return server.until(f"{status} of readyz", lambda: _with_status(server, "/readyz", status), PATIENCE_S)
 
@@ -79,26 +111,27 @@ def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(
 ):
     args, env = ("--watchdog-timeout", "1", "--drain-timeout", "600"), {"TMPDIR": short_folder}
     with api_process(model, *ARGS, *args, command=FAKE, env=env) as server:
-        stream, engine = EndlessStream(server), server.engine_pid
-        os.kill(engine, signal.SIGSTOP)
-        unready = _readyz(server, 503).json
-        assert (unready["ready"], unready["phase"]) == (False, "ready")
-        assert unready["reason"].startswith("EngineStalled: the engine has been silent for ")
-        assert server.state()["stalled_s"] > 0
-        assert server.state()["message"].startswith("EngineStalled")
-        assert server.ask("/health").status == 503
         if xid is not None:
             (engine_folder,) = Path(short_folder).glob("kvasir-*")
             (engine_folder / XID_NOTE).write_text(f"{time.monotonic()} {xid}")
+        stream, engine, answers = EndlessStream(server), server.engine_pid, Answers(server)
+        os.kill(engine, signal.SIGSTOP)
+        server.until("the stall to show", lambda: answers.of("/readyz", 503) and answers.stalled, PATIENCE_S)
         if terminated:
             server.signal()
-        dead = server.until("livez to fail", lambda: _with_status(server, "/livez", 503), PATIENCE_S).json
-        assert dead["alive"] is False
-        assert dead["reason"].startswith(WATCHDOG)
         stream.join(PATIENCE_S)
         assert stream.error is not None
         assert f"{words}the engine has been silent for" in str(stream.error)
         assert server.process.wait(PATIENCE_S) == code, "a dead engine is not drained"
+        answers.join(PATIENCE_S)
+        unready = answers.of("/readyz", 503)[0]
+        assert (unready["ready"], unready["phase"]) == (False, "ready")
+        assert unready["reason"].startswith("EngineStalled: the engine has been silent for ")
+        dead = answers.of("/livez", 503)[0]
+        assert dead["alive"] is False
+        assert dead["reason"].startswith(WATCHDOG)
+        assert answers.stalled[0]["message"].startswith("EngineStalled")
+        assert answers.of("/health", 503)
         (line,) = [line for line in server.output().splitlines() if line.startswith(REFUSAL_PREFIX)]
         assert line.startswith(f"{REFUSAL_PREFIX}{words}the engine has been silent for")
         assert not Path(f"/proc/{engine}").exists()
