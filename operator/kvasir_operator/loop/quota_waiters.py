@@ -1,20 +1,21 @@
 """Services of which a quota refuses an object: one of each namespace is tried again, the others wait for its success.
 
-What a quota refuses, it refuses all services of its namespace, so that trying each of them tells no more than trying
-one. Called by the reconciler; it knows no clock and no queue.
+What a quota refuses one service of a namespace, it mostly refuses all of them, so that trying each tells little more
+than trying one. Not always: a namespace may have several quotas, and which of them refuses is not looked at. So the
+caller tries the others too, less often. Called by the reconciler; it knows no clock and no queue.
 """
 
 from kvasir_kube.kinds import Key
 
 
 class QuotaWaiters:
-    """Refused services by namespace, in the order in which they were refused; the first is tried again."""
+    """Refused services by namespace, in the order in which they were refused; the first is tried again soon."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Key, None]] = {}
 
     def refused(self, service: Key) -> bool:
-        """A quota refused an object of the service. Returns whether this is the one to try again."""
+        """A quota refused an object of the service. Returns whether this is the one to try again soon."""
         waiting = self._waiting.setdefault(service[0], {})
         waiting.setdefault(service)
         return next(iter(waiting)) == service

@@ -27,8 +27,9 @@ FAULT_RETRY_S: Final = 5.0
 """A violation may end without an event of anything that is watched, such as a claim that appears."""
 FIRST_READINGS_S: Final = 0.5
 """Pause of a new operator between two checks whether all ready pods have been read."""
-QUOTA_S: Final = 3600.0
-"""A service waits so long for another one of its namespace that a quota refuses too."""
+QUOTA_S: Final = 120.0
+"""A service waits so long for another one of its namespace that a quota refuses too; not longer, since the quota that
+refuses the other one may be a different one, and since time moves its own rollout."""
 
 
 class Reconciler:
@@ -92,7 +93,7 @@ class Reconciler:
         if applied.refused_reason != QUOTA_EXCEEDED:
             self._passed(name)
         elif not self._quotas.refused(name):
-            self._workqueue.mark(name, QUOTA_S, news=False)
+            self._workqueue.pause(name, QUOTA_S)
             return
         if error is not None:
             raise error

@@ -45,6 +45,13 @@ class Workqueue:
             heapq.heappush(self._heap, (due, key))
         self._news.set()
 
+    def pause(self, key: Key, pause_s: float) -> None:
+        """Called by the key's own reconcile, which then succeeds: the key comes again after the pause, a tenth less at
+        random, or for news at most every `HASTE_S`. The pause replaces an earlier time, as after a failure."""
+        now, pause_s = self._clock(), pause_s * random.uniform(0.9, 1.0)
+        self._due[key] = now + pause_s
+        self._pauses[key] = (now + min(pause_s, HASTE_S), now + pause_s)
+
     def oldest_s(self) -> float:
         """How long the key that is due for longest has waited; 0 when none is."""
         now = self._clock()
@@ -60,10 +67,10 @@ class Workqueue:
                 group.create_task(self._work(key, reconcile, free))
 
     async def _work(self, key: Key, reconcile: Callable[[Key], Awaitable[None]], free: asyncio.Semaphore) -> None:
+        self._pauses.pop(key, None)
         try:
             await reconcile(key)
             self._failures.pop(key, None)
-            self._pauses.pop(key, None)
         except KubeError as error:
             self._again(key, str(error), error.retry_after_s)
         except Exception:

@@ -126,3 +126,22 @@ async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_aft
         for _ in range(10):
             workqueue.mark(A, 0.0, news=news)
         assert least <= -workqueue.oldest_s() <= most
+
+
+@pytest.mark.parametrize(("news", "least", "most"), [(True, 5.0, 5.0), (False, 90.0, 100.0)])
+async def test_a_pause_of_a_reconcile_outlasts_it_and_what_was_marked_before(news, least, most):
+    paused = asyncio.Event()
+    workqueue = Workqueue(lambda: 0.0)
+
+    async def reconcile(key):
+        workqueue.mark(key, 0.0)
+        workqueue.pause(key, 100.0)
+        paused.set()
+
+    workqueue.mark(A, 0.0)
+    async with working(workqueue, reconcile), asyncio.timeout(5):
+        await paused.wait()
+        await asyncio.sleep(0)
+        assert 90.0 <= -workqueue.oldest_s() <= 100.0
+        workqueue.mark(A, 0.0, news=news)
+        assert least <= -workqueue.oldest_s() <= most
