@@ -20,8 +20,8 @@ READING_MAX_AGE_S = 10.0
 class Endpoint:
     """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
 
-    last_resort: not ready, but its runtime has started; where no pod of the service is ready it may be one whose engine
-    is stalled, and a late answer is better than none.
+    last_resort: not ready, but its runtime has started; where no ready pod of the service may be chosen it may be one
+    whose engine is stalled, and a late answer is better than none.
     """
 
     pod: str
@@ -53,8 +53,8 @@ class RoutedService:
 
     @property
     def reachable(self) -> tuple[Endpoint, ...]:
-        """Endpoints that take requests; where there are none, those of last resort."""
-        return self.ready or tuple(e for e in self.endpoints if e.last_resort)
+        """Endpoints that take requests, and those of last resort."""
+        return tuple(e for e in self.endpoints if e.takes_requests or e.last_resort)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +166,10 @@ def candidates(
 
     readings: by address. inflight: own requests in flight at an address. since: those newer than a moment, and their
     tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load. One
-    of last resort counts only while it reports that nothing but its stalled engine is wrong.
+    of last resort counts only where no other does, while it reports that nothing but its stalled engine is wrong.
     """
-    found = []
+    found: list[Candidate] = []
+    stalled: list[Candidate] = []
     for endpoint in service.reachable:
         reading, requests = readings.get(endpoint.address), inflight(endpoint.address)
         if reading and reading.state.phase == "draining":
@@ -177,15 +178,16 @@ def candidates(
             reading = None
         if endpoint.last_resort and not (reading and _only_stalled(reading.state)):
             continue
+        among = stalled if endpoint.last_resort else found
         if reading is None:
-            found.append(Candidate(address=endpoint.address, inflight=requests))
+            among.append(Candidate(address=endpoint.address, inflight=requests))
             continue
         recent, tokens = since(endpoint.address, reading.at_s)
         load = _load(reading, now_s)
-        found.append(
+        among.append(
             Candidate(address=endpoint.address, inflight=requests, recent=recent, recent_tokens=tokens, load=load)
         )
-    return found
+    return found or stalled
 
 
 def _only_stalled(state: RuntimeState) -> bool:

@@ -181,13 +181,15 @@ def with_pods(*pods):
 
 READY = StateReading(state=RuntimeState(phase="ready"), at_s=100.0)
 INVALID = StateReading(state=RuntimeState(phase="ready", message="model_output_invalid: …"), at_s=100.0)
+DRAINING = StateReading(state=RuntimeState(phase="draining"), at_s=100.0)
 LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
 
 
 @pytest.mark.parametrize(
     ("pods", "reachable", "chosen"),
     [
-        ([(True, True, False, READY), (False, True, False, stalled(3))], ["p0"], ["p0"]),
+        ([(True, True, False, READY), (False, True, False, stalled(3))], ["p0", "p1"], ["p0"]),
+        ([(True, True, False, DRAINING), (False, True, False, stalled(3))], ["p0", "p1"], ["p1"]),
         ([(False, True, False, stalled(9)), (False, True, False, stalled(3))], ["p0", "p1"], ["p1", "p0"]),
         ([(False, True, False, READY)], ["p0"], ["p0"]),  # Kubernetes has not seen yet that it goes on
         ([(False, True, False, INVALID)], ["p0"], []),
@@ -197,6 +199,7 @@ LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
     ],
     ids=[
         "one is ready",
+        "one is ready and says that it drains",
         "all are stalled",
         "it goes on",
         "its model is broken",
@@ -205,5 +208,5 @@ LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
         "it leaves",
     ],
 )
-def test_where_no_pod_is_ready_the_least_stalled_is_chosen(pods, reachable, chosen):
+def test_where_no_ready_pod_takes_requests_the_least_stalled_is_chosen(pods, reachable, chosen):
     assert with_pods(*pods) == (reachable, chosen)

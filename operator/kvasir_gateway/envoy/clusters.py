@@ -30,7 +30,7 @@ class ClustersFile:
 
 
 def clusters_file(addresses: Mapping[str, Iterable[str]]) -> ClustersFile:
-    """Clusters by name with the addresses that take requests; Envoy never falls back to others, which are absent."""
+    """Clusters by name with the addresses that may be used; Envoy never falls back to others, which are absent."""
     clusters = [_cluster(name, found) for name, found in sorted(addresses.items())]
     version = hashlib.sha256(msgspec.json.encode(clusters)).hexdigest()[:16]
     content = msgspec.json.encode({"version_info": version, "resources": clusters})

@@ -112,10 +112,10 @@ class Picker:
         count.last_request_s = now_s
 
     def _holder(self, held_id: str) -> tuple[RoutedService, str] | None:
-        """The service and address that hold a response or a running answer; None when they take no requests."""
+        """The service and address that hold a response or a running answer; None when they cannot be reached."""
         instance = http_apis.instance_of(held_id)
         for service in self.table.services:
-            for endpoint in service.ready if service.key in self.accepted_clusters else ():
+            for endpoint in service.reachable if service.key in self.accepted_clusters else ():
                 reading = self.readings.get(endpoint.address)
                 if instance and reading is not None and reading.state.instance == instance:
                     return service, endpoint.address

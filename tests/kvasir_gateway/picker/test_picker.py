@@ -161,6 +161,16 @@ def test_a_stored_response_leads_to_who_holds_it(holding, path):
     assert holding.state().services[1].inflight == 1
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_stored_response_is_found_on_a_stalled_pod(holding, others):
+    stalled = RuntimeState(phase="ready", instance="0a0b0c0d", stalled_s=3.0, message="EngineStalled: …")
+    holding.readings["10.0.0.1:8000"] = StateReading(state=stalled, at_s=100.0)
+    pods = [pod("s", "one", ip="10.0.0.1", ready=False, started=True), pod("s", "two", ip="10.0.0.2")]
+    holding.table = routing_table.build([service("s", model="m")], pods[: 1 + others])
+    found = holding.pick(b"", "t", f"/v1/responses/{HELD}")
+    assert found == Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
+
+
 def test_a_conversation_goes_on_where_it_is_held(holding):
     def pick(name, previous):
         body = json.dumps({"model": name, "input": "x", "previous_response_id": previous}).encode()
