@@ -27,6 +27,8 @@ class Scaled:
         service, hpa = yaml.safe_load_all(SAMPLE.read_text())
         service["spec"]["model"]["uri"] = "file:///srv/tiny"
         service["spec"]["resources"] = {"cpu": "10m", "memory": "16Mi"}
+        (metric,) = hpa["spec"]["metrics"]
+        metric["external"]["metric"]["selector"]["matchLabels"]["namespace"] = self.rig.namespace
         hpa["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] = 0
         text = yaml.safe_dump_all([service, hpa])
         kubectl(self.rig.control, "apply", "--validate=strict", self.where, "-f", "-", text=text)
@@ -91,11 +93,21 @@ async def test_an_hpa_scales_up_and_down_by_the_operators_demand_and_holds_witho
 
 async def test_kubectl_scale_counts_until_the_hpa_looks_again(rig, tmp_path):
     scaled = Scaled(rig)
-    async with registered(rig.client, rig.namespace, scaled.metrics, tmp_path):
+    async with registered(rig.client, rig.namespace, scaled.metrics, tmp_path) as provider:
         await scaled.begin()
         (first,) = await rig.until_pods(1)
         first.set_state(kv_pinned=500, running=4)
         await scaled.until_hpa("ScalingActive", "True", "ValidMetricFound")
+        asked = provider.asked
+
+        async def looked():
+            return provider.asked > asked
+
+        async def followed():
+            return [*(await rig.deployments()).values()] == [3]
+
+        # It looks every 15 s: right after a look there is time to see the count, though not the start of three pods.
+        await rig.until(looked, scaled.dump)
         kubectl(rig.control, "scale", f"infsvc/{NAME}", "--replicas=3", scaled.where)
-        await rig.until_pods(3)
+        await rig.until(followed, scaled.dump)
         await scaled.until_scale(1)
