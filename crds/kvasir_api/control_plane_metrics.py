@@ -70,7 +70,7 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_service_required_replicas",
         kind="gauge",
-        help="Replicas that the largest signal requires, before windows, rates and bounds; with minReplicas 0 at least one while a request of the last idleSeconds keeps or starts it. Absent before the first decision, and never a number that was not computed: what an HPA or KEDA may scale by.",
+        help="Replicas that the largest signal requires, before windows, rates and bounds; with minReplicas 0 at least one while a request of the last idleSeconds keeps or starts it. Absent before the first decision, and spec.replicas while no replica's capacity has been read: what an HPA or KEDA may scale by.",
         labels=_SERVICE,
     ),
     Metric(
