@@ -84,14 +84,14 @@ _SMALL_LATENT_ROWS: Final[Mapping[int, Rows]] = {
 }
 
 TABLES: Final[Mapping[str, Table]] = {"H200": _HOPPER, "H100": _HOPPER, "A100": _AMPERE, "L40S": _ADA}
+"""By the names of `tuning_table`."""
 LATENT_TABLES: Final[Mapping[str, Mapping[int, Rows]]] = {
     "H200": _LATENT_ROWS,
     "H100": _LATENT_ROWS,
     "A100": _LATENT_ROWS,
     "L40S": _SMALL_LATENT_ROWS,
 }
-"""By bytes of a number of the queries."""
-"""By the names of `tuning_table`."""
+"""By the names of `tuning_table`, then by bytes of a number of the queries."""
 
 
 def choose(card: str, head_dim: int, query_bytes: int, rows: int) -> AttentionTiles:

@@ -4,8 +4,9 @@ One launch convolves queries, keys and values of all tokens and advances the inp
 program holds some columns of one head's state from the beginning of a sequence's tokens to their end. Within a chunk
 the changes u of the state solve (1 + L) u = w, where L is lower triangular and follows from keys, decays and betas
 alone: the inverses of 1 + L are computed for all chunks at once, and so are the scores of queries with keys, so that
-only products with the state are left to do one after the other. They take the state as two numbers of 16 bits, whose
-sum is off by 2^-17; what queries and keys are behind their norms is rounded to x's type.
+only products with the state are left to do one after the other. Changes of the state take it as two numbers of 16 bits,
+whose sum is off by 2^-17; outputs take it rounded once to the query's type. What queries and keys are behind their
+norms is rounded to x's type.
 Grids follow from the numbers of tokens and sequences; lengths are read on the device.
 Sources: Yang et al. 2024, arXiv 2412.06464 (gated delta networks) and arXiv 2406.06484 (chunks, WY representation).
 """
