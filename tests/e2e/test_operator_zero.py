@@ -28,7 +28,9 @@ async def test_a_service_goes_to_zero_and_the_next_request_starts_it_again(life:
     await life.until_ready()
     await asleep(life)
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=RETRIES, timeout=DEADLINE_S) as client:
-        done = await client.completions.create(model=life.namespace, prompt="once", max_tokens=4)
+        done = await client.completions.create(
+            model=life.namespace, prompt="once", max_tokens=4, extra_body={"ignore_eos": True}
+        )
     assert done.usage is not None
     assert done.usage.completion_tokens == 4
     assert len(life.pods()) == 1

@@ -154,7 +154,8 @@ class FakeKubelet:
         """A pod that looks at a model ends at once."""
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return
-        self.looked.append(pod)
+        if all(pod["metadata"]["uid"] != before["metadata"]["uid"] for before in self.looked):  # an older event of it
+            self.looked.append(pod)
         said = (0, "Completed", self.facts) if self.facts else (2, "Error", "Error: no config.json")
         ended = dict(zip(("exitCode", "reason", "message"), said, strict=True))
         container = {"name": names.COMPONENT_INSPECT, "image": "", "imageID": "", "ready": False, "restartCount": 0}
