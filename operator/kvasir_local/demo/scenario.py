@@ -147,9 +147,9 @@ async def _answer(client: AsyncOpenAI, model: str) -> AsyncIterator[str]:
 
 async def scale_up_and_down(view: ServiceView, load: LoadGenerator, screen: Screen, plan: DemoPlan) -> tuple[int, int]:
     """Runs the load, then waits for the replicas to fall again. Returns the most and the last ready replicas."""
-    stop_at = time.monotonic() + plan.load_s
-    running = asyncio.create_task(load.run(stop_at))
     watch = _Watch(view, screen, load.counts)
+    await watch.look("load")  # before it begins: replicas may be added within a second
+    running = asyncio.create_task(load.run(time.monotonic() + plan.load_s))
     try:
         while not running.done():
             await watch.look("load")
