@@ -54,13 +54,13 @@ class ExternalMetrics:
         """Series of that name whose labels match. A namespaced metric is one of that namespace."""
         self.asked += 1
         wanted = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if part)
-        space = {"namespace": request.match_info["namespace"]}
+        wanted["namespace"] = request.match_info["namespace"]
         name, now = request.match_info["metric"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         items = [
             {"metricName": name, "metricLabels": labels, "timestamp": now, "value": f"{value:g}"}
             for family in text_string_to_metric_families(await self._read())
             for series, labels, value, *_ in family.samples
-            if series == name and wanted.items() | space.items() <= labels.items()
+            if series == name and wanted.items() <= labels.items()
         ]
         return web.json_response(
             {"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/{VERSION}", "metadata": {}, "items": items}
