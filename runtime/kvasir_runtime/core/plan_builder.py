@@ -18,6 +18,7 @@ from kvasir_runtime.core.plan import (
     StepPlan,
     StepResults,
 )
+from kvasir_runtime.core.prefill_shares import UNLIMITED, LongPrompts
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.wire import SamplingConfig
 
@@ -41,12 +42,15 @@ class LaunchedChunk(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """budget: query tokens that no chunk has taken yet. out_of_blocks: a request waits for blocks, so none that arrived
+    """budget: query tokens that no chunk has taken yet. long: what prompts that take many steps may take of it, and
+    long_tokens: what they have taken. out_of_blocks: a request waits for blocks, so none that arrived
     later may take any. preempted: a request lost its row, so none is admitted.
     """
 
     step: int
     budget: int
+    long: LongPrompts = UNLIMITED
+    long_tokens: int = 0
     preempted: bool = False
     out_of_blocks: bool = False
     joins: list[Join] = field(default_factory=list)

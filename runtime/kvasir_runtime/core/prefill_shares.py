@@ -6,10 +6,27 @@ The prompt that comes first gets at least half of the step, so it takes at most 
 is for prompts that are shorter than what is left of it, shortest first. What neither takes goes to the prompts in
 order. So every step is as full as without this rule, equal prompts are computed one after the other, and whatever
 arrives, the prompt that is first by order ends within a bounded time, and then the next one is first.
+
+While short prompts come, steps that compute long ones are kept short too (`LongPrompts`): what arrives during a step
+waits for its end.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+
+class LongPrompts(NamedTuple):
+    """Of a step, for prompts that take many. above: tokens that such a sequence exceeds. share: of each, 0 for all."""
+
+    above: int = 0
+    share: int = 0
+
+    def limited(self, tokens: int, of_tokens: int) -> int:
+        """What a sequence of so many tokens may compute of those that it lacks."""
+        return min(tokens, self.share) if self.share and of_tokens > self.above else tokens
+
+
+UNLIMITED = LongPrompts()
 
 
 class PromptPart(NamedTuple):

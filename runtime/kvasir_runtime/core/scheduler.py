@@ -94,6 +94,8 @@ class Scheduler:
         refused = self.deadlines.arrived(kind, now)
         if refused is not None:
             return refused
+        if self._requests:
+            self._budget.arrived(kind.request.uncached_estimate, now)
         self._requests[request.request_id] = kind
         self._queue(kind)
         self._counters.arrived(kind.request)
@@ -123,8 +125,9 @@ class Scheduler:
         self.tenants.advance(now)
         for kind in self.deadlines.overdue(now):
             self._end(kind, now, aborted=True)
-        budget = self._budget.tokens(kind.sequence for kind in self._running.values())
-        builder = PlanBuilder(step=self._step + 1, budget=budget)
+        running = [kind.sequence for kind in self._running.values()]
+        long = self._budget.long_prompts(running, now, self.throughput.rates.decode_step_s)
+        builder = PlanBuilder(step=self._step + 1, budget=self._budget.tokens(running), long=long)
         self._host.store(builder)
         prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
@@ -137,9 +140,8 @@ class Scheduler:
         if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
             return None
         plan = builder.plan(self._leaves)
-        self._leaves = []
-        self._step = builder.step
-        self._budget.begin(now)
+        self._leaves, self._step = [], builder.step
+        self._budget.begin(now, builder.long_tokens)
         self._launched.append((plan, builder.launched, load))
         return plan
 
@@ -256,7 +258,7 @@ class Scheduler:
             if need is None:
                 continue
             if is_prompt := lacking(kind) > 1:
-                shares = shares or expected_shares(running[place:], builder.budget)
+                shares = shares or expected_shares(running[place:], builder.budget, builder.long)
                 count = min(shares.get(kind.request.request_id, 1), builder.budget)
                 need = kind.need(count) or 0
             if need > 0 and (builder.out_of_blocks or not self._make_room(builder, kind, need, now)):

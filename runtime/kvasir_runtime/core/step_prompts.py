@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.plan_builder import PlanBuilder
-from kvasir_runtime.core.prefill_shares import PromptPart, shares
+from kvasir_runtime.core.prefill_shares import UNLIMITED, LongPrompts, PromptPart, shares
 
 
 class PromptInStep(NamedTuple):
@@ -34,13 +34,14 @@ def lacking(kind: RequestKind) -> int:
 
 def prompt_in_step(builder: PlanBuilder, kind: RequestKind, held: list[int], covered: int) -> PromptInStep:
     """With what it lacks now."""
-    return PromptInStep(kind, held, covered, _part(kind), may_grow=not builder.out_of_blocks)
+    return PromptInStep(kind, held, covered, _part(kind, builder.long), may_grow=not builder.out_of_blocks)
 
 
-def expected_shares(running: Iterable[RequestKind], budget: int) -> dict[str, int]:
+def expected_shares(running: Iterable[RequestKind], budget: int, long: LongPrompts = UNLIMITED) -> dict[str, int]:
     """Tokens of a step that each prompt among requests that still run computes, by id, if none is admitted.
 
-    budget: of them all, by seniority. At least one token is for prompts, so that the first one can go on.
+    budget: of them all, by seniority. long: as the builder's. At least one token is for prompts, so that the first one
+    can go on.
     """
     prompts, num_decoding = [], 0
     for kind in running:
@@ -50,7 +51,7 @@ def expected_shares(running: Iterable[RequestKind], budget: int) -> dict[str, in
             prompts.append(kind)
         else:
             num_decoding += kind.num_rows
-    given = shares([_part(kind) for kind in prompts], max(1, budget - num_decoding))
+    given = shares([_part(kind, long) for kind in prompts], max(1, budget - num_decoding))
     return {kind.request.request_id: count for kind, count in zip(prompts, given, strict=True)}
 
 
@@ -73,8 +74,10 @@ def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool:
             rest = builder.budget - count
             builder.budget = count
             kind.advance(builder, blocks)
+            if len(kind.sequence.tokens) > builder.long.above:
+                builder.long_tokens += count - builder.budget
             builder.budget += rest
 
 
-def _part(kind: RequestKind) -> PromptPart:
-    return PromptPart(lacking(kind), kind.request.request.priority)
+def _part(kind: RequestKind, long: LongPrompts) -> PromptPart:
+    return PromptPart(long.limited(lacking(kind), len(kind.sequence.tokens)), kind.request.request.priority)

@@ -1,7 +1,7 @@
 """How many tokens a step may take while streams wait for it: what ends in a target time, by the cost of steps so far.
 
-A prompt that is computed in one step with the next tokens of other requests delays those. Pure: seconds are given.
-Owned by the scheduler.
+A prompt that is computed in one step with the next tokens of other requests delays those; one that takes many steps
+delays those that arrive, too. Pure: seconds are given. Owned by the scheduler.
 """
 
 from collections import deque
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final, Self
 
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.prefill_shares import LongPrompts
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
 
@@ -16,12 +17,27 @@ BOUND_BY_COPIES: Final = 1.2
 """Of the time of its copies, up to which a step gives no measure of the cost of a token."""
 MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
+LONG_STEPS: Final = 8
+"""Full steps beyond which a prompt is long: in each of them what arrives would wait."""
+NEWCOMER_STEP_S: Final = 0.008
+"""What a short prompt that arrives should wait for a step with long ones; twice a step of decoding where that is more,
+since so much is spent on reading the weights in any case.
+"""
+NEWCOMERS_S: Final = 10.0
+"""Seconds after a short prompt arrived in which more of them are expected."""
+LEAST_LONG_TOKENS: Final = 8
+"""Of a step, for long prompts together: with fewer they would hardly go on where a step is mostly overhead."""
+LONG_MEMORY_S: Final = 0.1
+"""Busy seconds after which the measured cost of a long prompt's token weighs 1/e: it grows with every token."""
 
 
 class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
-    __slots__ = ("_began", "_cost", "_ended", "_least_s", "_max_tokens", "_min_tokens", "_target_s", "_within_least")
+    __slots__ = (
+        *("_began", "_cost", "_ended", "_least_s", "_long_above", "_long_cost", "_max_tokens", "_min_tokens"),
+        *("_newcomers_until", "_target_s", "_within_least"),
+    )
 
     def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int, least_s: float = 0.0) -> None:
         """target_s: 0 gives max_tokens always. min_tokens: as `Limits.min_step_tokens`. least_s: of any step: what is
@@ -34,7 +50,10 @@ class TokenBudget:
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._cost = DecayingMean()
-        self._began: deque[float] = deque()
+        self._long_above = LONG_STEPS * max_tokens
+        self._long_cost = DecayingMean()
+        self._newcomers_until = float("-inf")
+        self._began: deque[tuple[float, int]] = deque()
         self._ended = float("-inf")
 
     @classmethod
@@ -47,14 +66,22 @@ class TokenBudget:
             least_s=limits.min_step_s,
         )
 
-    def begin(self, now: float) -> None:
-        """A step begins, or will once those before it have ended."""
-        self._began.append(now)
+    def arrived(self, num_tokens: int, now: float) -> None:
+        """A request came, with so many tokens to be computed, while others are served."""
+        if num_tokens <= self._max_tokens:
+            self._newcomers_until = now + NEWCOMERS_S
+
+    def begin(self, now: float, long_tokens: int = 0) -> None:
+        """A step begins, or will once those before it have ended. long_tokens: of long prompts, that it computes."""
+        self._began.append((now, long_tokens))
 
     def end(self, num_tokens: int, now: float) -> float:
         """The oldest of those that have begun, of so many query tokens, ended. Returns its seconds."""
-        elapsed_s = now - max(self._began.popleft(), self._ended)
+        began, long_tokens = self._began.popleft()
+        elapsed_s = now - max(began, self._ended)
         self._ended = now
+        if long_tokens and elapsed_s > 0:
+            self._long_cost.add(elapsed_s, long_tokens, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
             self._within_least = max(self._within_least, num_tokens)
         elif num_tokens >= self._min_tokens and elapsed_s > 0:
@@ -82,3 +109,15 @@ class TokenBudget:
             return self._max_tokens
         affordable = int(self._target_s / self._cost.value) if self._cost.value else 2 * self._within_least
         return min(self._max_tokens, max(affordable, self._min_tokens + num_streams))
+
+    def long_prompts(self, running: Iterable[SequenceState], now: float, decode_s: float) -> LongPrompts:
+        """How much of the next step is for prompts that take many. decode_s: measured, of a step of decoding; or 0.
+
+        They are limited while short prompts arrive, so that those wait for a short step only.
+        """
+        if not self._target_s or now >= self._newcomers_until or not self._long_cost.value:
+            return LongPrompts(self._long_above)
+        lacks = [len(one.tokens) > self._long_above and len(one.tokens) - one.computed > 1 for one in running]
+        target_s = min(self._target_s, max(NEWCOMER_STEP_S, 2 * decode_s, self._least_s))
+        together = max(LEAST_LONG_TOKENS, int(target_s / self._long_cost.value))
+        return LongPrompts(self._long_above, max(1, together // max(1, sum(lacks))))

@@ -128,6 +128,55 @@ def test_on_a_card_streams_never_wait_longer_than_the_target_for_prompts() -> No
     assert max(sizes) > 1800, "the budget is used"
 
 
+def wait_of_short_prompts(*, num_long: int, every_s: float) -> tuple[float, float]:
+    """The longest time to the first token of prompts of 16 tokens that come one after the other for 30 s, and what
+    prompts of 100,000 tokens computed meanwhile, as tokens per second.
+
+    The tiny model of `make bench-neighbours`: 1.5 ms a step, 20 us a token, and 8 ns for each pair of query and key.
+    """
+    limits = Limits(
+        num_blocks=30_000,
+        block_size=16,
+        max_batch_tokens=512,
+        max_sequences=8,
+        max_model_len=131_072,
+        target_step_s=0.1,
+    )
+    scheduler, now, long, short, waits, due = Scheduler(limits), 0.0, 0, 0, [], every_s
+    for number in range(num_long):
+        prompt = (number, *range(100_000))
+        scheduler.submit(
+            EngineRequest(request_id=f"l{number}", prompt=prompt, sampling=SamplingConfig(max_tokens=9)), 0
+        )
+    open_since: dict[str, float] = {}
+    while now < 35.0:
+        if now >= due and not open_since:
+            short += 1
+            sampling = SamplingConfig(max_tokens=1)
+            request = EngineRequest(request_id=str(short), prompt=(short, *range(15)), sampling=sampling)
+            assert scheduler.submit(request, due) is None
+            open_since[str(short)] = due
+        plan = scheduler.plan(now)
+        assert plan is not None
+        pairs = sum(chunk.num_tokens * (chunk.start + chunk.num_tokens) for chunk in plan.chunks)
+        now += 0.0015 + 20e-6 * plan.num_tokens + 8e-9 * pairs
+        sampled = tuple(SampledTokens(chunk.row, (7,)) for chunk in plan.chunks if chunk.samples)
+        long += sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 16 or not chunk.samples)
+        for output in scheduler.commit(StepResults(step=plan.step, sampled=sampled), now):
+            if output.request_id in open_since:
+                waits.append(now - open_since.pop(output.request_id))
+                due = now + every_s
+    return max(waits[3:], default=0.0), long / now
+
+
+@pytest.mark.parametrize("num_long", [1, 2])
+def test_short_prompts_wait_for_short_steps_of_long_ones(num_long: int) -> None:
+    wait_s, rate = wait_of_short_prompts(num_long=num_long, every_s=0.1)
+    assert 0 < wait_s < 0.025
+    _, undisturbed = wait_of_short_prompts(num_long=num_long, every_s=100.0)
+    assert rate > 0.5 * undisturbed
+
+
 def test_what_is_computed_beside_the_copies_of_weights_is_free() -> None:
     budget = TokenBudget(target_s=0.05, max_tokens=8192, min_tokens=256, least_s=0.3)
     assert budget.tokens(streams(3)) == 259
