@@ -90,7 +90,7 @@ class AppState:
         self.watchdog = Watchdog(self.options.watchdog_timeout)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
-        self.continuation_keys = ContinuationKeys(self.options.continuation_key_file, self.clock)
+        self.continuation_keys = ContinuationKeys(self.options.continuation_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
         self.idle = asyncio.Event()
         self.idle.set()

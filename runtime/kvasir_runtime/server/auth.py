@@ -151,6 +151,16 @@ async def watch(keys: ApiKeys, *, every_s: float = RELOAD_INTERVAL_S) -> None:
             log.log(logging.WARNING if keys.locked else logging.INFO, "keys changed: %d are accepted", len(keys))
 
 
+def key_files(path: str) -> list[Path]:
+    """A file, or the files of a directory by their names. Raises OSError."""
+    where = Path(path)
+    try:
+        # A mounted Secret has its files behind links in names that begin with two dots.
+        return sorted(file for file in where.iterdir() if not file.name.startswith("."))
+    except NotADirectoryError:
+        return [where]
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -161,14 +171,10 @@ def _read(path: str) -> Digests:
 
     A tenant is called by the file of its key, and by a hash of the key too where the file has several: numbers of
     lines would pass from one key to another when a line is removed."""
-    where = Path(path)
     try:
-        # A mounted Secret has its files behind links in names that begin with two dots.
-        files = sorted(file for file in where.iterdir() if not file.name.startswith("."))
+        files = key_files(path)
     except FileNotFoundError:
         return {}
-    except NotADirectoryError:
-        files = [where]
     found: Digests = {}
     left = MAX_BYTES
     for file in files:

@@ -1,14 +1,14 @@
 """The keys that sign continuation tokens, from a file or a mounted Secret that may change.
 
 Replicas of a service have the same. The first signs, all verify: a new key is added behind the first, and moved before
-it when each replica has read it.
+it when each replica has read it. The process loads them again and again, in a thread.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Final
+
+from kvasir_runtime.server.auth import key_files
 
 RELOAD_S: Final = 1.0
 MAX_BYTES: Final = 65_536
@@ -19,31 +19,29 @@ log = logging.getLogger("kvasir.keys")
 
 
 class ContinuationKeys:
-    """path: of a file or of a directory of files, empty for none. clock: monotonic seconds."""
+    """path: of a file or of a directory of files, empty for none. current: the keys as they were read last."""
 
-    def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        self._path, self._clock = path, clock
-        self._keys: tuple[bytes, ...] = ()
-        self._read_at = float("-inf")
+    def __init__(self, path: str) -> None:
+        self.current: tuple[bytes, ...] = ()
+        self._path, self._trouble = path, ""
 
-    def current(self) -> tuple[bytes, ...]:
-        """The keys as they were a second ago at most, none without a path. What cannot be read changes nothing."""
-        if self._path and self._clock() >= self._read_at + RELOAD_S:
-            self._read_at = self._clock()
-            try:
-                self._keys = read(self._path)
-            except (OSError, ValueError) as error:
-                log.warning("continuation keys cannot be read, the previous ones stay valid: %s", error)
-        return self._keys
+    def load(self) -> None:
+        """Read the path. What cannot be read changes nothing, and is logged once in a row."""
+        trouble = ""
+        try:
+            self.current = read(self._path) if self._path else ()
+        except (OSError, ValueError) as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                log.warning("continuation keys cannot be read, the previous ones stay valid: %s", trouble)
+        self._trouble = trouble
 
 
 def read(path: str) -> tuple[bytes, ...]:
     """Keys of 32 bytes, one for each line of the files in order of their names. Raises OSError, and ValueError for a
     line that is too short."""
-    where = Path(path)
-    # A mounted Secret has its files behind links in names that begin with two dots.
-    files = sorted(file for file in where.iterdir() if file.name[:1] != ".") if where.is_dir() else [where]
-    lines = [line.strip() for file in files for line in file.read_bytes()[:MAX_BYTES].splitlines() if line.strip()]
+    contents = [file.read_bytes()[:MAX_BYTES] for file in key_files(path)]
+    lines = [line.strip() for content in contents for line in content.splitlines() if line.strip()]
     if any(len(line) < MIN_CHARACTERS for line in lines):
         raise ValueError(f"a key in {path} has fewer than {MIN_CHARACTERS} characters")
     return tuple(hashlib.sha256(line).digest() for line in lines)

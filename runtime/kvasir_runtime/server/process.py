@@ -31,7 +31,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, listen, periodic, ports, prefix_warmup
+from kvasir_runtime.server import auth, continuation_keys, listen, periodic, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -134,9 +134,7 @@ class ServeProcess:
         console.show("starting", 0.0, message="finding the model")
         given = self._options
         app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
-        await asyncio.to_thread(app_state.api_keys.load, may_come=bool(given.pod_revision))
-        if app_state.api_keys.watched:
-            self._tasks.append(asyncio.create_task(auth.watch(app_state.api_keys)))
+        await self._load_keys()
         asked = time.monotonic()
         folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
         found = time.monotonic()
@@ -217,6 +215,20 @@ class ServeProcess:
             await asyncio.sleep(auth.RELOAD_INTERVAL_S)
         if self._client is not None and self._client.failure is not None:
             raise EngineDeadError(self._client.failure)
+
+    async def _load_keys(self) -> None:
+        """Load the keys of clients and of continuation tokens, and follow their files. Raises ModelError."""
+        api_keys = self._app_state.api_keys
+        await asyncio.to_thread(api_keys.load, may_come=bool(self._options.pod_revision))
+        if api_keys.watched:
+            self._tasks.append(asyncio.create_task(auth.watch(api_keys)))
+        if self._options.continuation_key_file:
+            keys = self._app_state.continuation_keys
+            await asyncio.to_thread(keys.load)
+            watch = periodic.repeat(
+                lambda: asyncio.to_thread(keys.load), every_s=continuation_keys.RELOAD_S, ended=self._dead.done
+            )
+            self._tasks.append(asyncio.create_task(watch))
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""

@@ -2,22 +2,27 @@
 
 import pytest
 
-from fakes.clock import FakeClock
 from kvasir_runtime.server import continuation_keys
 from kvasir_runtime.server.continuation_keys import ContinuationKeys
 
 A, B = "a" * 20, "b" * 20
 
 
-def test_the_first_of_a_file_signs_and_a_change_is_seen_a_second_later(tmp_path):
-    path, clock = tmp_path / "keys", FakeClock()
+def loaded(path):
+    keys = ContinuationKeys(str(path))
+    keys.load()
+    return keys
+
+
+def test_the_first_of_a_file_signs_and_a_change_is_seen_when_it_is_loaded(tmp_path):
+    path = tmp_path / "keys"
     path.write_text(f"{A}\n\n{B}\n")
-    keys = ContinuationKeys(str(path), clock.steady)
-    first, second = keys.current()
+    keys = loaded(path)
+    first, second = keys.current
     path.write_text(f"{B}\n{A}\n")
-    assert keys.current() == (first, second)
-    clock.advance(1.0)
-    assert keys.current() == (second, first)
+    assert keys.current == (first, second)
+    keys.load()
+    assert keys.current == (second, first)
 
 
 def test_a_mounted_secret_is_read_in_order_of_its_files(tmp_path):
@@ -33,18 +38,20 @@ def test_a_mounted_secret_is_read_in_order_of_its_files(tmp_path):
 
 
 def test_what_cannot_be_read_leaves_the_last_keys(tmp_path, caplog):
-    path, clock = tmp_path / "keys", FakeClock()
+    path = tmp_path / "keys"
     path.write_text(A)
-    keys = ContinuationKeys(str(path), clock.steady)
-    found = keys.current()
+    keys = loaded(path)
+    found = keys.current
     for breaks in (lambda: path.write_text("short"), path.unlink):
         breaks()
-        clock.advance(1.0)
-        assert keys.current() == found
+        for _ in range(3):
+            keys.load()
+        assert keys.current == found
+    assert len(caplog.records) == 2, "each fault is logged once in a row"
     assert "fewer than 16 characters" in caplog.text
     assert "short" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/at/all"])
 def test_without_a_file_there_is_no_key(path):
-    assert ContinuationKeys(path, FakeClock().steady).current() == ()
+    assert loaded(path).current == ()

@@ -61,7 +61,7 @@ async def respond(
         prepared = await in_thread(request, app_state, prepare, raw, served_model.profile, size_of=size_of)
         checked = await served_model.grammar_validator.checked(prepared.request)
         if raw.continuation:
-            signer = token_signer(request, app_state, served_model)
+            signer = token_signer(app_state, served_model, app_state.senders.identity(request))
             return replace(prepared, request=await asyncio.to_thread(signer.resumed, checked, raw.continuation))
         return replace(prepared, request=replace(checked, created=int(time.time())))
 
@@ -162,13 +162,14 @@ def client_of(request: Request, identity: bytes) -> str:
 def serving_context(request: Request, app_state: AppState, served_model: ServedModel) -> ServingContext:
     """What the response to a request needs. Prompts are noted only for replicas that may ask for them."""
     noted = app_state.options.prefix_cache and app_state.options.prefix_warmup_seconds > 0
-    signer = token_signer(request, app_state, served_model)
+    owner = app_state.senders.identity(request)
+    signer = token_signer(app_state, served_model, owner)
     return ServingContext(
         client=served_model.client,
         tokenizer=served_model.profile.tokenizer,
         metrics=app_state.metrics,
         registry=app_state.registry,
-        owner=app_state.senders.identity(request),
+        owner=owner,
         clock=app_state.clock,
         on_submit=app_state.hot_prefixes.note if noted else lambda _: None,
         signer=signer if signer.keys else None,
@@ -176,13 +177,9 @@ def serving_context(request: Request, app_state: AppState, served_model: ServedM
     )
 
 
-def token_signer(request: Request, app_state: AppState, served_model: ServedModel) -> TokenSigner:
-    """Of the continuation tokens of a request's sender."""
-    return TokenSigner(
-        keys=app_state.continuation_keys.current(),
-        model=served_model.digest,
-        tenant=app_state.senders.identity(request),
-    )
+def token_signer(app_state: AppState, served_model: ServedModel, owner: bytes) -> TokenSigner:
+    """Of continuation tokens. owner: identity of the requests' tenant."""
+    return TokenSigner(keys=app_state.continuation_keys.current, model=served_model.digest, tenant=owner)
 
 
 def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) -> None:
