@@ -34,7 +34,7 @@ PEAKS: Final = {
 def peak(device: str, dtype: str) -> Card | None:
     """Of a device by its name, alone or with what follows it in parentheses; None where it is not known.
 
-    dtype: of activations. Of products in 32 bits these numbers say nothing.
+    dtype: of activations. The numbers do not hold for products in 32 bits.
     """
     found = PEAKS.get(device.partition(" (")[0])
     if found is None or dtype == "float32" or "MIG" in device:

@@ -164,7 +164,7 @@ RUNTIME: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_ttft_calibrated",
         kind="gauge",
-        help="1 while predictions are true enough to refuse requests by them.",
+        help="1 while predictions are accurate enough to refuse requests by them.",
         labels=_MODEL,
     ),
     Metric(

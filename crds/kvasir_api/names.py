@@ -65,7 +65,7 @@ PATH_RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
 PATH_PREFIXES: Final = "/prefixes"
 PATH_PEERS: Final = "/peers"
 MOST_PEERS: Final = 3
-"""Replicas that one which starts is told of, and that it reads from."""
+"""Ready replicas that the operator names to one that starts, which reads the prefixes of each."""
 PATH_LIVEZ: Final = "/livez"
 PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"

@@ -1,4 +1,4 @@
-"""What a measurement of accuracy and the process that computes for it exchange, as JSON lines."""
+"""Messages between a measurement of accuracy and the process that computes it, as JSON lines."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class AccuracyJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement of accuracy is told on its standard input.
+    """What is to be measured, which the process reads from its standard input.
 
     model: an existing directory or file. options: fields of ServeOptions for all runs. texts: token ids. variants: a
     name and the options that it changes; the base changes none.

@@ -1,4 +1,4 @@
-"""NVML, NVIDIA's management library, through ctypes: what its driver tells any process of the devices that it sees.
+"""NVML, NVIDIA's management library, through ctypes: any process may read from it the devices that it sees.
 
 Called by the engine's monitor of Xids and by the metrics of the API process. In a container the devices are its own.
 """

@@ -144,7 +144,7 @@ class Made:
 async def measure(
     control: ControlPlane, *, services: int, idle_s: float, later: int, tmp: Path, say: Any = print
 ) -> Run:
-    """Create that many services, let them be, create a few more, restart the operator beside them, delete them."""
+    """Create that many services, wait, create a few more, restart the operator while they exist, delete them."""
     run = Run(services=services)
     async with fleet(control, services + later, tmp) as rig, watching(rig) as seen:
         rig.start("--allow-model-dir=/srv", f"--interval={INTERVAL_S:g}")

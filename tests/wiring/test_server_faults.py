@@ -120,7 +120,7 @@ def test_a_client_that_leaves_before_its_first_token_is_forgotten(model, tmp_pat
             held.until("it to wait", lambda: held.state()["running"] == 1, PATIENCE_S)
         held.until("it to be gone", lambda: held.state()["running"] == 0, PATIENCE_S)
         assert '"type":"abort"' in log.read_text()
-        held.until("nobody to be served", lambda: held.ask("/load").json["server_load"] == 0, PATIENCE_S)
+        held.until("no request to be served", lambda: held.ask("/load").json["server_load"] == 0, PATIENCE_S)
 
 
 def test_a_head_that_does_not_end_is_cut_off(server: ApiProcess, unfinished_head):

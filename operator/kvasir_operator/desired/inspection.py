@@ -107,8 +107,8 @@ def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
 
 
 def _of_other_schema(known: ModelStatus) -> bool:
-    """Whether another version of the operator wrote the facts. What they say for a person is true all the same, so that
-    it stays until there are others."""
+    """Whether another version of the operator wrote the facts. What they show a person is still true, so that it
+    stays until there are others."""
     try:
         return bool(known.facts) and decode(known.facts) is None
     except ValueError:

@@ -96,7 +96,7 @@ class EventEmitter:
     async def _watchdogs(self, seen: Observed, service: Json) -> None:
         """Containers that their watchdog ended: they are started again, so that no replica counts as failed.
 
-        Ends that are found at the first look have been told by the operator before.
+        Ends that are found at the first look were reported by the operator that ran before.
         """
         name = (seen.namespace, seen.name)
         ended = {(r.uid, r.ends): r for r in seen.replicas if r.watchdog}

@@ -40,8 +40,8 @@ class Introducer:
         self._news.set()
 
     async def run(self) -> None:
-        """Tell those that were found last until cancelled; the next ones when these have answered, or have not in
-        time."""
+        """Send peers to those that were found last, until cancelled; to the next ones when these have answered, or have
+        not in time."""
         while True:
             await self._news.wait()
             self._news.clear()

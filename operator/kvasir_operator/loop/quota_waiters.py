@@ -1,8 +1,8 @@
-"""Services of which a quota refuses an object: one of each namespace is tried again, the others wait for its success.
+"""Services of which a quota refuses an object: of each namespace one is tried again, the others wait for its success.
 
-What a quota refuses one service of a namespace, it mostly refuses all of them, so that trying each tells little more
-than trying one. Not always: a namespace may have several quotas, and which of them refuses is not looked at. So the
-caller tries the others too, less often. Called by the reconciler; it knows no clock and no queue.
+A quota that refuses one service of a namespace mostly refuses the others too, so trying each of them costs requests
+and gains little. It need not: a namespace may have several quotas, and which of them refuses is not examined. So the
+caller tries the others too, less often. Called by the reconciler; neither clock nor queue is used here.
 """
 
 from kvasir_kube.kinds import Key

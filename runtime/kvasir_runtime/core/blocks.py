@@ -46,7 +46,7 @@ class BlockPool:
         self.num_reused = 0
         """Blocks that prefix hits may find and that one has found already."""
         self.lost: list[bytes] = []
-        """Hashes under which a cache group has no block any more, for `PrefixDigest`, which empties the list."""
+        """Hashes under which a cache group has no block any more, for `ResidentPrefixes`, which empties the list."""
         self.pinned_by: dict[str, int] = {}
         """How many blocks each tenant pins; of those that several refer to, the one that took or revived it."""
         self._refs = [0] * num_blocks

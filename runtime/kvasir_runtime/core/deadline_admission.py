@@ -1,6 +1,6 @@
 """Whether a request may wait for its first token, by its objective and by how long the queue is in seconds.
 
-Owned by the scheduler. Nothing is refused that has not to wait, nor while predictions are not true enough. A request
+Owned by the scheduler. What need not wait is never refused, nor is anything while predictions are inaccurate. A request
 with an objective is refused at once where the prediction misses it even by the LEAST quantile of actual to predicted
 times; else it waits until the time is too short to compute its prompt by the HIGH quantile. One that was admitted with
 others of its HTTP request is never refused. A refusal says by how much it would be late, which is when another try may
@@ -137,7 +137,7 @@ class DeadlineAdmission:
         """The first token of a request that had to wait."""
         request = kind.request
         saved_s = self._saved_s - request.saved_s
-        if 2 * saved_s <= request.predicted_s:  # else it says little of what was predicted
+        if 2 * saved_s <= request.predicted_s:  # else most of what was predicted has changed
             self._predictor.add(request.predicted_s - saved_s, max(0.0, now - request.predicted_at))
         request.predicted_s = 0.0
 

@@ -56,9 +56,9 @@ class KvPeak:
         self._room = 0
 
     def is_far(self, kind: RequestKind, held: int, num_rows: int) -> bool:
-        """Whether a request fits whatever is expected of each, as at a glance. held: blocks that it takes at once.
+        """Whether a request fits even if each grows by the most that is expected of any.
 
-        num_rows: of all that run.
+        held: blocks that it takes at once. num_rows: of all that run.
         """
         if not (self._running and self._lengths.is_known):
             return True

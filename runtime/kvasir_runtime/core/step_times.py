@@ -38,7 +38,7 @@ class StepTimes:
         self._means: dict[StepSize, float] = {}
 
     def observe(self, size: StepSize, elapsed_s: float) -> None:
-        """A step of this size took so long; one without tokens or seconds tells nothing."""
+        """A step of this size took so long; one without tokens or seconds is not counted."""
         if elapsed_s <= 0 or not size[0]:
             return
         known = self._means.get(size)

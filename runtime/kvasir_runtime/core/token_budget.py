@@ -58,7 +58,7 @@ class TokenBudget:
 
     @classmethod
     def of(cls, limits: Limits) -> Self:
-        """As the settings of the scheduler say."""
+        """By the limits of the scheduler."""
         return cls(
             target_s=limits.target_step_s,
             max_tokens=limits.max_batch_tokens,

@@ -1,4 +1,4 @@
-"""When the first token of a request will come, by measured rates, and how true such predictions were.
+"""When the first token of a request will come, by measured rates, and how accurate such predictions were.
 
 Pure: seconds are given. Rates are measured while something waits for them, and never guessed: what was not measured is
 not predicted.
@@ -16,9 +16,9 @@ LEAST: Final = 20
 """Of them, before requests are refused by predictions."""
 LOW: Final = 0.1
 HIGH: Final = 0.9
-"""Quantiles of the ratios; how far they are apart says how true predictions are."""
+"""Quantiles of the ratios; the further they are apart, the less accurate predictions are."""
 MAX_SPREAD: Final = 3.0
-"""Of the HIGH quantile over the LOW one, above which predictions say too little to refuse by them."""
+"""Of the HIGH quantile over the LOW one, above which predictions are too inaccurate to refuse by."""
 LEAST_ADMITTED: Final = 8
 """Requests that got the rows of others, before the rate at which rows come free counts."""
 
@@ -113,5 +113,5 @@ class TtftPredictor:
 
     @property
     def calibrated(self) -> bool:
-        """Whether predictions are true enough to refuse requests by them."""
+        """Whether predictions are accurate enough to refuse requests by them."""
         return len(self._last) >= LEAST and self.ratio(HIGH) <= MAX_SPREAD * self.ratio(LOW)

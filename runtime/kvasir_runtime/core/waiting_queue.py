@@ -105,7 +105,7 @@ class WaitingQueue:
         self._count(flow, -kind.request.uncached_estimate)
 
     def before(self, kind: RequestKind) -> tuple[int, int]:
-        """Requests that come before one, waiting or about to, and their uncached tokens, as far as can be told.
+        """Requests that come before one, waiting or about to, and their uncached tokens, estimated.
 
         More urgent ones come first, and of its own flow those with earlier deadlines. Of other tenants come as many
         tokens as of its own, by weights.

@@ -1,7 +1,7 @@
 """Continuation tokens: with the body of a request and its token, another replica goes on with the stream.
 
-A token is pieces joined by dots, each signed together with all before it. The first piece says which stream it is, the
-others what its choices have gained. A replica that ends sends a whole token; a proxy that may lose a replica at any
+A token is pieces joined by dots, each signed together with all before it. The first piece names the stream, the others
+hold what its choices have gained. A replica that ends sends a whole token; a proxy that may lose a replica at any
 moment requests the pieces as they come and joins those that it has. Pure: keys are given.
 
 The token holds the ids of the answer, how they came, and the seed. Everything else, the state of the grammar and of the
@@ -129,7 +129,7 @@ def may_continue(request: GenerationRequest) -> bool:
 
 
 def opened(token: str, keys: Sequence[bytes], num_choices: int) -> tuple[StreamOrigin, tuple[ChoiceHistory, ...]]:
-    """What a token says, once its signatures are verified. Raises Refused."""
+    """What a token holds, once its signatures are verified. Raises Refused."""
     first, *others = token.split(".", MAX_PIECES)
     head, signature = _split(first)
     key = next((key for key in keys if hmac.compare_digest(signature, _signature(key, b"", head))), None)

@@ -108,7 +108,7 @@ class AppState:
         return ""
 
     def take_peers(self) -> tuple[str, ...]:
-        """The peers to be asked, from now on no others."""
+        """The peers to be read; others that are named later are refused."""
         self.peers_taken = True
         return self.peers
 

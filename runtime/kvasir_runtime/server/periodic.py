@@ -1,4 +1,4 @@
-"""Work that the process does again and again beside its requests, whatever becomes of one time."""
+"""Work that the process repeats beside its requests; an error ends one turn of it, not the work."""
 
 import asyncio
 import logging

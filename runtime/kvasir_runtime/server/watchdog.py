@@ -23,10 +23,10 @@ SUSPECT_S: Final = 0.75
 
 class Watchdog:
     """dead_s: least silence of a dead engine; 0 for none that is dead. is_busy: whether the engine's threads compute or
-    wait for processor or disk, asked about a silent one only; False until the process knows.
+    wait for processor or disk, called for a silent one only; False until the process has set it.
 
     Silence is what passed between looks, each of which counts for little: if this process was suspended, or busy
-    itself, the engine's messages wait to be read, and that time tells nothing. Times are monotonic seconds.
+    itself, the engine's messages wait to be read, and that time is not counted. Times are monotonic seconds.
     """
 
     def __init__(self, dead_s: float) -> None:

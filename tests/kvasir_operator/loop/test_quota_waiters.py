@@ -124,7 +124,7 @@ def test_a_service_that_waits_and_goes_hands_its_turn_on():
             await bench.cluster.drop(INFERENCE_SERVICE, *first)
             bench.cluster.room += 1
             await bench.operator.resync.once()
-            await elapse(10)  # the turn passes on, or nobody would try within half a minute
+            await elapse(10)  # the next service has the turn, else none would be tried within half a minute
             assert len(bench.cluster.names(DEPLOYMENT)) == ROOM + 1
 
     virtual_loop.run(story())

@@ -194,7 +194,7 @@ async def test_what_is_announced_and_how_often_outputs_were_invalid_is_kept(tmp_
             await engine.say(wire.StepOutputs((output,), RuntimeState(), expected_s=2.5))
             await take(queue)
             seen.append(client.invalid_in_a_row)
-        assert seen == [1, 2, 2, 2, 0], "refusals and aborts tell nothing of the model"
+        assert seen == [1, 2, 2, 2, 0], "refusals and aborts are not counted"
         assert client.expected_s == 2.5
         await engine.say(wire.EngineFailed("it is over"))
         with pytest.raises(EngineDeadError, match="it is over"):

@@ -1,4 +1,4 @@
-"""The server's own request: what it asks for, and that it leaves nothing open."""
+"""The server's own request: its fields, and that it is closed in every case."""
 
 import pytest
 

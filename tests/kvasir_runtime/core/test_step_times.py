@@ -26,7 +26,7 @@ def test_nothing_is_known_of_the_first_step():
     assert times.expected_s(DECODE) == UNKNOWN_S
     times.observe(step_size(plan()), 1.0)
     times.observe(DECODE, 0.0)
-    assert times.expected_s(DECODE) == UNKNOWN_S, "copies alone and steps without time tell nothing"
+    assert times.expected_s(DECODE) == UNKNOWN_S, "copies alone and steps without time are not counted"
 
 
 def test_a_measured_size_is_bounded_by_twice_its_mean():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
 
 MAX_CANDIDATES: Final = 12
-"""The likeliest tokens of one beam, which its check may be asked for in a step."""
+"""The likeliest tokens of one beam, which its check may judge in a step."""
 MAX_ADMITTED: Final = 32
 """Candidates of all beams of a step that checks may admit, each in a fraction of a millisecond."""
 MAX_REFUSED: Final = 8
@@ -27,8 +27,8 @@ _NEVER: Final = float("-inf")
 def keep_admitted(logits: Tensor, matchers: "Mapping[int, GrammarMatcher]") -> None:
     """Forbid all but the likeliest that the check of each beam admits, or the token that is known to be right.
 
-    logits: (rows, vocab) float32, -inf where the mask forbids, changed in place. matchers: of the beams, by row. All
-    beams are asked for their likeliest first, so that the bounds of the step leave each some.
+    logits: (rows, vocab) float32, -inf where the mask forbids, changed in place. matchers: of the beams, by row. The
+    likeliest token of every beam is judged before any second one, so that the bounds of the step leave each some.
     """
     values, ids = logits[list(matchers)].topk(min(MAX_CANDIDATES, logits.shape[1]))
     candidates = [

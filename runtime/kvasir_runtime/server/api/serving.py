@@ -160,7 +160,7 @@ def client_of(request: Request, identity: bytes) -> str:
 
 
 def serving_context(request: Request, app_state: AppState, served_model: ServedModel) -> ServingContext:
-    """What the response to a request needs. Prompts are noted only for replicas that may ask for them."""
+    """What the response to a request needs. Prompts are noted only for replicas that may read them."""
     noted = app_state.options.prefix_cache and app_state.options.prefix_warmup_seconds > 0
     owner = app_state.senders.identity(request)
     signer = token_signer(app_state, served_model, owner)
