@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bench import marked_page
 from bench.cpu import PORT, processor
 from bench.servers import Running, serving
 from bench.shapes import SHAPES, written
@@ -65,8 +66,7 @@ def main() -> int:
     said = f"{measured}\n\n{_table(found)}"
     print(f"\n{said}")
     if asked.write:
-        before, behind = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
-        PAGE.write_text(f"{before}{MARKS[0]}\n{said}\n{MARKS[1]}{behind}")
+        PAGE.write_text(marked_page.replaced(PAGE.read_text(), MARKS, said))
     return 0 if all(row.loaded_tokens for row in found["from the host"]) else 1
 
 

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench import marked_page, overload
 from bench import neighbour_scenarios as scenarios
-from bench import overload
 from bench.cpu import processor
 from bench.neighbour_scenarios import Figure, Target
 from fakes import checkpoints
@@ -106,15 +106,14 @@ def line(figure: Figure) -> str:
 
 def rewritten(page: str, found: Sequence[Figure], length: float) -> str:
     """The page with these figures; those of scenarios that did not run stay."""
-    before, rest = page.split(MARKS[0])
-    kept, behind = rest.split(MARKS[1])
+    kept = marked_page.split(page, MARKS)[1]
     ran = {figure.scenario for figure in found}
     rows = [row for row in kept.splitlines() if re.match(r"\| (?!load)", row) and row.split(" | ")[0][2:] not in ran]
     rows += [line(figure) for figure in found]
     part = "" if length == 1 else f", at {length:g} of the full length"
     said = f"{processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}{part}"
     table = "\n".join(["| load | figure | measured | goal | met |", "|---|---|---|---|---|", *rows])
-    return f"{before}{MARKS[0]}\n{said}\n\n{table}\n{MARKS[1]}{behind}"
+    return marked_page.replaced(page, MARKS, f"{said}\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench import marked_page
 from fakes.kubelet import FakeKubelet
 from fakes.operator_rig import USER, Rig, install, standing
 from kvasir_api import names
@@ -283,10 +284,6 @@ def at(times: list[float], percent: int) -> float:
 
 def write(page: Path, runs: Sequence[Run], tick: str, command: str) -> None:
     """Replace the figures of the page. tick: a sentence about one tick. Raises ValueError when it lacks the marks."""
-    text = page.read_text()
-    if any(text.count(mark) != 1 for mark in MARKS):
-        raise ValueError(f"{page} must hold {MARKS[0]!r} and {MARKS[1]!r} once each")
-    before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
     load = os.getloadavg()[2]
     said = (
         f"Measured {datetime.now(UTC):%Y-%m-%d} by `{command}` on {processor()}, "
@@ -294,7 +291,7 @@ def write(page: Path, runs: Sequence[Run], tick: str, command: str) -> None:
         f"last 15 minutes was {load:.1f}."
     )
     tables = [f"### {run.services} services\n\n{table(run)}" for run in runs]
-    page.write_text("\n\n".join([f"{before}{MARKS[0]}\n{said}", tick, *tables]) + f"\n{MARKS[1]}{after}")
+    page.write_text(marked_page.replaced(page.read_text(), MARKS, "\n\n".join([said, tick, *tables])))
 
 
 def processor() -> str:

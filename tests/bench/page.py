@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import results
+from bench import marked_page, results
 from bench.engines import ENGINES
 
 MEASURED: Final = ("<!-- measured: written by make bench-peers -->", "<!-- end of measured -->")
@@ -29,11 +29,7 @@ def write_scaling(folder: Path, run: Mapping[str, Any], tables: Sequence[str]) -
 
 
 def _between(page: Path, marks: tuple[str, str], text: str) -> None:
-    whole = page.read_text()
-    if any(whole.count(mark) != 1 for mark in marks):
-        raise ValueError(f"{page} must hold {marks[0]!r} and {marks[1]!r} once each")
-    before, after = whole.split(marks[0])[0], whole.split(marks[1])[1]
-    page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}")
+    page.write_text(marked_page.replaced(page.read_text(), marks, text))
 
 
 def section(run: Mapping[str, Any], command: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench import marked_page
 from bench.gpu import book
 from bench.gpu.book import Book, Cell, Goal, said
 
@@ -61,13 +62,10 @@ TITLES: Final = {
 def write(folder: Path, run: Book | None) -> None:
     """Replace what is between the marks; a run is kept beside the page. Raises ValueError without the marks."""
     file = folder / "gpu.md"
-    whole = file.read_text()
-    if any(whole.count(mark) != 1 for mark in MARKS):
-        raise ValueError(f"{file} must hold {MARKS[0]!r} and {MARKS[1]!r} once each")
+    page = marked_page.replaced(file.read_text(), MARKS, text(run))
     if run is not None:
         book.save(run, folder / "gpu.json")
-    before, after = whole.split(MARKS[0])[0], whole.split(MARKS[1])[1]
-    file.write_text(f"{before}{MARKS[0]}\n{text(run)}\n{MARKS[1]}{after}")
+    file.write_text(page)
 
 
 def text(run: Book | None) -> str:

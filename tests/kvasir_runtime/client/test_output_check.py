@@ -2,22 +2,10 @@
 
 import pytest
 
+from fakes.engine_facts import engine_facts
 from kvasir_runtime.client import output_check
 from kvasir_runtime.client.engine_client import EngineDeadError
-from kvasir_runtime.wire import EngineFacts, EngineOutput
-
-FACTS = {
-    "device": "cpu",
-    "kernels": "none",
-    "dtype": "float32",
-    "block_size": 16,
-    "num_blocks": 8,
-    "max_model_len": 64,
-    "max_sequences": 4,
-    "max_batch_tokens": 64,
-    "weights_bytes": 1,
-    "kv_bytes_per_token": 1,
-}
+from kvasir_runtime.wire import EngineOutput
 
 
 class OneRequestClient:
@@ -42,7 +30,7 @@ class OneRequestClient:
 async def test_it_asks_for_one_token_or_one_vector(head, pooled):
     client = OneRequestClient()
     for _ in range(2):
-        await output_check.check(client, EngineFacts(**FACTS, head=head), (5, 6))
+        await output_check.check(client, engine_facts(head=head), (5, 6))
     first, second = client.requests
     assert (first.prompt, first.sampling.max_tokens, first.pooling is not None) == ((5, 6), 1, pooled)
     assert first.request_id != second.request_id
@@ -51,9 +39,9 @@ async def test_it_asks_for_one_token_or_one_vector(head, pooled):
 
 async def test_one_that_is_not_answered_is_given_up():
     client = OneRequestClient(answers=False)
-    await output_check.check(client, EngineFacts(**FACTS), (5,), limit_s=0.01)
+    await output_check.check(client, engine_facts(), (5,), limit_s=0.01)
     assert client.aborted == [client.requests[0].request_id]
 
 
 async def test_a_dead_engine_is_not_asked():
-    await output_check.check(OneRequestClient(dead=True), EngineFacts(**FACTS), (5,))
+    await output_check.check(OneRequestClient(dead=True), engine_facts(), (5,))
