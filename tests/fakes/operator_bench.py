@@ -1,15 +1,21 @@
 """The whole operator on a fake cluster and a fake clock, and what surrounds it; the test turns it round by round."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
 from fakes.readings import FakeReader
+from fakes.virtual_loop import LoopClock
 from kvasir_api import names
 from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.kinds import DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
+from kvasir_operator.handlers import store_events
 from kvasir_operator.loop.operator import Operator
+from kvasir_operator.loop.resync import WATCHED
 from kvasir_operator.observed.settings import OperatorSettings
 
 KEY = ("default", "tiny")
@@ -85,3 +91,31 @@ class Bench:
     def writes(self) -> list[tuple[str, str]]:
         written, self.cluster.writes = self.cluster.writes, []
         return [(verb, plural) for verb, plural, _ in written]
+
+
+class LoopBench(Bench):
+    """Every loop of the operator in the time of a virtual loop, but the watches, whose part the test plays."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self.clock = LoopClock(asyncio.get_running_loop())  # type: ignore[assignment]  # it cannot be moved by hand
+        self.cluster = cluster
+        self.operator = self.started()
+        self.hear = store_events(self.operator.store, self.operator.workqueue, self.operator.resync)
+
+    def watch(self) -> None:
+        """Watches begin, and deliver everything as a list."""
+        self.operator.resync.began()
+        for kind, _ in WATCHED:
+            for obj in self.cluster.objects.get(kind.plural, {}).values():
+                self.hear(kind, "", obj)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """The operator has listed everything, and runs until the context ends."""
+        await self.operator.fill()
+        task = asyncio.create_task(self.operator.run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -7,13 +7,11 @@ import pytest
 
 from fakes import virtual_loop
 from fakes.cluster import FakeCluster
-from fakes.operator_bench import KEY, Bench
+from fakes.operator_bench import KEY, LoopBench
 from fakes.virtual_loop import LoopClock, elapse
 from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
-from kvasir_operator.handlers import store_events
-from kvasir_operator.loop.resync import WATCHED
 
 AWAY_S = 300.0
 
@@ -21,9 +19,9 @@ AWAY_S = 300.0
 class Distant(FakeCluster):
     """A cluster that may be away, and the seconds at which it was asked."""
 
-    def __init__(self, clock):
+    def __init__(self):
         super().__init__()
-        self.clock, self.away, self.asked = clock, False, []
+        self.clock, self.away, self.asked = LoopClock(asyncio.get_running_loop()), False, []
 
     def _raise(self, verb):
         self.asked.append((self.clock.steady(), verb))
@@ -32,26 +30,9 @@ class Distant(FakeCluster):
         super()._raise(verb)
 
 
-class LoopBench(Bench):
-    """Every loop of the operator but the watches, whose part the test plays."""
-
-    def __init__(self):
-        super().__init__()
-        self.clock = LoopClock(asyncio.get_running_loop())
-        self.cluster = Distant(self.clock)
-        self.operator = self.started()
-
-    def watch(self):
-        """Watches begin, and tell of everything as a list."""
-        self.operator.resync.began()
-        hear = store_events(self.operator.store, self.operator.workqueue, self.operator.resync)
-        for kind, _ in WATCHED:
-            for obj in self.cluster.objects.get(kind.plural, {}).values():
-                hear(kind, "", obj)
-
-    def workload(self):
-        (name,) = self.cluster.names(DEPLOYMENT)
-        return name
+def workload(bench):
+    (name,) = bench.cluster.names(DEPLOYMENT)
+    return name
 
 
 def most_within(asked, seconds):
@@ -63,19 +44,15 @@ def most_within(asked, seconds):
 @contextlib.asynccontextmanager
 async def serving(**spec):
     """An operator that runs, and a service of two replicas that is at rest."""
-    bench = LoopBench()
+    bench = LoopBench(Distant())
     await bench.put_service(**spec)
-    await bench.operator.fill()
-    running = asyncio.create_task(bench.operator.run())
-    await elapse(5)
-    await bench.put_pods(2, running=1, pinned=500)
-    bench.watch()
-    await elapse(120)
-    assert bench.reason() == "AllReplicasReady"
-    yield bench
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with bench.running():
+        await elapse(5)
+        await bench.put_pods(2, running=1, pinned=500)
+        bench.watch()
+        await elapse(120)
+        assert bench.reason() == "AllReplicasReady"
+        yield bench
 
 
 async def absent(bench):
@@ -127,7 +104,7 @@ def test_what_was_asked_meanwhile_is_done_once_afterwards():
             asked = await returned(bench)
             assert bench.replicas() == [3]
             assert len([verb for _, verb in asked if verb == "apply"]) <= 4
-            assert bench.cluster.writes.count(("apply", "deployments", ("default", bench.workload()))) == 1
+            assert bench.cluster.writes.count(("apply", "deployments", ("default", workload(bench)))) == 1
 
     virtual_loop.run(story())
 
@@ -143,6 +120,6 @@ def test_load_that_rose_meanwhile_is_answered_only_afterwards():
             assert len(asked) <= AWAY_S, "under one a second, whatever is wished for"
             await returned(bench)
             assert bench.replicas()[0] > 2
-            assert bench.cluster.writes.count(("apply", "deployments", ("default", bench.workload()))) <= 2
+            assert bench.cluster.writes.count(("apply", "deployments", ("default", workload(bench)))) <= 2
 
     virtual_loop.run(story())

@@ -1,14 +1,13 @@
 """Services that a quota refuses: their requests are counted while nothing changes, and all come when there is room."""
 
-import asyncio
 import collections
 import contextlib
 
 from fakes import virtual_loop
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
-from fakes.operator_bench import FILE, Bench
-from fakes.virtual_loop import LoopClock, elapse
+from fakes.operator_bench import FILE, LoopBench
+from fakes.virtual_loop import elapse
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_kube.errors import KubeError
@@ -53,36 +52,24 @@ class Limited(FakeCluster):
         return await super().create(kind, obj, manager=manager)
 
 
-class LoopBench(Bench):
-    """Every loop of the operator in virtual time, without watches."""
-
-    def __init__(self):
-        super().__init__()
-        self.clock, self.cluster = LoopClock(asyncio.get_running_loop()), Limited()
-        self.operator = self.started()
-
-    def reasons(self):
-        found = self.cluster.objects[INFERENCE_SERVICE.plural].values()
-        conditions = [c for obj in found for c in obj["status"]["conditions"] if c["type"] == "Ready"]
-        return [condition["reason"] for condition in conditions]
+def reasons(bench):
+    found = bench.cluster.objects[INFERENCE_SERVICE.plural].values()
+    conditions = [c for obj in found for c in obj["status"]["conditions"] if c["type"] == "Ready"]
+    return [condition["reason"] for condition in conditions]
 
 
 @contextlib.asynccontextmanager
 async def refused():
     """All but a few services have no Deployment, and nothing changes any more."""
-    bench = LoopBench()
+    bench = LoopBench(Limited())
     for number in range(SERVICES):
         await bench.cluster.put(INFERENCE_SERVICE, service(f"s{number:02d}", **FILE))
-    await bench.operator.fill()
-    running = asyncio.create_task(bench.operator.run())
-    await elapse(WAIT_S)
-    assert len(bench.cluster.names(DEPLOYMENT)) == ROOM
-    assert bench.reasons().count("QuotaExceeded") == SERVICES - ROOM
-    bench.cluster.creations, bench.cluster.asked = [], []
-    yield bench
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with bench.running():
+        await elapse(WAIT_S)
+        assert len(bench.cluster.names(DEPLOYMENT)) == ROOM
+        assert reasons(bench).count("QuotaExceeded") == SERVICES - ROOM
+        bench.cluster.creations, bench.cluster.asked = [], []
+        yield bench
 
 
 def test_services_that_a_quota_refuses_wait_for_one_of_them_two_minutes_each():
@@ -110,7 +97,7 @@ def test_a_quota_that_is_raised_lets_all_in_and_one_that_is_raised_a_little_some
             bench.cluster.room = SERVICES
             await elapse(90)
             assert len(bench.cluster.names(DEPLOYMENT)) == SERVICES
-            assert "QuotaExceeded" not in bench.reasons()
+            assert "QuotaExceeded" not in reasons(bench)
 
     virtual_loop.run(story())
 
@@ -143,32 +130,28 @@ def test_services_with_pods_wait_too_while_a_quota_refuses_their_new_revision():
     """They are reconciled at every tick otherwise, since a rollout may be moved by time."""
 
     async def story():
-        bench = LoopBench()
+        bench = LoopBench(Limited())
         for number in range(ROOM):
             await bench.cluster.put(INFERENCE_SERVICE, service(f"s{number}", **FILE))
-        await bench.operator.fill()
-        running = asyncio.create_task(bench.operator.run())
-        await elapse(10)
-        for number, workload in enumerate(list(bench.cluster.objects[DEPLOYMENT.plural].values())):
-            await put_pod_of(bench, workload, f"10.0.0.{number + 1}")
-        await bench.operator.resync.once()
-        await elapse(60)
-        assert bench.reasons() == ["AllReplicasReady"] * ROOM
-        for name, old in list(bench.cluster.objects[INFERENCE_SERVICE.plural].items()):
-            spec = {**old["spec"], "model": {"uri": f"file:///srv/{name[1]}"}}
-            await bench.cluster.put(INFERENCE_SERVICE, {**old, "spec": spec})
-        await bench.operator.resync.once()
-        await elapse(WAIT_S)
-        bench.cluster.creations = []
-        await elapse(WAIT_S)
-        tried = collections.Counter(bench.cluster.creations)
-        assert len(tried) == ROOM
-        assert max(tried.values()) <= 1 + WAIT_S / 40
-        bench.cluster.room = 2 * ROOM
-        await elapse(150)
-        assert len(bench.cluster.names(DEPLOYMENT)) == 2 * ROOM
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        async with bench.running():
+            await elapse(10)
+            for number, workload in enumerate(list(bench.cluster.objects[DEPLOYMENT.plural].values())):
+                await put_pod_of(bench, workload, f"10.0.0.{number + 1}")
+            await bench.operator.resync.once()
+            await elapse(60)
+            assert reasons(bench) == ["AllReplicasReady"] * ROOM
+            for name, old in list(bench.cluster.objects[INFERENCE_SERVICE.plural].items()):
+                spec = {**old["spec"], "model": {"uri": f"file:///srv/{name[1]}"}}
+                await bench.cluster.put(INFERENCE_SERVICE, {**old, "spec": spec})
+            await bench.operator.resync.once()
+            await elapse(WAIT_S)
+            bench.cluster.creations = []
+            await elapse(WAIT_S)
+            tried = collections.Counter(bench.cluster.creations)
+            assert len(tried) == ROOM
+            assert max(tried.values()) <= 1 + WAIT_S / 40
+            bench.cluster.room = 2 * ROOM
+            await elapse(150)
+            assert len(bench.cluster.names(DEPLOYMENT)) == 2 * ROOM
 
     virtual_loop.run(story())
