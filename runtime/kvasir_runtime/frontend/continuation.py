@@ -31,6 +31,8 @@ FIELD: Final = "continuation"
 """Of a body: the token."""
 VERSION: Final = 1
 SIGNATURE_BYTES: Final = 16
+RAW_DEFLATE: Final = -15
+"""As zlib names deflate without a head and a checksum."""
 MAX_PIECE_BYTES: Final = 1 << 26
 MAX_PIECES: Final = 1 << 21
 """One for each output at most, and a prompt and its answer have no more tokens than that."""
@@ -75,7 +77,7 @@ class TokenWriter:
         return self._piece(gained)
 
     def _piece(self, value: Any) -> str:
-        packed = _deflated(msgspec.msgpack.encode(value))
+        packed = zlib.compress(msgspec.msgpack.encode(value), wbits=RAW_DEFLATE)
         self._signature = _signature(self._key, self._signature, packed)
         return urlsafe_b64encode(packed + self._signature).rstrip(b"=").decode()
 
@@ -217,13 +219,8 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _deflated(content: bytes) -> bytes:
-    made = zlib.compressobj(wbits=-15)
-    return made.compress(content) + made.flush()
-
-
 def _inflated(packed: bytes) -> bytes:
-    return zlib.decompressobj(wbits=-15).decompress(packed, MAX_PIECE_BYTES)
+    return zlib.decompressobj(wbits=RAW_DEFLATE).decompress(packed, MAX_PIECE_BYTES)
 
 
 def _invalid() -> Refused:
