@@ -25,10 +25,9 @@ from kvasir_runtime.frontend.choice_history import ChoiceHistory, ChoiceProgress
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.prepare import SEED_MASK
+from kvasir_runtime.frontend.protocol.validation import CONTINUATION
 from kvasir_runtime.wire import packed_ids
 
-FIELD: Final = "continuation"
-"""Of a body: the token."""
 VERSION: Final = 1
 SIGNATURE_BYTES: Final = 16
 RAW_DEFLATE: Final = -15
@@ -228,4 +227,4 @@ def _invalid() -> Refused:
 
 
 def _refused(message: str) -> Refused:
-    return Refused(openai_errors.invalid(message, param=FIELD, code="invalid_continuation"))
+    return Refused(openai_errors.invalid(message, param=CONTINUATION, code="invalid_continuation"))

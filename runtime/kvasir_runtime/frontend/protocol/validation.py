@@ -32,6 +32,8 @@ WHITE_SPACE = b" \t\r\n"
 ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 PART_BYTES = 1 << 20
 """Of a body are changed at a time, some 2 ms for which the interpreter is held."""
+CONTINUATION = "continuation"
+"""The field with the token of a stream that goes on."""
 MAX_IGNORED = 100
 """Fields of one body that are left out; a client that sends more is not a client of this API."""
 MAX_FAULTS = 10 * MAX_IGNORED
@@ -126,9 +128,9 @@ def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[st
     for name, value in document.items():
         if value is None or name in labels:
             continue
-        if name == "continuation" and body.takes_continuation:
+        if name == CONTINUATION and body.takes_continuation:
             if not isinstance(value, str):
-                raise refusal("Invalid 'continuation': Input should be a valid string.", name)
+                raise refusal(f"Invalid '{name}': Input should be a valid string.", name)
             body.continuation = value
             continue
         if name in table:
