@@ -4,6 +4,7 @@ Everything here is decided from text and syntax trees, so that the whole file ru
 """
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -88,7 +89,13 @@ def sources() -> list[Path]:
 
 @cache
 def trees() -> tuple[tuple[str, ast.Module], ...]:
-    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(), str(path))) for path in sources())
+    """Syntax trees of them all. A million objects that stay: looking for garbage among them takes most of the time."""
+    gc.disable()
+    try:
+        return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(), str(path))) for path in sources())
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -150,12 +157,12 @@ def test_every_folder_of_modules_is_a_package():
 @cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the packages by its dotted name."""
-    found = {}
+    parsed, found = dict(trees()), {}
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             if "_pb2" not in path.name:
                 name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
-                found[name.removesuffix(".__init__")] = ast.parse(path.read_text(), str(path))
+                found[name.removesuffix(".__init__")] = parsed[str(path.relative_to(ROOT))]
     return found
 
 
