@@ -28,23 +28,47 @@ QUEUE_CODES: Final = (OVERLOADED, TTFT_UNREACHABLE)
 """Of requests that the queue did not take."""
 MAX_QUOTED: Final = 100
 CODE_CONTEXT_LENGTH: Final = "context_length_exceeded"
+_STATUS_OF_TYPE: Final = {
+    TYPE_INVALID: 400,
+    TYPE_AUTHENTICATION: 401,
+    TYPE_RATE_LIMIT: 429,
+    TYPE_SERVER: 500,
+    TYPE_UNAVAILABLE: 503,
+}
+_STATUS_OF_CODE: Final = {
+    "model_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "request_timeout": 408,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "headers_too_large": 431,
+    "request_aborted": 499,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiError:
-    """One refusal or failure. param names the field at fault; retry_after_s is advice, None where a retry is no cure."""
+    """One refusal or failure, without regard to how it is sent. param names the field at fault; retry_after_s is advice,
+    None where a retry is no cure.
+    """
 
-    status: int
     message: str
     type: str = TYPE_INVALID
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
 
+    @property
+    def status(self) -> int:
+        """The HTTP status that means the same: that of the code, or else that of the type."""
+        return _STATUS_OF_CODE.get(self.code or "") or _STATUS_OF_TYPE[self.type]
 
-def invalid(message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> ApiError:
+
+def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """The request itself is wrong; sending it again changes nothing."""
-    return ApiError(status=status, message=message, param=param, code=code)
+    return ApiError(message=message, param=param, code=code)
 
 
 def context_length(
@@ -80,7 +104,6 @@ def draining(message: str = "") -> ApiError:
 def unauthorized() -> ApiError:
     """No key, or a wrong one. It does not say which, and never repeats the key."""
     return ApiError(
-        status=401,
         message="A valid API key is needed: send it as `Authorization: Bearer KEY`.",
         type=TYPE_AUTHENTICATION,
         code="invalid_api_key",
@@ -89,60 +112,56 @@ def unauthorized() -> ApiError:
 
 def model_not_found(name: str) -> ApiError:
     """Nothing serves a model of this name. The name is a client's text: it is quoted only in part."""
-    return ApiError(
-        status=404, message=f"The model {quoted(name)} does not exist here.", param="model", code="model_not_found"
-    )
+    return invalid(f"The model {quoted(name)} does not exist here.", param="model", code="model_not_found")
 
 
 def response_not_found(response_id: str) -> ApiError:
     """No such response is kept, or no longer."""
     message = f"Response with id {quoted(response_id)} not found."
-    return invalid(message, param="response_id", code="not_found", status=404)
+    return invalid(message, param="response_id", code="not_found")
 
 
 def answer_not_running(answer_id: str) -> ApiError:
     """No answer with this id is being written that takes results of calls; it may have ended."""
     message = f"No answer {quoted(answer_id)} is being written that takes results of calls."
-    return invalid(message, code="not_found", status=404)
+    return invalid(message, code="not_found")
 
 
 def no_route(method: str, path: str) -> ApiError:
     """No such path."""
-    return invalid(f"There is no {quoted(f'{method} {path}')} here.", code="not_found", status=404)
+    return invalid(f"There is no {quoted(f'{method} {path}')} here.", code="not_found")
 
 
 def method_not_allowed(method: str, path: str) -> ApiError:
     """The path exists, but not for this method."""
-    return invalid(f"{quoted(path)} does not take {quoted(method)}.", code="method_not_allowed", status=405)
+    return invalid(f"{quoted(path)} does not take {quoted(method)}.", code="method_not_allowed")
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
     """The body is longer than this server reads."""
-    return invalid(f"The request body is larger than {limit_bytes} bytes.", code="body_too_large", status=413)
+    return invalid(f"The request body is larger than {limit_bytes} bytes.", code="body_too_large")
 
 
 def overloaded(message: str, *, retry_after_s: float, code: str = OVERLOADED) -> ApiError:
     """The queue is full or too slow for the request; another try later, or on another replica, may succeed."""
-    return ApiError(status=429, message=message, type=TYPE_RATE_LIMIT, code=code, retry_after_s=max(1.0, retry_after_s))
+    return ApiError(message=message, type=TYPE_RATE_LIMIT, code=code, retry_after_s=max(1.0, retry_after_s))
 
 
 def aborted() -> ApiError:
     """Somebody ended the request by its id: 499, which no client retries by itself."""
-    return invalid("The request was aborted by its id.", code="request_aborted", status=499)
+    return invalid("The request was aborted by its id.", code="request_aborted")
 
 
 def unavailable(message: str, *, retry_after_s: float, code: str = "unavailable") -> ApiError:
     """Nothing can serve this now: loading, draining, or no replica."""
-    return ApiError(
-        status=503, message=message, type=TYPE_UNAVAILABLE, code=code, retry_after_s=max(1.0, retry_after_s)
-    )
+    return ApiError(message=message, type=TYPE_UNAVAILABLE, code=code, retry_after_s=max(1.0, retry_after_s))
 
 
 def internal(
     message: str = "The server failed; the log has the details under this request id.", *, code: str = "internal_error"
 ) -> ApiError:
     """A failure of ours. The details are in the log, never in the answer."""
-    return ApiError(status=500, message=message, type=TYPE_SERVER, code=code)
+    return ApiError(message=message, type=TYPE_SERVER, code=code)
 
 
 def body(error: ApiError) -> bytes:

@@ -24,6 +24,7 @@ from kvasir_api import openai_errors
             "unavailable",
             {"retry-after": "1"},
         ),
+        (openai_errors.aborted(), 499, "invalid_request_error", "request_aborted", {"x-should-retry": "false"}),
         (openai_errors.internal(), 500, "server_error", "internal_error", {}),
     ],
 )

@@ -24,9 +24,9 @@ def mappers(max_body_bytes: int) -> Config:
     no_picker = openai_errors.unavailable(
         "The gateway cannot choose a replica now. Try again.", retry_after_s=RETRY_AFTER_S, code="gateway_unavailable"
     )
-    slow = openai_errors.invalid("The request did not arrive in time.", status=408, code="request_timeout")
+    slow = openai_errors.invalid("The request did not arrive in time.", code="request_timeout")
     headers = openai_errors.invalid(
-        f"The request headers are larger than {MAX_HEADERS_BYTES} bytes.", status=431, code="headers_too_large"
+        f"The request headers are larger than {MAX_HEADERS_BYTES} bytes.", code="headers_too_large"
     )
     malformed = openai_errors.invalid("This is not a well-formed HTTP request.", code="malformed_request")
     return {

@@ -94,7 +94,8 @@ def _add_errors(app: FastAPI, app_state: AppState) -> None:
             case 405:
                 answer = error_response(openai_errors.method_not_allowed(method, path), path)
             case status:
-                answer = error_response(openai_errors.invalid(HTTPStatus(status).phrase, status=status), path)
+                answer = error_response(openai_errors.invalid(HTTPStatus(status).phrase), path)
+                answer.status_code = status
         answer.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             answer.headers["allow"] = ", ".join(sorted(_methods(app, request)))

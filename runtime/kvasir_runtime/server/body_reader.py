@@ -28,9 +28,9 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
                 parts.append(part)
     except TimeoutError as error:
         message = f"The body did not arrive within {BODY_TIMEOUT_S:g} s."
-        raise Refused(openai_errors.invalid(message, code="body_timeout", status=408)) from error
+        raise Refused(openai_errors.invalid(message, code="body_timeout")) from error
     except ClientDisconnect as error:
-        raise Refused(openai_errors.invalid("The client closed the connection.", status=400)) from error
+        raise Refused(openai_errors.invalid("The client closed the connection.")) from error
     return b"".join(parts)
 
 
@@ -38,10 +38,10 @@ def _check_headers(request: Request, limit_bytes: int) -> None:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"The body must be application/json, not {openai_errors.quoted(kind)}."
-        raise Refused(openai_errors.invalid(message, code="unsupported_media_type", status=415))
+        raise Refused(openai_errors.invalid(message, code="unsupported_media_type"))
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         message = "A compressed body is not supported."
-        raise Refused(openai_errors.invalid(message, code="unsupported_media_type", status=415))
+        raise Refused(openai_errors.invalid(message, code="unsupported_media_type"))
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length) > limit_bytes:
         raise Refused(openai_errors.body_too_large(limit_bytes))

@@ -119,10 +119,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answers and self.cycle.response_started:
             self.transport.close()  # nothing may be written into the middle of it
             return
-        status, document, headers = openai_errors.response(
-            openai_errors.invalid(str(error), code="invalid_http", status=error.status)
-        )
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+        _, document, headers = openai_errors.response(openai_errors.invalid(str(error), code="invalid_http"))
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            *(f"{k}: {v}" for k, v in headers.items()),
+        ]
         self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode() + document)
         self.transport.close()
 
