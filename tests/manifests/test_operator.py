@@ -180,3 +180,18 @@ def test_sample_is_a_valid_service():
     spec = InferenceService.model_validate(sample).spec
     assert spec.model.uri.startswith(f"pvc://{claim['metadata']['name']}/")
     assert spec.autoscaling is not None
+
+
+@pytest.mark.parametrize(
+    ("deployment", "container", "port"),
+    [("operator", "operator", "health"), ("gateway", "picker", "state")],
+)
+def test_a_normal_start_fails_no_probe(deployment, container, port):
+    """The first probe comes when the process listens, and is answered when it is ready."""
+    template = one(MANIFESTS / "base" / deployment / "deployment.yaml", "Deployment")["spec"]["template"]
+    (found,) = [c for c in template["spec"]["containers"] if c["name"] == container]
+    startup = found["startupProbe"]
+    path, _, wait = startup["httpGet"]["path"].partition("?wait_s=")
+    assert (path, startup["httpGet"]["port"]) == (names.PATH_STARTUPZ, port)
+    assert 0 < float(wait) < startup["timeoutSeconds"]
+    assert startup["initialDelaySeconds"] > 0

@@ -5,7 +5,6 @@ Requests still arrive for a moment, until every load balancer in front of the ga
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -14,6 +13,7 @@ from kvasir_gateway.envoy.admin import EnvoyAdmin
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.sync_loops import GatewayHealth
+from kvasir_kube.health import Handler, handlers
 
 METRICS = "/metrics"
 POLL_S = 0.1
@@ -36,12 +36,11 @@ class StateServer:
         self._picker, self._metrics, self._health, self._admin = picker, metrics, health, admin
         self._address, self._port, self._drain_settle_s = address, port, drain_settle_s
         application = web.Application()
-        routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]] = {
+        routes: dict[str, Handler] = {
             names.PATH_STATE: self._get_state,
             METRICS: self._get_metrics,
-            names.PATH_LIVEZ: self._get_livez,
-            names.PATH_READYZ: self._get_readyz,
             names.PATH_DRAIN: self._get_drain,
+            **handlers(live=lambda: "", ready=health.missing),
         }
         for path, handler in routes.items():
             application.router.add_get(path, handler)
@@ -64,13 +63,6 @@ class StateServer:
             body=self._metrics.render(self._picker.table, self._picker.inflight),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
-
-    async def _get_livez(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _get_readyz(self, _request: web.Request) -> web.Response:
-        missing = self._health.missing()
-        return web.Response(status=503 if missing else 200, text=f"{missing or 'ok'}\n")
 
     async def _get_drain(self, _request: web.Request) -> web.Response:
         if not self._health.draining:

@@ -1,28 +1,18 @@
 """The operator's two small HTTP ports: health for the kubelet, metrics for Prometheus."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from aiohttp import web
 
-Health = Callable[[], str]
-"""Empty when all is well, else one sentence."""
+from kvasir_kube.health import Health, handlers
 
 
 def health_app(*, live: Health, ready: Health) -> web.Application:
-    """/livez and /readyz: 200 ok, or 503 with the sentence."""
-
+    """/livez, /readyz and /startupz."""
     app = web.Application()
-    app.router.add_get("/livez", _probe(live))
-    app.router.add_get("/readyz", _probe(ready))
+    for path, handler in handlers(live=live, ready=ready).items():
+        app.router.add_get(path, handler)
     return app
-
-
-def _probe(check: Health) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(_: web.Request) -> web.Response:
-        wrong = check()
-        return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
-
-    return answer
 
 
 def metrics_app(text: Callable[[], bytes]) -> web.Application:
