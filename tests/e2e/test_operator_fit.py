@@ -96,7 +96,7 @@ def test_the_pod_that_looks_is_admitted_where_pods_are_restricted(control):
     metadata = {"name": "tiny", "namespace": "restricted", "uid": "0", "generation": 1}
     service = {"metadata": metadata, "spec": {"model": {"uri": "pvc://models/tiny", "inspect": "Always"}}}
     seen = observed(service, revisions=(), deployments=(), replicas=(), svc=None)
-    pod = inspection_plan(resolved(seen), OperatorSettings(), wanted=1, waited_s=0.0, now=0.0, time="").create
+    pod = inspection_plan(resolved(seen), OperatorSettings(), wanted=1, written=True, now=0.0).create
     assert pod is not None
     del pod["metadata"]["ownerReferences"]
     assert "created" in kubectl(control, "create", "--dry-run=server", "-f", "-", text=json.dumps(pod))

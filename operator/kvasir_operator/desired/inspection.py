@@ -41,50 +41,58 @@ RESOURCES: Final[Json] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionPlan:
-    """What to do about the model before replicas are thought of.
+    """What to do about pods that look at the model.
 
-    found: what is known of it now, for the status. create: the pod to start. delete: pods that are of no use any more.
-    waiting: why no replica may start yet, empty when they may.
+    create: the pod to start. delete: pods that are of no use any more. waiting: why no replica may start yet, empty
+    when they may.
     """
 
-    found: ModelStatus | None = None
     create: Json | None = None
     delete: tuple[Inspection, ...] = ()
     waiting: str = ""
 
 
+def known_model(seen: Observed, *, wanted: int, waited_s: float, now: float, time: str) -> ModelStatus | None:
+    """What is known of the model now, from which the spec is resolved: as the status has it, or as a pod that has ended
+    read it.
+
+    wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339.
+    """
+    if not inspected(seen.spec):
+        return None
+    known, mine = _current(seen), _own_pod(seen)
+    if (known is None or _of_long_ago(known, now)) and wanted and not _served(seen):
+        if mine is not None and mine.ended and not mine.leaving:
+            return _read(seen, mine, known, time)
+        if known is None and (why := _trouble(seen, mine, waited_s)):
+            return _unknown(seen, why, time)
+    return known or _outdated(seen)
+
+
 def inspection_plan(
-    resolved: Resolved, settings: OperatorSettings, *, wanted: int, waited_s: float, now: float, time: str
+    resolved: Resolved, settings: OperatorSettings, *, wanted: int, written: bool, now: float
 ) -> InspectionPlan:
-    """The next step. wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339."""
+    """The next step for a spec that was resolved with `known_model`.
+
+    wanted: replicas. written: whether the status has that model already. now: epoch seconds.
+    """
     seen = resolved.observed
-    spec, known = seen.spec, seen.model
-    outdated = known if known is not None and known.uri == spec.model.uri and _of_other_schema(known) else None
+    known, mine = _current(seen), _own_pod(seen)
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
-    if not inspected(spec):
+    others = tuple(pod for pod in everything if pod != mine)
+    if not inspected(seen.spec):
         return InspectionPlan(delete=everything)
-    if known is not None and (known.uri != spec.model.uri or _is_outdated(seen, known)):
-        known = None
     if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
-        return InspectionPlan(found=known, delete=everything)
+        return InspectionPlan(delete=everything if written else others)
     if not wanted or _served(seen):
-        return InspectionPlan(found=known or outdated, delete=everything)
-    name = pod_name(seen)
-    mine = next((pod for pod in seen.inspections if pod.name == name), None)
-    others = tuple(pod for pod in everything if pod.name != name)
-    if mine is not None and mine.ended and not mine.leaving:
-        return InspectionPlan(found=_read(seen, mine, known, time), delete=others)
-    why = _trouble(seen, mine, waited_s)
-    if why:
-        return InspectionPlan(found=_unknown(seen, known, why, time), delete=everything)
-    held = "" if known else _held(seen, mine)
-    create = _pod(resolved, name, settings) if mine is None and seen.claim_bound else None
-    return InspectionPlan(found=known or outdated, create=create, delete=others, waiting=held)
+        return InspectionPlan(delete=everything)
+    create = _pod(resolved, pod_name(seen), settings) if mine is None and seen.claim_bound else None
+    return InspectionPlan(create=create, delete=others, waiting="" if known else _held(seen, mine))
 
 
 def refused(seen: Observed, why: str, time: str) -> ModelStatus:
     """The model status when the API server refuses the inspection pod."""
-    return _unknown(seen, None, f"the API server refused the pod that reads it: {why}", time)
+    return _unknown(seen, f"the API server refused the pod that reads it: {why}", time)
 
 
 def pod_name(seen: Observed) -> str:
@@ -92,6 +100,25 @@ def pod_name(seen: Observed) -> str:
     described = seen.spec.model.uri + seen.spec.runtime.hf_overrides
     digest = hashlib.sha256(described.encode()).hexdigest()[:8]
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
+
+
+def _own_pod(seen: Observed) -> Inspection | None:
+    """The pod that looks at this very model."""
+    name = pod_name(seen)
+    return next((pod for pod in seen.inspections if pod.name == name), None)
+
+
+def _current(seen: Observed) -> ModelStatus | None:
+    """What is known of this very model, in words that this operator reads."""
+    known = seen.model
+    return None if known is None or known.uri != seen.spec.model.uri or _is_outdated(seen, known) else known
+
+
+def _outdated(seen: Observed) -> ModelStatus | None:
+    """What another version of the operator wrote of this model. What it shows a person is still true, so that it stays
+    until there are other facts."""
+    known = seen.model
+    return known if known is not None and known.uri == seen.spec.model.uri and _of_other_schema(known) else None
 
 
 def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
@@ -107,8 +134,7 @@ def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
 
 
 def _of_other_schema(known: ModelStatus) -> bool:
-    """Whether another version of the operator wrote the facts. What they show a person is still true, so that it
-    stays until there are others."""
+    """Whether another version of the operator wrote the facts."""
     try:
         return bool(known.facts) and decode(known.facts) is None
     except ValueError:
@@ -117,10 +143,13 @@ def _of_other_schema(known: ModelStatus) -> bool:
 
 def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float) -> bool:
     """Whether the model was too large for the memory, by what was read a while ago."""
-    if not known.facts:
-        return False
+    return judged is not None and judged.verdict == "TooSmall" and _of_long_ago(known, now)
+
+
+def _of_long_ago(known: ModelStatus, now: float) -> bool:
+    """Whether facts are so old that other files may have come to lie there."""
     at = epoch(known.inspected_at)
-    return judged is not None and judged.verdict == "TooSmall" and (at is None or now - at > AGAIN_S)
+    return bool(known.facts) and (at is None or now - at > AGAIN_S)
 
 
 def _served(seen: Observed) -> bool:
@@ -150,26 +179,26 @@ def _held(seen: Observed, mine: Inspection | None) -> str:
 
 
 def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
-    """The facts of the termination message, or why there are none."""
-    if not pod.said:
-        return _unknown(seen, known, pod.trouble or "the pod that reads it ended without a word", time)
-    try:
-        found = decode(pod.said[: MAX_BYTES + 1])
-    except ValueError as error:
-        return _unknown(seen, known, str(error), time)
-    return ModelStatus(
-        uri=seen.spec.model.uri,
-        inspected_at=time,
-        architecture=found.architecture[:128],
-        parameters=found.shape.parameters,
-        facts=pod.said,
-    )
+    """The facts of the termination message, or why there are none; what was known before stays so for another while."""
+    why = pod.trouble or "the pod that reads it ended without a word"
+    if pod.said:
+        try:
+            found = decode(pod.said[: MAX_BYTES + 1])
+        except ValueError as error:
+            why = str(error)
+        else:
+            return ModelStatus(
+                uri=seen.spec.model.uri,
+                inspected_at=time,
+                architecture=found.architecture[:128],
+                parameters=found.shape.parameters,
+                facts=pod.said,
+            )
+    return _unknown(seen, why, time) if known is None else known.model_copy(update={"inspected_at": time})
 
 
-def _unknown(seen: Observed, known: ModelStatus | None, why: str, time: str) -> ModelStatus:
-    """Nothing is known; what was known before stays so for another while."""
-    if known is not None and known.facts:
-        return known.model_copy(update={"inspected_at": time})
+def _unknown(seen: Observed, why: str, time: str) -> ModelStatus:
+    """Nothing is known."""
     return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, message=why[:1024])
 
 

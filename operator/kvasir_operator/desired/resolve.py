@@ -1,6 +1,6 @@
 """What a spec means on this cluster, once per reconcile: class, forecast, violation, pod template and revision.
 
-Called by the loop, and again in the same reconcile only when an inspection has just read the model.
+Called by the loop, with what is known of the model then.
 """
 
 from dataclasses import replace

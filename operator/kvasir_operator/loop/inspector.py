@@ -11,12 +11,12 @@ from kvasir_api.status import ModelStatus
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
-from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, refused
-from kvasir_operator.desired.resolve import resolve
+from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, known_model, refused
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Resolved
@@ -44,81 +44,91 @@ class Inspector:
         store: Store,
         recorder: Recorder,
         telemetry: Telemetry,
+        workqueue: Workqueue,
         *,
         settings: OperatorSettings,
         clock: Clock,
     ) -> None:
         self._cluster, self._store, self._recorder = cluster, store, recorder
-        self._telemetry, self._settings, self._clock = telemetry, settings, clock
+        self._telemetry, self._workqueue = telemetry, workqueue
+        self._settings, self._clock = settings, clock
         self._held: dict[Key, InspectionWait] = {}
         self._read: dict[Key, tuple[str, ModelStatus]] = {}
 
-    async def inspect(self, resolved: Resolved, service: Json, *, wanted: int) -> tuple[Resolved, str]:
-        """Resolved, again where the model has just been read, and why no replica may start yet, empty when one may.
+    def known(self, seen: Observed, *, wanted: int) -> Observed:
+        """Seen with what is known of its model now: by its status, or by a pod that has just ended."""
+        seen, now = self._remembered(seen), self._clock.wall()
+        found = known_model(seen, wanted=wanted, waited_s=self._waited(seen), now=now, time=rfc3339(now))
+        return replace(seen, model=found)
+
+    async def inspect(self, seen: Observed, resolved: Resolved, service: Json, *, wanted: int) -> str:
+        """Why no replica may start yet, empty when one may. seen: before `known`; resolved: with what is known.
 
         Raises KubeError that a retry may cure.
         """
-        resolved = self._with_facts(resolved)
-        seen = resolved.observed
-        time = rfc3339(self._clock.wall())
-        step = inspection_plan(
-            resolved, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time
-        )
-        step = await self._create(seen, step, time)
+        before, found, name = self._remembered(seen).model, resolved.observed.model, (seen.namespace, seen.name)
+        step = inspection_plan(resolved, self._settings, wanted=wanted, written=found == before, now=self._clock.wall())
+        waiting = await self._create(resolved.observed, step, service) or step.waiting
         for pod in step.delete:
             await self._cluster.delete(POD, seen.namespace, pod.name, uid=pod.uid, grace_s=GRACE_S)
             self._telemetry.wrote(POD.kind)
             self._store.drop(POD, (seen.namespace, pod.name), pod.uid)
-        if not step.waiting:
-            self._held.pop((seen.namespace, seen.name), None)
-        if step.found != seen.model:
-            resolved = resolve(replace(seen, model=step.found), self._settings, now=self._clock.wall())
-            await self._report(seen.model, resolved, service)
-        if step.found is not None and step.found.facts:
-            self._read[seen.namespace, seen.name] = (seen.uid, step.found)
-        return resolved, step.waiting
+        self._hold(seen, waiting)
+        if found is not None:
+            await self._report(before, found, resolved, service)
+            if found.facts:
+                self._read[name] = (seen.uid, found)
+        return waiting
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._held.pop(name, None)
         self._read.pop(name, None)
 
-    def _with_facts(self, resolved: Resolved) -> Resolved:
-        """Resolved, again where the service lacks what was read of its model: a watch may deliver it as it was before,
+    def _remembered(self, seen: Observed) -> Observed:
+        """Seen with what was read of its model, where it lacks that: a watch may deliver the service as it was before,
         and the pod is gone."""
-        seen = resolved.observed
         uid, read = self._read.get((seen.namespace, seen.name), ("", None))
         if seen.model is not None or read is None or uid != seen.uid or read.uri != seen.spec.model.uri:
-            return resolved
-        return resolve(replace(seen, model=read), self._settings, now=self._clock.wall())
+            return seen
+        return replace(seen, model=read)
 
     def _waited(self, seen: Observed) -> float:
-        name, now = (seen.namespace, seen.name), self._clock.steady()
-        held = self._held.get(name)
-        if held is None or (held.uid, held.uri) != (seen.uid, seen.spec.model.uri):
-            held = self._held[name] = InspectionWait(uid=seen.uid, uri=seen.spec.model.uri, since=now)
-        return now - held.since
+        held = self._held.get((seen.namespace, seen.name))
+        same = held is not None and (held.uid, held.uri) == (seen.uid, seen.spec.model.uri)
+        return self._clock.steady() - held.since if held is not None and same else 0.0
 
-    async def _create(self, seen: Observed, step: InspectionPlan, time: str) -> InspectionPlan:
+    def _hold(self, seen: Observed, waiting: str) -> None:
+        """Note since when the service waits for the look at its model, or that it does not."""
+        name, uid, uri = (seen.namespace, seen.name), seen.uid, seen.spec.model.uri
+        held = self._held.get(name)
+        if not waiting:
+            self._held.pop(name, None)
+        elif held is None or (held.uid, held.uri) != (uid, uri):
+            self._held[name] = InspectionWait(uid=uid, uri=uri, since=self._clock.steady())
+
+    async def _create(self, seen: Observed, step: InspectionPlan, service: Json) -> str:
+        """Why the pod of a plan was refused, for good and so that the model stays unknown; empty when it was not."""
         if step.create is None:
-            return step
+            return ""
         try:
             self._store.put(POD, await self._cluster.create(POD, step.create))
         except ConflictError:
             # The watch has not delivered it yet, or it has another owner; then the wait ends by its timeout.
-            return step
+            return ""
         except KubeError as error:
-            if not error.permanent or step.found is not None:
+            if not error.permanent or seen.model is not None:
                 raise
-            return InspectionPlan(
-                found=refused(seen, without_pod_name(str(error), "that pod"), time), delete=step.delete
-            )
+            found = refused(seen, without_pod_name(str(error), "that pod"), rfc3339(self._clock.wall()))
+            self._read[seen.namespace, seen.name] = (seen.uid, found)
+            self._workqueue.mark((seen.namespace, seen.name))  # resolved again with what is known then
+            await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")
+            return found.message
         self._telemetry.wrote(POD.kind)
-        return step
+        return ""
 
-    async def _report(self, before: ModelStatus | None, resolved: Resolved, service: Json) -> None:
-        found = resolved.observed.model
-        if found is None or (before is not None and _same(before, found)):
+    async def _report(self, before: ModelStatus | None, found: ModelStatus, resolved: Resolved, service: Json) -> None:
+        if before is not None and _same(before, found):
             return
         if not found.facts:
             await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")

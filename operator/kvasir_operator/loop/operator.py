@@ -89,7 +89,7 @@ class Operator:
         self.reconciler = Reconciler(
             Observer(cluster, self.store, scraper, clock=clock),
             self.scaler,
-            Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
+            Inspector(cluster, self.store, recorder, self.telemetry, self.workqueue, settings=settings, clock=clock),
             writer,
             reporter,
             self.workqueue,

@@ -78,9 +78,10 @@ class Reconciler:
     async def _reconcile(self, name: Key, service: Json) -> None:
         seen = await self._observer.observe(service)
         scaler = self._scaler.result(seen)
-        resolved, waiting = resolve(seen, self._settings, now=self._clock.wall()), ""
+        known = self._inspector.known(seen, wanted=scaler.wanted)
+        resolved, waiting = resolve(known, self._settings, now=self._clock.wall()), ""
         if resolved.violation is None or resolved.violation.reason == TOO_SMALL:
-            resolved, waiting = await self._inspector.inspect(resolved, service, wanted=scaler.wanted)
+            waiting = await self._inspector.inspect(seen, resolved, service, wanted=scaler.wanted)
         planned: RolloutPlan | None = None
         applied, error = Applied(foreign=seen.foreign), None
         if resolved.revision is None:

@@ -205,7 +205,7 @@ def test_a_budget_waits_for_the_first_pod():
     assert kinds[1] == ["Service", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision"]
 
 
-def test_children_belong_to_the_service_and_to_nobody_else():
+def test_children_belong_to_the_service_alone():
     world = with_pod(seen(service(name="a" * 52)))
     current = resolved(world, SETTINGS).revision
     made = children(world, current, {current.id: 2}, SETTINGS)
@@ -279,7 +279,7 @@ def test_claims_of_devices_are_passed_through_and_computed_on():
     assert "OMP_NUM_THREADS" not in {variable["name"] for variable in runtime["env"]}
 
 
-def test_marks_of_a_user_match_nobody_elses_selector():
+def test_labels_of_a_user_match_no_other_selector():
     made = pods(pod={"labels": {"app": "victim", "team": "a"}, "annotations": {"inject": "true"}})["metadata"]
     assert {k: v for k, v in made["labels"].items() if k.startswith("user.")} == {
         "user.serving.kvasir.dev/app": "victim",

@@ -45,7 +45,7 @@ def effects(path: str, value: Any) -> tuple[Any, ...]:
     seen = observed(
         obj | {"status": {"model": status}}, revisions=(), deployments=(), replicas=(), svc=None, classes=classes
     )
-    looked = inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now")
+    looked = inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0)
     return (
         pod_template(seen, "rev", SETTINGS),
         placement(seen).choice.name,

@@ -102,7 +102,7 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     assert seen.spec.autoscaling is not None
     return (
         pod_template(seen, "rev", SETTINGS),
-        inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
+        inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0),
         policy(seen.spec.autoscaling),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
         overdue(waited, seen, 100.0),

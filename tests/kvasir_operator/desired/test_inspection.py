@@ -1,6 +1,7 @@
 """When a pod looks at a model before replicas start, what that pod may do, and what its answer means."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -10,7 +11,15 @@ from fakes.stages import resolved
 from kvasir_api import names
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import placement
-from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, UNPLACED_S, inspection_plan, pod_name
+from kvasir_operator.desired.inspection import (
+    AGAIN_S,
+    PATIENCE_S,
+    UNBOUND_S,
+    UNPLACED_S,
+    inspection_plan,
+    known_model,
+    pod_name,
+)
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -51,8 +60,19 @@ def world(*, model=None, pods=(), bound=True, uri=URI, inspect="Auto", serving="
     return replace(found, model=model, inspections=tuple(pods), claim_bound=bound)
 
 
+class Step(NamedTuple):
+    found: ModelStatus | None
+    create: dict | None
+    delete: tuple[Inspection, ...]
+    waiting: str
+
+
 def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
-    return inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    """What is known then, and the plan of a spec that was resolved with it."""
+    found = known_model(seen, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    after = resolved(replace(seen, model=found), SETTINGS)
+    plan = inspection_plan(after, SETTINGS, wanted=wanted, written=found == seen.model, now=now)
+    return Step(found, plan.create, plan.delete, plan.waiting)
 
 
 def pod(**fields):
@@ -184,6 +204,13 @@ def test_a_pod_that_looks_does_not_decide_where_a_claim_gets_its_volume():
     assert (found.create, found.waiting) == (None, "the model's claim waits for its volume")
 
 
+def test_a_pod_stays_until_the_status_has_what_it_found():
+    ended, other = pod(ended=True, said=words()), pod(name="other")
+    just_read = step(world(pods=[ended, other]))
+    assert just_read.delete == (other,)
+    assert step(world(model=just_read.found, pods=[ended, other])).delete == (ended, other)
+
+
 def test_pods_that_leave_are_waited_for():
     leaving = pod(ended=True, leaving=True, said=words())
     assert step(world(pods=[leaving])).create is None
@@ -231,12 +258,12 @@ def test_forecasts_are_told_class_by_class():
     assert placement(seen).forecast.kv_tokens == 27776
 
 
-def test_without_a_class_nobody_knows_the_memory():
+def test_without_a_class_the_memory_is_unknown():
     found = placement(world(model=READ, resources=gpu())).forecast
     assert (found.verdict, found.message) == ("Unknown", "no AcceleratorClass says how much memory a device has")
 
 
-def test_on_a_processor_the_memory_is_what_was_asked_for():
+def test_on_a_processor_the_memory_is_the_requested_one():
     small = world(model=READ, inspect="Always", resources={"memory": "16Gi"})
     assert resolved(small, SETTINGS).violation.reason == "TooSmall"
     assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: the weights (29.92 GiB)")

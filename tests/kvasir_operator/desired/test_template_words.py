@@ -49,9 +49,7 @@ def test_overrides_of_a_models_config_are_not_expanded():
     given = '{"a": "$(POD_IP) $$"}'
     runtime = {"hfOverrides": given}
     found = seen({**BASIC, "runtime": runtime, "model": {"uri": "pvc://models/a", "inspect": "Always"}})
-    asked = inspection_plan(
-        resolved(found, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z"
-    ).create
+    asked = inspection_plan(resolved(found, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0).create
     assert asked is not None
     for pod in (pod_template(found, "rev", SETTINGS), asked):
         arguments = pod["spec"]["containers"][0]["args"]
@@ -63,9 +61,7 @@ def test_overrides_of_a_models_config_are_not_expanded():
 
 def test_the_pod_that_looks_at_a_model_starts_no_shell_either():
     found = seen({"model": {"uri": "file:///srv/a;$(id)", "inspect": "Always"}})
-    asked = inspection_plan(
-        resolved(found, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z"
-    ).create
+    asked = inspection_plan(resolved(found, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0).create
     assert asked is not None
     (container,) = asked["spec"]["containers"]
     assert not any("$(" in argument for argument in container["args"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fakes.calls import calls
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import service
@@ -88,6 +89,17 @@ async def test_replicas_start_when_the_model_was_read(bench):
     assert bench.told().count("ModelInspected") == 1
 
 
+async def test_the_spec_is_resolved_once_also_where_the_model_has_just_been_read(bench):
+    await bench.put(("h100", "80Gi"))
+    for end in (False, True, False):
+        if end:
+            await bench.ends(words())
+        with calls() as found:
+            await bench.turn()
+        assert found["kvasir_operator.desired.resolve.resolve"] == 1
+    assert bench.status["capacity"]["fit"] == "Fits"
+
+
 async def test_a_service_that_a_watch_delivers_as_it_was_is_not_looked_at_twice(bench):
     await bench.put(("h100", "80Gi"))
     await bench.turn()
@@ -132,7 +144,7 @@ async def test_what_is_known_outlives_the_operator(bench):
     assert [w for w in bench.cluster.writes[writes:] if w[0] != "delete"] == []
 
 
-async def test_what_is_too_small_gets_no_replica_until_it_asks_for_more(bench):
+async def test_what_is_too_small_gets_no_replica_until_it_requests_more(bench):
     await bench.put(("t4", "16Gi"))
     await bench.turn()
     await bench.ends(words())
@@ -162,10 +174,14 @@ async def test_an_unknown_model_is_started_all_the_same(bench, seconds):
 
 
 async def test_a_cluster_that_allows_no_such_pod_holds_nothing_up(bench):
+    """The refusal is known after the spec was resolved: the next reconcile goes on without a forecast."""
     bench.cluster.errors["create"] = [KubeError("pods is forbidden", status=403)]
     await bench.put(("h100", "80Gi"))
     await bench.turn()
+    assert bench.cluster.names(DEPLOYMENT) == []
+    await bench.turn()
     assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert bench.told().count("ForecastUnknown") == 1
     assert "the API server refused the pod that reads it: pods is forbidden" in bench.status["model"]["message"]
 
 
