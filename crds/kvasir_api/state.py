@@ -95,12 +95,19 @@ class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
 class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the start, 0 until they are over.
 
-    weights_s: fetching the model's files, or finding them. load_s: reading and placing the weights. warm_s: the first steps.
+    process_s: starting the processes: imports, tokenizer. weights_s: fetching the model's files, or finding them. load_s:
+    reading and placing the weights. warm_s: the first steps.
     """
 
+    process_s: float = 0.0
     weights_s: float = 0.0
     load_s: float = 0.0
     warm_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All that was measured."""
+        return self.process_s + self.weights_s + self.load_s + self.warm_s
 
 
 class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,23 +172,31 @@ class Capacity(CrdObject):
 
 
 class ColdStart(CrdObject):
-    """How long the last replica took from its creation until it took requests, and where the time went."""
+    """How long the last replica took from its creation until it took requests, and where the time went.
+
+    A part that took less than half a second is absent.
+    """
 
     seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0, le=MOST)
-    schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0, le=MOST)
-    weights_seconds: int = option(
-        0, "Until the model was on the node: mounting its volume, and fetching it.", unit="seconds", ge=0, le=MOST
+    schedule_seconds: int | None = option(None, "Until a node was found.", unit="seconds", ge=0, le=MOST)
+    weights_seconds: int | None = option(
+        None, "Until the model was on the node: mounting its volume, and fetching it.", unit="seconds", ge=0, le=MOST
     )
-    image_seconds: int = option(
-        0,
+    image_seconds: int | None = option(
+        None,
         "Until the container ran: the image; with volumes where the kubelet reports no time of theirs.",
         unit="seconds",
         ge=0,
         le=MOST,
     )
-    load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0, le=MOST)
-    warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0, le=MOST)
-    other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0, le=MOST)
+    process_seconds: int | None = option(
+        None, "Starting the processes of the runtime: imports, tokenizer.", unit="seconds", ge=0, le=MOST
+    )
+    load_seconds: int | None = option(None, "Reading and placing the weights.", unit="seconds", ge=0, le=MOST)
+    warm_seconds: int | None = option(None, "First steps, compilation and graphs.", unit="seconds", ge=0, le=MOST)
+    other_seconds: int | None = option(
+        None, "The rest: probes, and the whole seconds of Kubernetes.", unit="seconds", ge=0, le=MOST
+    )
 
 
 class RevisionStatus(CrdObject):

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from kvasir_api import names
-from kvasir_api.state import RuntimeState, StartupSeconds
+from kvasir_api.state import RuntimeState
 from kvasir_kube.kinds import Json
 
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
@@ -95,8 +95,7 @@ class Replica:
         """
         if self.ready_at is None or self.restarts:
             return None
-        start = self.reading.start if self.reading is not None else StartupSeconds()
-        measured_s = start.weights_s + start.load_s + start.warm_s
+        measured_s = self.reading.start.total_s if self.reading is not None else 0.0
         began = self.started_at or self.scheduled_at or self.created
         if not measured_s or self.ready_at <= began + measured_s + LATE_S:
             return self.ready_at

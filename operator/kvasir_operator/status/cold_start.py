@@ -33,15 +33,17 @@ def _of(r: Replica) -> ColdStart:
     seconds = _whole(ready_at - r.created)
     schedule, image = _whole(scheduled_at - r.created), _whole(started_at - mounted_at)
     weights = _whole(mounted_at - scheduled_at) + _whole(said.weights_s)
-    load, warm = _whole(said.load_s), _whole(said.warm_s)
+    process, load, warm = _whole(said.process_s), _whole(said.load_s), _whole(said.warm_s)
+    told = schedule + weights + image + process + load + warm
     return ColdStart(
         seconds=seconds,
-        schedule_seconds=schedule,
-        weights_seconds=weights,
-        image_seconds=image,
-        load_seconds=load,
-        warm_seconds=warm,
-        other_seconds=max(0, seconds - schedule - weights - image - load - warm),
+        schedule_seconds=schedule or None,
+        weights_seconds=weights or None,
+        image_seconds=image or None,
+        process_seconds=process or None,
+        load_seconds=load or None,
+        warm_seconds=warm or None,
+        other_seconds=max(0, seconds - told) or None,
     )
 
 

@@ -163,7 +163,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(app_state.names[0], ready),
-            start=state.StartupSeconds(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
+            start=self._startup_seconds(ready, weights_s=found - asked),
             folder=folder,
             digest=digest,
             grammar_validator=GrammarValidator(folder, loaded.vocab_size, observe=app_state.metrics.grammar),
@@ -184,6 +184,16 @@ class ServeProcess:
                 total_s=time.monotonic() - self._began,
                 find_s=found - self._began,
             ),
+        )
+
+    def _startup_seconds(self, ready: EngineFacts, *, weights_s: float) -> state.StartupSeconds:
+        """Of the start until now: what was not measured apart are the processes and the tokenizer."""
+        others_s = weights_s + ready.load_s + ready.warm_s
+        return state.StartupSeconds(
+            process_s=max(0.0, time.monotonic() - self._began - others_s),
+            weights_s=weights_s,
+            load_s=ready.load_s,
+            warm_s=ready.warm_s,
         )
 
     async def _warm_prefixes(self, served: ServedModel, ready: EngineFacts) -> None:

@@ -23,7 +23,6 @@ COUNTED = {
     *(f".{name}" for name in ("replicas", "readyReplicas", "desiredReplicas")),
     *(f".autoscaling.{name}" for name in ("desiredReplicas", "rawReplicas")),
     *(f".rollout.{name}" for name in ("updatedReplicas", "history[].replicas", "history[].readyReplicas")),
-    *(f".coldStart.{name}Seconds" for name in ("schedule", "weights", "image", "load", "warm", "other")),
     *(f".capacity.{name}" for name in ("predictedKvTokens", "predictedRequests", "decodePercent")),
     *(f".capacity.classes[].{name}" for name in ("kvTokens", "requests")),
     ".coldStart.seconds",

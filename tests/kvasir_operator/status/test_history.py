@@ -62,7 +62,7 @@ def test_one_that_is_about_to_be_made_is_told_already(asked, names):
     assert [r.name for r in told] == names
 
 
-def test_an_old_one_that_is_asked_for_again_is_the_newest():
+def test_an_old_one_that_is_requested_again_is_the_newest():
     told = history(seen(revision(1), revision(2)), replace(revision(1), number=3))
     assert [(r.name, r.number) for r in told] == [("r1", 3), ("r2", 2)]
 

@@ -18,7 +18,7 @@ def test_no_deadline_runs_while_a_rollout_stands_still_on_purpose():
     assert overdue(state, waiting.seen, 5000.0) is False
 
 
-def test_deadline_starts_anew_with_each_step():
+def test_the_deadline_starts_again_with_each_step():
     loading, better = findings(replica("loading"), wanted=2), findings(READY, wanted=2)
     state = progressed(None, loading, 0.0)
     assert overdue(progressed(state, loading, 1799.0), loading.seen, 1799.0) is False

@@ -258,7 +258,7 @@ def test_what_moves_with_every_pod_may_wait_a_little(before, after, seconds):
     assert pace_s(document(compose(before)[0]), document(compose(after)[0])) == seconds
 
 
-def test_capacity_is_kept_while_nobody_speaks():
+def test_capacity_is_kept_without_readings():
     reading = RuntimeState(kv=KvState(capacity_tokens=100), device="cpu", kernels="reference")
     first = findings(replica("ready", reading=reading))
     status, _ = compose(again(first, replica("loading")))
