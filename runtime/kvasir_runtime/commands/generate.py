@@ -5,9 +5,8 @@ import sys
 from typing import Any, Final
 
 import click
-from pydantic import ValidationError
 
-from kvasir_api.command import describe
+from kvasir_api.command import parse
 from kvasir_runtime.commands import engine_options
 
 CHAT_NOTE: Final = "this model has a chat template; --chat puts the prompt into it"
@@ -30,8 +29,8 @@ def _generate(model: str, prompt: str, chat: bool, as_json: bool, **values: Any)
     given: dict[str, Any] = {
         name: list(value) if name == "stop" else value for name, value in values.items() if name not in engine
     }
+    params = parse(SamplingParams, {name: value for name, value in given.items() if value not in (None, [])})
     try:
-        params = SamplingParams(**{name: value for name, value in given.items() if value not in (None, [])})
         asked: Any = [{"role": "user", "content": text}] if chat else text
         with LLM(model, **engine) as llm:
             if llm.has_chat_template and not chat:
@@ -49,8 +48,6 @@ def _generate(model: str, prompt: str, chat: bool, as_json: bool, **values: Any)
             for piece in llm.stream(asked, params, chat=chat):
                 click.echo(piece, nl=False)
             click.echo()
-    except ValidationError as error:
-        raise click.UsageError(describe(error)) from error
     except (EngineError, PromptError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -15,7 +15,6 @@ from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.guide.schemas import json_grammar, translate
 from kvasir_runtime.wire import Grammar
 
-MAX_TEXT_BYTES: Final = 512 * 1024
 JSON_CHECK: Final = "json"
 """The name under which the text of a schema's answer is checked."""
 
