@@ -193,7 +193,7 @@ def create(control, namespace, **spec):
         ({}, "created"),
     ],
 )
-def test_a_namespace_limits_what_its_owner_may_ask_for(control, limited, spec, message):
+def test_a_namespace_limits_what_its_owner_may_request(control, limited, spec, message):
     assert message in create(control, limited, **spec)
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 TOKENS = 900
 
 
-async def test_nobody_notices_that_pods_are_taken_away(life: Life, installed: ControlPlane):
+async def test_no_client_notices_that_pods_are_removed(life: Life, installed: ControlPlane):
     address = f"{stack.gateway_url(installed)}/v1"
     life.apply(uri="pvc://kvasir-tiny/tiny", replicas=2, autoscaling=None)
     await life.until_ready()

@@ -82,7 +82,7 @@ async def test_a_schedule_sets_other_bounds_while_it_is_in_force(rig):
     assert "spec.autoscaling.schedules[0].timeZone: Mars/Olympus" in said["message"]
 
 
-async def test_slow_steps_ask_for_smaller_batches(rig):
+async def test_slow_steps_require_smaller_batches(rig):
     """Sixty sequences with steps of 90 ms are, at 50 ms, for two replicas: 33 of them at most, ten per cent apart."""
     await rig.apply(autoscaling={**ELASTIC, "itlMilliseconds": 50})
     await rig.until_condition("Ready")

@@ -75,7 +75,7 @@ def asked(control, mark: int, account: str) -> list[audit.AuditedRequest]:
     return [request for request in audit.read(control.paths.audit_log, since=mark)[0] if request.user == user]
 
 
-async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still):
+async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
     rig = still
     with contextlib.suppress(NotFoundError):
         await rig.client.delete(LEASE, names.SYSTEM_NAMESPACE, names.OPERATOR)
@@ -164,7 +164,7 @@ async def forgets_revisions(rig):
     await rig.until(kept, lambda: "old revisions go")
 
 
-async def test_the_gateway_uses_all_that_it_may_and_asks_for_nothing_else(rig, tmp_path):
+async def test_the_gateway_uses_all_of_its_rights_and_no_others(rig, tmp_path):
     for name in ("serviceaccount", "rbac"):
         kubectl(rig.control, "apply", "--server-side", "-f", str(BASE / "gateway" / f"{name}.yaml"))
     config = account_kubeconfig(rig.control, tmp_path / "gateway.kubeconfig", names.GATEWAY)

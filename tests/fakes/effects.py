@@ -146,7 +146,7 @@ MODES: Final = "tests/e2e/test_operator_modes.py::"
 ELSEWHERE: Final = {
     "autoscaling.idleSeconds": "tests/e2e/test_operator_zero.py"
     "::test_a_service_goes_to_zero_and_the_next_request_starts_it_again",
-    "autoscaling.itlMilliseconds": f"{MODES}test_slow_steps_ask_for_smaller_batches",
+    "autoscaling.itlMilliseconds": f"{MODES}test_slow_steps_require_smaller_batches",
     **{
         f"autoscaling.schedules[].{name}": f"{MODES}test_a_schedule_sets_other_bounds_while_it_is_in_force"
         for name in ("start", "durationMinutes", "days", "timeZone", "minReplicas", "maxReplicas")

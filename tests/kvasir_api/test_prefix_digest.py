@@ -38,7 +38,7 @@ def test_the_checksum_follows_from_the_members_alone():
     assert PrefixSet().checksum == PrefixDigest().checksum
 
 
-def test_a_new_reader_asks_for_the_whole_set():
+def test_a_new_reader_requests_the_whole_set():
     reader = FollowedPrefixes()
     assert (reader.instance, reader.after, reader.hashes) == ("", WHOLE, set())
     reader = reader_of(A, B, sequence=7)

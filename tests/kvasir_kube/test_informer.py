@@ -47,7 +47,7 @@ async def test_mirror_follows_list_and_watch():
     assert changes == [("a", "one"), ("a", "two"), ("a", "one")]
 
 
-async def test_what_the_projection_leaves_out_wakes_nobody():
+async def test_what_the_projection_leaves_out_wakes_no_reader():
     cluster, changes = FakeCluster(), []
 
     def of_interest(obj):

@@ -25,7 +25,7 @@ def test_path_follows_group_and_scope(kind, args, path):
     assert kind.path(*args) == path
 
 
-def test_slim_drops_what_nobody_reads():
+def test_slim_drops_what_is_never_read():
     notes = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "own": "1"}
     obj = {"metadata": {"name": "a", "managedFields": [{}], "annotations": notes}, "spec": {}}
     assert kinds.strip_managed_fields(obj) == {"metadata": {"name": "a", "annotations": {"own": "1"}}, "spec": {}}

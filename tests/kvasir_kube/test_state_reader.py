@@ -49,7 +49,7 @@ async def test_a_round_in_which_every_pod_answers_does_not_wait_for_its_deadline
         assert time.monotonic() - began < 30.0
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_next(pods):
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(pods):
     slow, targets = pods["slow"], {"slow": base(pods["slow"])}
     slow.set_state(running=1)
     async with StateReader() as reader:
@@ -60,7 +60,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_nex
     assert readings["slow"].running == 2
 
 
-async def test_drain_is_asked_for_and_taken_back(pods):
+async def test_a_drain_is_requested_and_reverted(pods):
     async with StateReader() as reader:
         agreed = [await reader.drain(base(pods["good"]), on=on) for on in (True, False)]
         refused = await reader.drain("http://127.0.0.1:1", on=True)

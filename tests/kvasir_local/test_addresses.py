@@ -28,7 +28,7 @@ def test_a_taken_port_is_refused_with_its_holder(taken):
         addresses.choose(apiserver=taken)
 
 
-def test_the_port_that_was_asked_for_is_used():
+def test_the_requested_port_is_used():
     (port,) = addresses.free_ports(1)
     assert addresses.choose(apiserver=port).apiserver == port
 

@@ -61,7 +61,7 @@ async def test_a_pod_killed_before_its_first_byte_is_replaced_by_another(front, 
     await until(lambda: idle(front, "before"), "no request in flight")
 
 
-async def test_a_dead_pod_that_still_counts_as_ready_harms_nobody(front, pods):
+async def test_a_dead_pod_that_still_counts_as_ready_harms_no_request(front, pods):
     dead, one, two = pods
     front.objects.serve("half", dead, one, two)
     await until(lambda: front.routes("half"), "half")
@@ -212,7 +212,7 @@ async def test_requests_of_an_envoy_that_died_are_over(pods):
         await until(front.is_ready, "ready again")
 
 
-async def test_nobody_is_let_in_before_the_first_lists_are_complete(pods):
+async def test_no_request_is_taken_before_the_first_lists_are_complete(pods):
     objects = FakeObjects()
     objects.synced.clear()
     async with gateway(objects=objects) as front:

@@ -72,7 +72,7 @@ class Plan(BaseModel):
     urgent: bool
 
 
-def test_the_official_client_parses_what_it_asked_for(server):
+def test_the_official_client_parses_what_it_requested(server):
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         made = client.chat.completions.parse(model="tiny", messages=CHAT, response_format=Plan, max_tokens=200)
         assert isinstance(made.choices[0].message.parsed, Plan)

@@ -307,7 +307,7 @@ def test_a_strange_path_leads_nowhere(server: ApiProcess, path):
     assert len(answer) < 8192
 
 
-def test_slow_bodies_and_idle_connections_hold_up_nobody(server: ApiProcess):
+def test_slow_bodies_and_idle_connections_hold_up_no_other(server: ApiProcess):
     """Two hundred clients that send a byte and wait; a stream beside them comes to its end, and so do others."""
     slow = [socket.create_connection(server.http, timeout=20) for _ in range(200)]
     try:

@@ -260,7 +260,7 @@ def test_a_model_without_a_vocabulary_refuses_to_generate(client):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
-def test_keys_are_asked_for_on_every_path(embed, path):
+def test_keys_are_required_on_every_path(embed, path):
     assert embed.ask(path, {"model": "embed", "input": "a"}).status == 401
 
 

@@ -160,7 +160,7 @@ def test_sampling_reaches_the_engine(engine, client, fields, sampled):
     assert {k: v for k, v in changed.items() if v != default.get(k) and k != "seed"} == sampled
 
 
-def test_the_client_parses_what_it_asks_for(engine, client):
+def test_the_client_parses_what_it_requests(engine, client):
     class Place(pydantic.BaseModel):
         city: str
 

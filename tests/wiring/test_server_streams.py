@@ -196,7 +196,7 @@ def test_a_client_that_hangs_up_frees_its_blocks(server: ApiProcess, stream):
     server.until("the count", lambda: 'finish_reason="abort"' in server.ask("/metrics").body.decode(), 5)
 
 
-def test_a_reader_that_stops_reading_stalls_nobody(server: ApiProcess, client):
+def test_a_reader_that_stops_reading_stalls_no_other(server: ApiProcess, client):
     body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 4000, "n": 16, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     slow = socket.socket()

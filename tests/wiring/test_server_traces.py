@@ -64,7 +64,7 @@ def test_requests_are_children_of_the_clients_span_and_hold_their_phases(model):
     assert len([one for one, _ in sink.spans if one.parent_span_id == streamed.span_id and one.name == "decode"]) == 2
 
 
-def test_what_is_left_is_sent_at_the_end_and_a_missing_collector_hurts_nobody(model):
+def test_what_is_left_is_sent_at_the_end_and_a_missing_collector_harms_no_request(model):
     with collector() as sink, api_process(model, "--otlp-traces-endpoint", sink.url) as server:
         assert ask(server, "/v1/completions", {"prompt": "a"}).status == 200
         server.signal()

@@ -106,7 +106,7 @@ def test_without_ceilings_there_is_no_floor() -> None:
     assert floors.step(1, 1, WORK, 1, 2, nothing) == floors.prefill(1, 0, WORK, 1, 1, nothing) == 0.0
 
 
-def test_gaps_are_what_nobody_fills() -> None:
+def test_gaps_are_what_no_step_fills() -> None:
     busy = [(5.0, 6.0), (0.0, 2.0), (1.0, 1.5), (3.0, 4.0), (3.5, 4.5)]
     assert idle.gaps(busy, counted=1.0) == pytest.approx(1.0 + 0.5)
     assert idle.gaps(busy, counted=0.4) == pytest.approx(0.5)  # the later two of five
@@ -114,7 +114,7 @@ def test_gaps_are_what_nobody_fills() -> None:
     assert idle.intervals(trace, idle.ON_CARD) == [(2.0, 3.0)]
 
 
-def test_the_page_says_what_nobody_measured_and_how_to() -> None:
+def test_the_page_names_what_was_not_measured_and_how_to() -> None:
     text = page.text(None)
     assert "Nobody has measured a card yet" in text
     assert text.count("unmeasured: `make bench-gpu") == len(page.GOALS)

@@ -108,7 +108,7 @@ def test_all_pods_draining_is_no_endpoint(picker):
     assert refusal(picker.pick(BODY, "t")) == (503, "no_ready_replica")
 
 
-def test_an_unknown_model_is_counted_for_nobody(picker):
+def test_an_unknown_model_is_counted_for_no_service(picker):
     assert refusal(picker.pick(b'{"model": "other"}', "t")) == (404, "model_not_found")
     assert sum(s.requests for s in picker.state().services) == 0
 
@@ -183,7 +183,7 @@ def test_a_conversation_goes_on_where_it_is_held(holding):
 
 
 @pytest.mark.parametrize("name", ["resp_ffffffff" + "1" * 24, "resp_", "x", "resp_0a0b0c0d"])
-def test_a_response_that_nobody_holds_is_not_found(holding, name):
+def test_a_response_that_no_pod_holds_is_not_found(holding, name):
     assert refusal(holding.pick(b"", "t", f"/v1/responses/{name}")) == (404, "not_found")
 
 
@@ -196,7 +196,7 @@ def test_results_of_calls_lead_to_who_writes_the_answer(holding):
 
 
 @pytest.mark.parametrize("name", ["chatcmpl-ffffffff" + "1" * 24, "chatcmpl-mine", "x"])
-def test_results_for_an_answer_that_nobody_writes_are_refused(holding, name):
+def test_results_for_an_answer_that_no_pod_writes_are_refused(holding, name):
     target = f"/v1/chat/completions/{name}/tool_results"
     assert refusal(holding.pick(b'{"results": []}', "t", target)) == (404, "not_found")
     assert refusal(holding.respond_to_head("GET", target, {})) == (405, "method_not_allowed")

@@ -40,7 +40,7 @@ async def bench():
     return made
 
 
-async def test_nodes_are_asked_for_only_when_a_replica_must_leave(bench):
+async def test_nodes_are_read_only_when_a_replica_must_leave(bench):
     bench.cluster.errors["get"] = [KubeError("nobody may ask")]
     assert await bench.marks(wanted=2) == [(False, False)] * 2
     assert await bench.marks(wanted=0) == [(False, False)] * 2  # all leave: there is nothing to choose
@@ -62,7 +62,7 @@ async def test_a_node_that_is_gone_leaves(bench):
     assert await bench.marks(found) == [(False, False), (True, False), (False, False)]
 
 
-async def test_where_nodes_may_not_be_read_they_are_not_asked_for_again_and_again(bench):
+async def test_where_nodes_may_not_be_read_they_are_not_requested_again_and_again(bench):
     bench.cluster.errors["get"] = [KubeError("nodes is forbidden", status=403)]
     assert await bench.marks() == [(False, False)] * 2
     assert await bench.marks() == [(False, False)] * 2

@@ -95,7 +95,7 @@ async def test_a_service_whose_only_place_it_is_gets_it_back_once(bench):
     assert len(bench.events("DeviceFailed")) == 1
 
 
-async def test_an_operator_that_starts_anew_knows_what_is_quarantined(bench):
+async def test_a_restarted_operator_knows_what_is_quarantined(bench):
     await bench.turn()
     await bench.put_pod("p2", ready=True)
     await bench.turn()

@@ -69,7 +69,7 @@ async def test_marks_of_a_pod_carry_its_uid(server, verb):
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_service_that_was_made_again_under_its_name_begins_anew(late):
+async def test_a_service_that_was_made_again_under_its_name_begins_again(late):
     """Deleted and made again before anybody looked, or while somebody still looked at it: what the one before was
     scaled to is not this one's."""
     bench = Bench()

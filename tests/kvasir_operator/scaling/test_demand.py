@@ -45,7 +45,7 @@ def with_steps(window, *, base=0.020, slope=0.0005, batches=(20, 60)):
         ({"arrivals": 4, "ended": 4, "prompt_tokens": 3000, "running": 4}, "prefill", 2),
     ],
 )
-def test_each_signal_asks_for_an_absolute_number(load, signal, replicas):
+def test_each_signal_requires_an_absolute_number(load, signal, replicas):
     found = asked(steady(**load))
     assert (found.signal, found.replicas) == (signal, replicas)
 
@@ -56,7 +56,7 @@ def test_requests_that_come_faster_than_they_are_admitted_count_before_they_run(
     assert asked(window).levels["kv"] == pytest.approx(1.57, abs=0.1)
 
 
-def test_the_rate_of_arrivals_asks_for_no_more_than_what_is_there():
+def test_the_rate_of_arrivals_requires_no_more_than_what_is_there():
     """The same rate without anything in flight is over."""
     (*rest, last) = steady(running=5, pinned_tokens=500, **STREAMS).samples
     over = replace(last, gauges=type(last.gauges)())
@@ -81,7 +81,7 @@ def test_aborted_requests_do_not_make_the_others_smaller():
     assert workload(window, now=NOW).kv_tokens == pytest.approx(100)
 
 
-def test_unmeasured_prefill_rate_asks_for_nothing():
+def test_unmeasured_prefill_rate_requires_nothing():
     assert asked(steady(arrivals=4, prompt_tokens=3000, rate=0.0)).replicas == 0
 
 
@@ -98,7 +98,7 @@ def test_replicas_may_be_full_while_a_queue_is_drained():
 
 
 @pytest.mark.parametrize(("there", "batch", "replicas"), [(1, 30, 1), (1, 60, 2), (3, 100, 5)])
-def test_the_objective_between_tokens_asks_for_smaller_batches(there, batch, replicas):
+def test_the_objective_between_tokens_requires_smaller_batches(there, batch, replicas):
     """A step of 20 ms and 0.5 ms a sequence is 40 ms long with 40 sequences, which get 1,000 tokens/s. Cache and slots
     are free."""
     running, tokens_per_s = there * batch, there * batch / (0.020 + 0.0005 * batch)
@@ -114,7 +114,7 @@ def test_steps_of_one_size_are_taken_to_grow_with_it():
     assert asked(window, ScalingPolicy(itl_s=0.025)).levels["itl"] == pytest.approx(2.0)
 
 
-def test_without_an_objective_decode_asks_for_nothing():
+def test_without_an_objective_decode_requires_nothing():
     assert "itl" not in asked(with_steps(steady(running=60))).levels
 
 
@@ -126,7 +126,7 @@ def test_an_objective_for_the_first_token_leaves_prompts_more_room():
 
 
 @pytest.mark.parametrize(("cold_start_s", "ttft"), [(2.0, 3.75), (20.0, 1.5), (120.0, 0.0)])
-def test_prompts_that_wait_ask_for_replicas_that_come_in_time(cold_start_s, ttft):
+def test_prompts_that_wait_require_replicas_that_come_in_time(cold_start_s, ttft):
     """30,000 tokens are half a minute for one replica; later than that a new one does not help any of them."""
     window = steady(waiting=15, waiting_tokens=30_000, arrivals=1, prompt_tokens=2_000)
     found = asked(window, ScalingPolicy(ttft_s=10.0, cold_start_s=cold_start_s))
@@ -143,7 +143,7 @@ def test_a_larger_class_of_accelerators_needs_fewer_replicas():
     assert asked(mixed).replicas == 3
 
 
-def test_the_release_edge_asks_for_more_by_every_signal():
+def test_the_release_edge_requires_more_by_every_signal():
     window = steady(pinned_tokens=500, running=100, slots=256.0, prompt_tokens=1_000, **STREAMS)
     up, down = asked(window), asked(window, release=True)
     assert all(down.levels[signal] > up.levels[signal] for signal in ("kv", "slots", "prefill"))

@@ -121,7 +121,7 @@ def test_a_request_that_is_held_or_was_refused_starts_one(request_):
     assert told(one.ticks(6))[0] == 0
 
 
-def test_an_old_request_starts_none_when_the_operator_begins_anew():
+def test_an_old_request_starts_none_when_the_operator_restarts():
     assert Service(0).ticks(60, gateways=gateway(last_request_age_s=301.0)).replicas == 0
 
 

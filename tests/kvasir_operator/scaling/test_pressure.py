@@ -42,7 +42,7 @@ def decided(window, wanted, now=NOW):
     return decide(RULES, window, unplaced_s=0.0, state=state, now=now)[0]
 
 
-def test_exhaustion_asks_for_one_replica_more_and_no_further_while_it_starts():
+def test_exhaustion_requires_one_replica_more_and_no_further_while_it_starts():
     """By what is pinned one would do: 500 of 765 tokens."""
     window = steady(pinned_tokens=500, running=10, preemptions=1)
     first = decided(window, 1)

@@ -167,7 +167,7 @@ async def test_a_burst_of_messages_is_read_to_the_end(tmp_path):
         assert tokens == list(range(2000))
 
 
-async def test_a_channel_gathers_while_nobody_reads():
+async def test_a_channel_gathers_while_no_task_reads():
     queue = EventQueue()
     queue.put(0, event("a", 1))
     queue.put(1, event("b", 2))

@@ -27,7 +27,7 @@ class OneRequestClient:
 
 
 @pytest.mark.parametrize(("head", "pooled"), [("vocabulary", False), ("none", True), ("labels", True)])
-async def test_it_asks_for_one_token_or_one_vector(head, pooled):
+async def test_it_requests_one_token_or_one_vector(head, pooled):
     client = OneRequestClient()
     for _ in range(2):
         await output_check.check(client, engine_facts(head=head), (5, 6))

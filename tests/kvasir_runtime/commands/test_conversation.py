@@ -54,7 +54,7 @@ def test_help_names_every_command():
     assert all(name in text for name in ("/system", "/reset", "/retry", "/help", "/exit"))
 
 
-def test_system_begins_anew_and_retry_asks_again():
+def test_system_begins_again_and_retry_repeats_the_question():
     chat, _ = said("q")
     chat.answered("a")
     assert chat.read("/retry").kind == "answer"

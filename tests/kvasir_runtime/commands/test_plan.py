@@ -242,7 +242,7 @@ def test_facts_are_written_for_somebody_else_to_judge(model, tmp_path):
     assert run(model, "--facts", "-").output.strip() == place.read_text()
 
 
-def test_an_architecture_that_nobody_knows_is_told_as_such(model):
+def test_an_unknown_architecture_is_named_as_such(model):
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, "architectures": ["Unheard"]}))
     facts = inspection.decode(run(model, "--facts", "-").output)
     assert (facts.architecture, facts.supported) == ("Unheard", False)

@@ -71,7 +71,7 @@ def test_a_tenant_is_forgotten_with_its_copies_that_are_under_way():
     assert host.state.cached_tokens == 8, "another process has computed them since"
 
 
-def test_what_a_forgotten_tenant_computes_anew_is_stored_and_found_again():
+def test_what_a_forgotten_tenant_computes_again_is_stored_and_found():
     pool, host = tier()
     hashes = chain_of(MINE, 1)
     pool.publish(pool.take(1)[0], hashes[0])

@@ -152,7 +152,7 @@ def test_the_latest_arrival_is_preempted_and_its_answer_does_not_change(depth):
     }
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
+def test_no_request_is_admitted_in_a_step_that_preempted():
     served = endless(num_blocks=9)
     served.submit(request("a", range(1, 8), max_tokens=20), request("b", range(2, 9), max_tokens=20))
     served.submit(request("c", [1]))
@@ -375,7 +375,7 @@ def test_choices_of_one_prompt_wait_for_the_first_and_share_its_blocks(depth):
     assert sum(chunk.num_tokens for plan in served.plans for chunk in plan.chunks) < 2 * 21 + 4 * 8
 
 
-def test_nobody_waits_for_blocks_whose_maker_is_gone_or_for_a_few():
+def test_no_request_waits_for_blocks_whose_maker_is_gone_or_for_a_few():
     served = endless(max_batch_tokens=8)
     served.submit(request("a", range(1, 22)), request("b", range(1, 22)), request("c", range(30, 38)))
     served.step()

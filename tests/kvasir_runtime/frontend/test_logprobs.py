@@ -153,7 +153,7 @@ def test_token_ids_are_all_of_them_with_the_one_that_ended_it():
     assert made.accept(event(())).token_ids == []
 
 
-def test_special_tokens_and_the_one_that_ends_are_shown_where_asked_for():
+def test_special_tokens_and_the_one_that_ends_are_shown_where_requested():
     def text(**fields):
         (made,) = output_processors(job(logprobs=-1, **fields), TOKENIZER)
         return made.accept(event((*ids("a"), 0), "stop", stop_token_id=1)).text

@@ -76,7 +76,7 @@ def test_a_turn_end_is_no_stop_of_the_request(tmp_path):
     assert reasons == [None, tokenizer.turn_end, None]
 
 
-def test_a_stop_string_across_events_ends_the_choice_and_asks_for_an_abort():
+def test_a_stop_string_across_events_ends_the_choice_and_requires_an_abort():
     made = choice(("XYZ",))
     assert accepted(made, event("aX")) == ("a", None)
     assert accepted(made, event("Y")) == ("", None)

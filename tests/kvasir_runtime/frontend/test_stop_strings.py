@@ -61,7 +61,7 @@ def test_text_is_held_back_only_while_it_may_become_a_stop():
     assert matcher.push("x") == "<ex"
 
 
-def test_the_stop_is_kept_where_it_is_asked_for():
+def test_the_stop_is_kept_where_it_is_requested():
     assert run([", "], ["one, two"], include=True) == ("one, ", ", ")
 
 

@@ -228,7 +228,7 @@ def test_a_closed_model_says_so(tmp_path, path):
         made.generate("x")
 
 
-def test_a_bar_is_shown_when_asked_for(tmp_path, path, capsys):
+def test_a_bar_is_shown_on_request(tmp_path, path, capsys):
     with LLM(str(checkpoints.write(tmp_path / "tiny")), engine_command=FAKE, progress=True) as made:
         made.generate([[1, 2]] * 3, GREEDY)
     shown = capsys.readouterr()

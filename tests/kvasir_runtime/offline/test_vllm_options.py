@@ -55,7 +55,7 @@ def test_options_in_our_terms(given: dict[str, Any], want: dict[str, Any]) -> No
         ({"enable_lora": True}, "enable_lora=True is not supported"),
     ],
 )
-def test_what_asks_for_more_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+def test_what_requires_more_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         vllm_options.translated(given, "m")
 

@@ -80,7 +80,7 @@ def test_both_paths_give_the_same_answers(
     assert len({tuple(answer) for answer in answers[0]}) > 1
 
 
-def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> None:
+def test_a_request_with_more_takes_the_others_along_and_back(folder: Path) -> None:
     runner, laps = made(folder), Laps()
     runner.use_profiler(laps)
     hand, (alone, other, *_) = Hand(runner), streams(PLAIN)

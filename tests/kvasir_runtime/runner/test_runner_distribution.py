@@ -119,7 +119,7 @@ def chi_square(found: Counter[int], probabilities: list[float]) -> tuple[float, 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_draws_follow_the_distribution_that_was_asked_for(runner: ModelRunner, logits: torch.Tensor, name: str) -> None:
+def test_draws_follow_the_requested_distribution(runner: ModelRunner, logits: torch.Tensor, name: str) -> None:
     found, probabilities = draws(runner, SETTINGS[name]), wanted(logits, **SETTINGS[name])
     assert found.total() == NUM_DRAWS
     impossible = {token for token in found if probabilities[token] == 0}

@@ -70,7 +70,7 @@ def reads(one: EngineRequest, events: list) -> bool:
 
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("way", WAYS)
-def test_whoever_reads_a_broken_token_fails_and_no_other(tmp_path: Path, way: str, value: float) -> None:
+def test_a_request_that_reads_a_broken_token_fails_and_no_other(tmp_path: Path, way: str, value: float) -> None:
     depth = 2 if "device_stream" in WAYS[way] else 1
     whole = served(made(written(tmp_path / "whole"), way), mixed(), depth=depth)
     story = served(made(written(tmp_path / "broken", embedding=value), way), mixed(), depth=depth)

@@ -91,7 +91,7 @@ def test_a_rotation_counts_once_it_was_seen_twice(secret):
 
 
 @pytest.mark.parametrize("empty", [{}, {"keys": "\n \n"}])
-def test_a_secret_that_loses_its_keys_lets_nobody_in(secret, empty):
+def test_a_secret_that_loses_its_keys_admits_no_client(secret, empty):
     secret.put(keys="old")
     made = loaded(path=secret.folder)
     assert made.locked == ""

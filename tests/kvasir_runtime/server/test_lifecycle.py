@@ -37,7 +37,7 @@ def test_it_refuses_until_it_is_ready(lifecycle):
     assert (lifecycle.ready, lifecycle.was_ready, lifecycle.phase) == (True, True, "ready")
 
 
-def test_a_drain_asked_for_takes_stragglers_and_can_be_taken_back(lifecycle, clock):
+def test_a_requested_drain_takes_stragglers_and_can_be_reverted(lifecycle, clock):
     lifecycle.advance("ready")
     lifecycle.drain()
     assert (lifecycle.phase, lifecycle.ready, lifecycle.refusal()) == ("draining", False, None)

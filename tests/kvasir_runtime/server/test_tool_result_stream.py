@@ -215,7 +215,7 @@ async def test_what_the_model_did_not_read_before_its_end_opens_the_next_turn():
     assert stream.content() == " Well.Noon."
 
 
-async def test_nobody_waits_for_ever():
+async def test_no_request_waits_for_ever():
     stream = Stream()
     await stream.says(CALL, "stop")
     stream.now += 61
@@ -271,7 +271,7 @@ def test_what_cannot_be_interrupted_is_refused(fields, says):
     assert says in caught.value.error.message
 
 
-def test_it_is_off_unless_asked_for():
+def test_it_is_off_unless_requested():
     assert job(async_tool_calls=False).tool_results is None
     assert job().tool_results is not None
 

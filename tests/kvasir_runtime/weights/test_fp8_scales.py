@@ -74,7 +74,7 @@ def test_kept_they_are_the_same(tmp_path: Path, style: str) -> None:
             assert torch.equal(quantized.dequantized(found), want), name
 
 
-def test_asked_for_in_other_bits_they_are_quantized_anew(tmp_path: Path) -> None:
+def test_requested_in_other_bits_they_are_quantized_again(tmp_path: Path) -> None:
     worth = fp8_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), "block")
     found = loaded(tmp_path, "int8")["layers.0.output.weight"]
     assert isinstance(found, QuantizedWeight)

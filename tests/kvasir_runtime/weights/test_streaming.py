@@ -126,7 +126,7 @@ def unwanted(raw: Tensor) -> None:
     raise AssertionError("put although the bytes are in their place")
 
 
-def test_a_disk_may_give_less_than_was_asked_for(tmp_path: Path) -> None:
+def test_a_disk_may_give_less_than_was_requested(tmp_path: Path) -> None:
     (path,) = files(tmp_path, (SIZE,))
     pieces, into = pieces_of([path], 1000)
 

@@ -65,7 +65,7 @@ def test_an_unknown_container_field_is_refused_with_its_path(extra: dict[str, ob
     assert f"spec.containers[0].{path}: " in (refused_in_container(**extra) or "")
 
 
-def test_empty_values_of_unknown_fields_ask_for_nothing():
+def test_empty_values_of_unknown_fields_change_nothing():
     assert refused(hostPID=False, hostAliases=[], overhead={}, hostIPC=None) is None
 
 

@@ -100,7 +100,7 @@ def test_a_beam_that_fills_its_block_is_forked_without_a_copy():
     assert [len(plan.forks) for plan in served.plans] == [0, 3]
 
 
-def test_a_group_waits_for_all_its_rows_and_nobody_passes_it():
+def test_a_group_waits_for_all_its_rows_and_no_request_passes_it():
     served = engine(max_sequences=4)
     served.submit(*(request(f"r{n}", [n + 1], max_tokens=6, ignore_eos=True) for n in range(3)))
     served.step()

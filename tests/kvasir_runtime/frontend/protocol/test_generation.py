@@ -222,7 +222,7 @@ def test_null_means_absent_for_every_field(table):
         {"modalities": ["text"]},
     ],
 )
-def test_values_that_ask_for_nothing_are_taken(fields):
+def test_values_without_effect_are_taken(fields):
     assert generation.parse_chat(json.dumps(CHAT | fields).encode()) == generation.parse_chat(json.dumps(CHAT).encode())
 
 

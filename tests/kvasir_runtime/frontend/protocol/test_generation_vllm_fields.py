@@ -82,6 +82,6 @@ def test_every_field_of_vllm_has_an_answer(read, least, table, model, name):
     ],
 )
 @pytest.mark.parametrize("chat", [False, True])
-def test_values_that_ask_for_nothing_change_nothing(chat, name, value):
+def test_values_without_effect_change_nothing(chat, name, value):
     read, least = (generation.parse_chat, CHAT) if chat else (generation.parse_completion, COMPLETION)
     assert read(json.dumps({**least, name: value}).encode()) == read(json.dumps(least).encode())

@@ -57,7 +57,7 @@ def using(folder, work, **options):
     return asyncio.run(run()), observed
 
 
-def test_who_asks_for_nothing_starts_nothing(folder):
+def test_without_a_grammar_nothing_is_started(folder):
     async def work(asking):
         return await asking.checked(job(None))
 
@@ -105,7 +105,7 @@ def test_a_worker_that_died_is_started_again(folder):
     assert observed == [False, False]
 
 
-def test_who_leaves_takes_the_answer_from_nobody(folder):
+def test_a_client_that_leaves_takes_the_answer_from_no_other(folder):
     async def work(asking):
         leaver = asyncio.create_task(asking.checked(job(GOOD)))
         stayer = asyncio.create_task(asking.checked(job(GOOD)))

@@ -48,7 +48,7 @@ def test_it_is_the_search_of_torch_but_for_rounding(
     assert torch.allclose(found.minima.float().median(), wanted.minima.float().median(), rtol=1e-2)
 
 
-def test_a_group_is_the_same_whoever_lies_beside_it(variant: Library) -> None:
+def test_a_group_is_the_same_whatever_lies_beside_it(variant: Library) -> None:
     rows = torch.randn(70, 64, generator=torch.Generator().manual_seed(2))
     whole = searched(variant, rows)
     for first, count in ((0, 1), (1, 5), (37, 33)):

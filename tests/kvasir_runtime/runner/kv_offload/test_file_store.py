@@ -177,7 +177,7 @@ def test_a_file_that_is_cut_short_is_a_miss(tmp_path, size):
 
 
 @pytest.mark.parametrize("junk", [b"", b"x", b"\0" * 5000, b"KVASIRKV" + b"\xff" * 9000])
-def test_a_file_of_something_else_is_made_anew(tmp_path, junk):
+def test_a_file_of_something_else_is_made_again(tmp_path, junk):
     path_of(tmp_path).write_bytes(junk)
     path_of(tmp_path).chmod(0o600)
     store = opened(tmp_path)
@@ -195,7 +195,7 @@ def test_a_file_of_another_size_begins_again(tmp_path):
     assert len(found(small, list(range(10, 10 + SLOTS + 5)))) == SLOTS + 5, "the older process follows"
 
 
-def test_a_process_that_holds_the_lock_and_stops_delays_nobody_for_long(tmp_path, monkeypatch):
+def test_a_process_that_holds_the_lock_and_stops_delays_no_other_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(file_store, "LOCK_S", 0.01)
     store = opened(tmp_path)
     put(store, 1)

@@ -74,7 +74,7 @@ def test_checks_of_all_beams_together_are_bounded(admitted, num_asked, kept):
     assert torch.equal(logits[0], before[0]), "a row without a check"
 
 
-def test_what_the_mask_forbids_is_not_asked_for():
+def test_what_the_mask_forbids_is_no_candidate():
     logits = torch.tensor([[NEVER, 2.0, NEVER, 1.0]])
     check = Check({1, 3}, end=3)
     keep_admitted(logits, {0: check})

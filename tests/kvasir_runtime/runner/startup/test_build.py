@@ -124,7 +124,7 @@ def test_bfloat16_checkpoint_runs_in_16_bits(folder: Path) -> None:
     assert 0 <= sampled.tokens[0] < 320
 
 
-def test_limit_that_nobody_asked_for_shrinks_to_the_cache(folder: Path) -> None:
+def test_a_limit_that_was_not_requested_shrinks_to_the_cache(folder: Path) -> None:
     assert built(folder, kv_cache_tokens=256).facts.max_model_len == 257
 
 

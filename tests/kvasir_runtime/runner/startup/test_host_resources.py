@@ -13,7 +13,7 @@ from kvasir_runtime.runner.startup import host_resources
 
 
 @pytest.mark.parametrize(("environment", "threads"), [({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "5,2"}, 5)])
-def test_threads_that_were_asked_for(environment: dict[str, str], threads: int) -> None:
+def test_requested_threads(environment: dict[str, str], threads: int) -> None:
     assert host_resources.num_threads(environment) == threads
 
 

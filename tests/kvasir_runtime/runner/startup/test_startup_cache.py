@@ -86,7 +86,7 @@ def test_off_keeps_nothing(folder: Path, tmp_path: Path) -> None:
     assert not cache.exists()
 
 
-def test_a_plan_under_which_nothing_fits_is_measured_anew(folder: Path, tmp_path: Path) -> None:
+def test_a_plan_under_which_nothing_fits_is_measured_again(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     started(folder, cache)
     (kept,) = files(cache)

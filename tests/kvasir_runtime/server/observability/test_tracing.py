@@ -100,7 +100,7 @@ def spans(percent, headers=()):
     return [span.name for span in exporter.get_finished_spans()]
 
 
-def test_no_more_requests_are_traced_than_asked_for_unless_the_client_traces_them():
+def test_no_more_requests_are_traced_than_configured_unless_the_client_traces_them():
     assert spans(0) == []
     assert len(spans(100)) == 4
     traced = (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
