@@ -99,6 +99,12 @@ ALERTS: Final = (
         "The checkpoint, its dtype or the device is damaged: the replica's log names the request.",
     ),
     _alert(
+        "StepsWithoutMemory", "warning", "0m",
+        f"sum {_BY} (increase(kvasir_step_memory_failures_total[10m])) > 2",
+        f"Replicas of {_OF} find no memory for steps and compute smaller ones.",
+        "Lower runtime.maxBatchTokens or runtime.maxSequences, or leave the device more memory with runtime.memoryPercent.",
+    ),
+    _alert(
         "GatewayWithoutEndpoints", "critical", "2m",
         f'sum {_BY} (kvasir_gateway_endpoints{{state="ready"}}) == 0 and sum {_BY} (rate(kvasir_gateway_requests_total[5m])) > 0',
         f"Requests for {_OF} find no ready endpoint.",

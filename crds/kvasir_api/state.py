@@ -60,7 +60,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     requests of the integral of pinned tokens over time, so E[kv_token_seconds per request] is this over completions.
     uncached_prompt_tokens: prompt tokens that had to be computed, by arrival. prefix_hit_tokens of prefix_query_tokens
     prompt tokens were found in the prefix cache. invalid_outputs: requests that ended because the model's output was not
-    finite. prefix_saved_s: seconds that computing the hits would have taken at the measured prefill rate. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
+    finite. memory_failures: steps for which there was no memory. prefix_saved_s: seconds that computing the hits would have taken at the measured prefill rate. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
     """
 
     arrivals: Count = 0
@@ -75,6 +75,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     prefix_saved_s: float = 0.0
     kv_token_seconds: float = 0.0
     invalid_outputs: Count = 0
+    memory_failures: Count = 0
     drafted_tokens: Count = 0
     accepted_tokens: Count = 0
 

@@ -1,4 +1,4 @@
-"""Reasons why a runtime does not start, each a single line that a person can act on.
+"""Reasons why a runtime does not start, each a single line that a person can act on; and whether memory ran out.
 
     StartError
     |-- ModelError         the model is missing, damaged, or of a kind that this runtime does not serve
@@ -51,3 +51,13 @@ class DeviceMemoryError(StartError):
     """Memory of the device ran out during the start: how much is free and held, and which option helps."""
 
     prefix = names.OUT_OF_DEVICE_MEMORY
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host or of a device ran out: as Python and numpy say it, or torch and CUDA's libraries,
+    whose errors are all of one type and differ in their words.
+    """
+    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )

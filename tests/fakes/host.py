@@ -38,6 +38,15 @@ class FakeHost:
     _through: int = -1
     _erased: bool = False
 
+    def lose(self, pick: int, *, damaged: bool) -> None:
+        """Of the keys that are kept one is gone, or cannot be loaded any more."""
+        if self.kept:
+            key = list(self.kept)[pick % len(self.kept)]
+            if damaged:
+                self.damaged.add(key)
+            else:
+                del self.kept[key]
+
     def submit(self, plan: StepPlan, blocks: Blocks) -> None:
         """Takes a plan's copies; a block that is stored must be whole now and stay as it is."""
         for store in plan.stores:

@@ -61,6 +61,13 @@ class Serving:
             self._note(event)
         return True
 
+    def lose_flight(self) -> list[StepPlan]:
+        """Plans in flight, of which none is collected any more."""
+        plans = [plan for plan, _ in self.flight]
+        self.flight.clear()
+        self.runner.in_flight = 0
+        return plans
+
     def finish(self, max_steps: int = 10_000) -> None:
         """Step until every request has ended."""
         for _ in range(max_steps):
@@ -71,7 +78,7 @@ class Serving:
     def _plan(self) -> StepPlan | None:
         changes = self.runner.host_changes()
         if changes is not None:
-            self.scheduler.host_changed(changes)
+            self.scheduler.host.changed(changes)
         plan = self.scheduler.plan(self.now)
         for event in self.scheduler.deadlines.take_refusals():
             self._note(event)

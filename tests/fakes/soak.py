@@ -96,7 +96,7 @@ class SoakEngine:
         while len(self.flight) < self.depth:
             changes = self.runner.host_changes()
             if changes is not None:
-                self.scheduler.host_changed(changes)
+                self.scheduler.host.changed(changes)
             plan = self.scheduler.plan(self.now)
             if plan is None:
                 break

@@ -78,6 +78,10 @@ RAISED = {
         [series("kvasir_invalid_outputs_total", "0x30 1x10", pod="a")],
         [series("kvasir_invalid_outputs_total", "0x10 1x30", pod="a")],
     ),
+    "KvasirStepsWithoutMemory": (
+        [series("kvasir_step_memory_failures_total", "0x30 3x10", pod="a")],
+        [series("kvasir_step_memory_failures_total", "0x30 1x10", pod="a")],
+    ),
     "KvasirGatewayWithoutEndpoints": (
         [
             series("kvasir_gateway_endpoints", "0x40", state="ready"),

@@ -23,6 +23,7 @@ class Counters:
     prefix_saved_s: float = 0.0
     kv_token_seconds: float = 0.0
     invalid_outputs: int = 0
+    memory_failures: int = 0
 
     def arrived(self, request: RequestState) -> None:
         """Counted with what the prefix cache held at arrival."""
@@ -64,4 +65,5 @@ class Counters:
             prefix_saved_s=self.prefix_saved_s,
             kv_token_seconds=self.kv_token_seconds,
             invalid_outputs=self.invalid_outputs,
+            memory_failures=self.memory_failures,
         )

@@ -25,10 +25,9 @@ from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
+from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
-from kvasir_runtime.core.resident_prefixes import ResidentPrefixes
 from kvasir_runtime.core.running_requests import RunningRequests
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
@@ -57,11 +56,12 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._shares = FairShares()
         self.tenants = TenantAccounts(limits, self.pool)
-        self._host = HostTier(self.pool, limits)
-        self._publisher = PrefixPublisher(limits, self.pool, self._host)
+        self.host = HostTier(self.pool, limits)
+        self._publisher = PrefixPublisher(limits, self.pool, self.host)
+        self.prefixes = self._publisher.digest
         self._running = RunningRequests()
         pending = self._publisher.pending
-        self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, pending, self._running)
+        self._admission = Admission(limits, self.pool, self._waiting, self._shares, self.host, pending, self._running)
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows)
@@ -72,12 +72,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether some request has not ended, or blocks are to be copied to or from the host."""
-        return bool(self._requests) or self._host.has_work
-
-    @property
-    def num_launched(self) -> int:
-        """Plans given out and not committed."""
-        return len(self._launched)
+        return bool(self._requests) or self.host.has_work
 
     def submit(self, request: EngineRequest, now: float) -> EngineOutput | None:
         """Queue a request. An output is the refusal of one that can never run, or not soon; then it is not queued."""
@@ -88,7 +83,7 @@ class Scheduler:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._publisher.extend_hashes(kind.sequence)
-        hit = self._host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
+        hit = self.host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
         kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
         kind.request.number = self._counters.arrivals
         refused = self.deadlines.arrived(kind, now)
@@ -128,7 +123,7 @@ class Scheduler:
         running = [kind.sequence for kind in self._running.values()]
         long = self._budget.long_prompts(running, now, self.throughput.rates.decode_step_s)
         builder = PlanBuilder(step=self._step + 1, budget=self._budget.tokens(running), long=long)
-        self._host.store(builder)
+        self.host.store(builder)
         prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
             self._admit(builder, prompts, now)
@@ -136,7 +131,7 @@ class Scheduler:
         compute_prompts(builder, prompts, self.pool, now)
         load = self.deadlines.planned(builder, prompts, before - builder.budget, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
-        needs_news = self._host.is_copying and not self._launched
+        needs_news = self.host.is_copying and not self._launched
         if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
             return None
         plan = builder.plan(self._leaves)
@@ -188,14 +183,20 @@ class Scheduler:
                 self._drop_unseen(sequence, earliest, now)
         self.pool.settle(plan.step)
         if results.transfers is not None:
-            self._host.settle(results.transfers)
+            self.host.settle(results.transfers)
         return tuple(outputs)
 
-    def fail_running(self, message: str, now: float) -> tuple[EngineOutput, ...]:
+    def fail_running(self, message: str, now: float, *, no_memory: int = 0) -> tuple[EngineOutput, ...]:
         """A step failed: end every request that has a row, forget every launched plan, go on with those that wait.
 
-        Blocks that were published before stay valid, since they were computed by steps that succeeded.
+        no_memory: a launched step that found none. Then all wait again, for smaller steps, but one that was alone in it
+        with a token. Blocks that were published stay valid: steps that succeeded have computed them.
         """
+        chunks = next((chunks for plan, chunks, _ in self._launched if plan.step == no_memory), [])
+        if num_tokens := sum([chunk.end - chunk.start for chunk in chunks]):
+            self._counters.memory_failures += 1
+            self._budget.shrink(num_tokens)
+        self._leaves += [row for plan, _, _ in self._launched for row in plan.leaves]  # not every plan was applied
         self._launched.clear()
         self.tenants.advance(now)
         self._budget.forget()
@@ -204,7 +205,11 @@ class Scheduler:
         outputs = []
         for kind in list(self._requests.values()):
             kind.drop_in_flight()
-            if kind.request.phase == "running":
+            if kind.request.phase != "running":
+                continue
+            if num_tokens > 1 or (chunks and chunks[0].sequence.request is not kind.request):
+                self._requeue(kind, now)
+            else:
                 self._end(kind, now, aborted=False)
                 outputs.append(kind.request.failed_output(message))
         return tuple(outputs)
@@ -224,17 +229,8 @@ class Scheduler:
             totals=self._counters.totals,
             throughput=self.throughput,
             ttft=self.deadlines.forecast,
-            kv_host=self._host.state,
+            kv_host=self.host.state,
         )
-
-    @property
-    def prefixes(self) -> ResidentPrefixes:
-        """What prefix hits may find, for gateways."""
-        return self._publisher.digest
-
-    def host_changed(self, changes: HostChanges) -> None:
-        """The host holds other blocks than before; its own copies are among the changes."""
-        self._host.changed(changes)
 
     def forget(self, owner: bytes = b"") -> None:
         """Let no later request find what was computed up to now, neither here nor on the host.
@@ -242,7 +238,7 @@ class Scheduler:
         owner: only blocks with this mark; the host drops them by the next plans.
         """
         self.pool.forget(owner)
-        self._host.forget(owner)
+        self.host.forget(owner)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
         """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a
@@ -283,7 +279,7 @@ class Scheduler:
         while not self.pool.can_take(need):
             victim = self._running.least_senior
             # What a launched plan still names, or its collection will end or drop, comes free without a preemption.
-            comes_free = victim.is_ending or self._host.holds_alone()
+            comes_free = victim.is_ending or self.host.holds_alone()
             comes_free = comes_free or (bool(self._launched) and self._running.drop_soon)
             if self.pool.num_leaving or comes_free:
                 return False
@@ -329,7 +325,7 @@ class Scheduler:
         tables.extend(end, iter(self.pool.take(need, tenant)), near)
         request.bill(revived + need, now)
         self._publisher.pending.add(sequence)
-        self._host.add(sequence.hashes[: sequence.published])
+        self.host.add(sequence.hashes[: sequence.published])
         request.rows = [self._rows.pop() for _ in range(kind.num_rows)]
         request.phase = "running"
         sequence.row = request.rows[0]
@@ -344,14 +340,18 @@ class Scheduler:
         builder.join(sequence, kind.sampling)
 
     def _preempt(self, kind: RequestKind, now: float) -> None:
+        """A running request gives up its blocks for another."""
+        self._requeue(kind, now)
+        kind.request.preemptions += 1
+        self._counters.preemptions += 1
+
+    def _requeue(self, kind: RequestKind, now: float) -> None:
         """Take everything from a running request; it keeps its tokens and computes them again later."""
         self._release(kind, now)
         request, sequence = kind.request, kind.sequence
         request.phase = "waiting"
         request.queued_at = now
-        request.preemptions += 1
         sequence.computed = sequence.published = 0
-        self._counters.preemptions += 1
         self._publisher.extend_hashes(sequence)
         request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
         self._queue(kind)
@@ -382,7 +382,7 @@ class Scheduler:
         for sequence in kind.release():
             if retract:
                 self.pool.retract(sequence.blocks.held)
-                self._host.retract(sequence.hashes)
+                self.host.retract(sequence.hashes)
             in_flight = sequence.last_step > self._collected
             self.pool.release(sequence.blocks.held, sequence.last_step if in_flight else None)
             sequence.blocks = BlockTables()
@@ -396,4 +396,4 @@ class Scheduler:
 
     def _is_cached(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, or on the host from where it would be copied."""
-        return self._host.covers(block_hash, self._budget.token_s)
+        return self.host.covers(block_hash, self._budget.token_s)

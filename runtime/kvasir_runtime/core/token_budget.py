@@ -1,7 +1,8 @@
-"""How many tokens a step may take while streams wait for it: what ends in a target time, by the cost of steps so far.
+"""How many tokens a step may take: what there is memory for, and while streams wait for it what ends in a target time.
 
 A prompt that is computed in one step with the next tokens of other requests delays those; one that takes many steps
-delays those that arrive, too. Pure: seconds are given. Owned by the scheduler.
+delays those that arrive, too. A step that found no memory halves those that follow it; after GROWS_AFTER that found it
+they are doubled again. Pure: seconds are given. Owned by the scheduler.
 """
 
 from collections import deque
@@ -29,14 +30,16 @@ LEAST_LONG_TOKENS: Final = 8
 """Of a step, for long prompts together: with fewer they would hardly go on where a step is mostly overhead."""
 LONG_MEMORY_S: Final = 0.1
 """Busy seconds after which the measured cost of a long prompt's token weighs 1/e: it grows with every token."""
+GROWS_AFTER: Final = 128
+"""Steps in a row that found memory, before larger ones are tried: one that fails costs about two."""
 
 
 class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
     __slots__ = (
-        *("_began", "_cost", "_ended", "_least_s", "_long_above", "_long_cost", "_max_tokens", "_min_tokens"),
-        *("_newcomers_until", "_target_s", "_within_least"),
+        *("_began", "_cost", "_ended", "_fits", "_least_s", "_long_above", "_long_cost", "_max_tokens", "_min_tokens"),
+        *("_newcomers_until", "_since_shrunk", "_target_s", "_within_least"),
     )
 
     def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int, least_s: float = 0.0) -> None:
@@ -47,7 +50,9 @@ class TokenBudget:
         self._least_s = least_s
         self._within_least = 0
         """Most tokens of a step that took no longer than its copies."""
-        self._max_tokens = max_tokens
+        self._max_tokens = self._fits = max_tokens
+        self._since_shrunk = 0
+        """Steps, while fewer tokens fit than max_tokens."""
         self._min_tokens = min_tokens
         self._cost = DecayingMean()
         self._long_above = LONG_STEPS * max_tokens
@@ -80,6 +85,10 @@ class TokenBudget:
         began, long_tokens = self._began.popleft()
         elapsed_s = now - max(began, self._ended)
         self._ended = now
+        if self._fits < self._max_tokens:
+            self._since_shrunk += 1
+            if self._since_shrunk % GROWS_AFTER == 0:
+                self._fits = min(self._max_tokens, 2 * self._fits)
         if long_tokens and elapsed_s > 0:
             self._long_cost.add(elapsed_s, long_tokens, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
@@ -92,6 +101,10 @@ class TokenBudget:
         """Those that have begun will not end."""
         self._began.clear()
 
+    def shrink(self, num_tokens: int) -> None:
+        """A step of so many query tokens found no memory: those that follow have half as many at most."""
+        self._fits, self._since_shrunk = max(1, num_tokens // 2), 0
+
     @property
     def token_s(self) -> float:
         """Measured seconds of a token in steps that are bound by arithmetic; 0 until one was measured."""
@@ -103,12 +116,12 @@ class TokenBudget:
         Until a cost is measured, they wait for the smallest step that measures it.
         """
         if not self._target_s:
-            return self._max_tokens
+            return self._fits
         num_streams = sum([len(one.tokens) + one.in_flight - one.computed == 1 for one in running])
         if not num_streams:
-            return self._max_tokens
+            return self._fits
         affordable = int(self._target_s / self._cost.value) if self._cost.value else 2 * self._within_least
-        return min(self._max_tokens, max(affordable, self._min_tokens + num_streams))
+        return min(self._fits, max(affordable, self._min_tokens + num_streams))
 
     def long_prompts(self, running: Iterable[SequenceState], now: float, decode_s: float) -> LongPrompts:
         """How much of the next step is for prompts that take many. decode_s: measured, of a step of decoding; or 0.

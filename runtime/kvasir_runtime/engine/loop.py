@@ -31,6 +31,7 @@ from kvasir_runtime.engine.trace import (
     StartRecord,
     Trace,
 )
+from kvasir_runtime.errors import is_out_of_memory
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import (
     Abort,
@@ -98,7 +99,7 @@ class Engine:
         self._computed_tokens = 0
         self._outbox: defaultdict[bytes, list[EngineOutput]] = defaultdict(list)
         self._sent_at = 0.0
-        self._failed_steps = 0
+        self._launching = self._failed_steps = 0
         self._stopping = threading.Event()
         self._trace.add(StartRecord(scheduler.limits))
 
@@ -263,7 +264,7 @@ class Engine:
         try:
             results = self._runner.collect(launched.handle)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
-            self._fail_step(error)
+            self._fail_step(error, launched.plan.step)
             return None
         self._profiler.lap("results")
         return launched, results
@@ -286,7 +287,7 @@ class Engine:
             while len(self._in_flight) < self._depth and self._scheduler.has_work and self._launch_one():
                 pass
         except Exception as error:  # noqa: BLE001 - as in _collect
-            self._fail_step(error)
+            self._fail_step(error, self._launching)
             return
         if not self._in_flight and self._scheduler.has_work:
             raise EngineFatalError("requests are left that the scheduler does not plan")
@@ -296,7 +297,7 @@ class Engine:
         changes = self._runner.host_changes()
         if changes is not None:
             self._trace.add(HostRecord(changes))
-            self._scheduler.host_changed(changes)
+            self._scheduler.host.changed(changes)
         now = self._clock()
         plan = self._scheduler.plan(now)
         self._trace.add(PlanRecord(now, plan))
@@ -311,23 +312,33 @@ class Engine:
         if expected_s > self._announced_s:  # before the launch, which may compile kernels
             self._send_outputs(expected_s)
             self._profiler.lap("send")
+        self._launching = plan.step
         launched.handle = self._runner.launch(plan)
         self._in_flight.add(launched)
         return True
 
-    def _fail_step(self, error: Exception) -> None:
-        """A step failed: every request that has a row ends with an error, those that wait are tried again."""
-        LOG.error("a step failed", exc_info=error)
-        self._failed_steps += 1
+    def _fail_step(self, error: Exception, step: int) -> None:
+        """A step failed: every request that has a row ends with an error, those that wait are tried again.
+
+        step: its number, 0 where none was launched. Where there was no memory for it, all are tried again in smaller
+        steps, but for one that was alone in the smallest.
+        """
+        no_memory = step if is_out_of_memory(error) else 0
+        what = "there is no memory for a token of this request" if no_memory else "the engine failed to compute a step"
         while self._in_flight:
             try:
                 self._runner.collect(self._in_flight.take().handle)
             except Exception as later:  # noqa: BLE001 - its requests are failed with the others
                 LOG.warning("a later step failed too: %s", one_line(later))
-        message = f"the engine failed to compute a step: {one_line(error)}"
-        now = self._clock()
-        self._trace.add(FailureRecord(now, message))
-        self._post(self._scheduler.fail_running(message, now))
+        now, message = self._clock(), f"{what}: {one_line(error)}"
+        self._trace.add(FailureRecord(now, message, no_memory))
+        ended = self._scheduler.fail_running(message, now, no_memory=no_memory)
+        if no_memory and not ended:
+            LOG.warning("no memory for step %d, smaller ones follow: %s", step, one_line(error))
+            return
+        LOG.error("a step failed", exc_info=error)
+        self._post(ended)
+        self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             self._send_outputs()
             raise EngineFatalError(f"{self._failed_steps} steps failed in a row, the last with {one_line(error)}")

@@ -63,11 +63,11 @@ def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | Failure
         case MessageRecord(_, Forget(owner)):
             scheduler.forget(owner)
         case HostRecord(changes):
-            scheduler.host_changed(changes)
+            scheduler.host.changed(changes)
         case ResultsRecord(now, results):
             scheduler.commit(results, now)
-        case FailureRecord(now, message):
-            scheduler.fail_running(message, now)
+        case FailureRecord(now, message, no_memory):
+            scheduler.fail_running(message, now, no_memory=no_memory)
 
 
 def main(arguments: list[str]) -> int:

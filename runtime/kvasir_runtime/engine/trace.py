@@ -48,10 +48,11 @@ class ResultsRecord(msgspec.Struct, frozen=True, tag="results"):
 
 
 class FailureRecord(msgspec.Struct, frozen=True, tag="failure"):
-    """A step failed, and every running request ended."""
+    """A step failed. no_memory: its number where there was no memory for it, else 0 (`Scheduler.fail_running`)."""
 
     now: float
     message: str
+    no_memory: int = 0
 
 
 class HostRecord(msgspec.Struct, frozen=True, tag="host"):

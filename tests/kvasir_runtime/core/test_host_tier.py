@@ -341,7 +341,7 @@ def test_what_is_on_the_host_counts_as_cached_for_those_that_wait():
     assert made.scheduler.pool.lookup(made.scheduler._requests["waits"].sequence.hashes, 10) != [list(range(10))]
     assert state.waiting_uncached_tokens == 4, "nine blocks of ten are on the host, and the last token is computed"
     assert state.totals.uncached_prompt_tokens - arrived == 4
-    made.scheduler.host_changed(HostChanges(reset=True))
+    made.scheduler.host.changed(HostChanges(reset=True))
     assert made.scheduler.report(RuntimeState()).waiting_uncached_tokens > 4
 
 

@@ -184,13 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), damaged=st.booleans())
     def lose(self, pick, damaged):
         """Another process takes a slot on the host, or a disk damages it."""
-        host = self.served.runner.host
-        if host.kept:
-            key = list(host.kept)[pick % len(host.kept)]
-            if damaged:
-                host.damaged.add(key)
-            else:
-                del host.kept[key]
+        self.served.runner.host.lose(pick, damaged=damaged)
 
     @rule()
     def forget(self):
@@ -203,13 +197,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.served.scheduler.forget(owner_of_salt(b"s"))
         scheduler = self.served.scheduler
         assert not any(key and owner_of_block(key[1]) == owner_of_salt(b"s") for key in scheduler.pool._key_of)
-        assert not any(owner_of_block(key) == owner_of_salt(b"s") for key in scheduler._host._resident)
+        assert not any(owner_of_block(key) == owner_of_salt(b"s") for key in scheduler.host._resident)
 
-    @rule()
-    def fail(self):
-        self.served.flight.clear()
-        self.served.runner.in_flight = 0
-        for event in self.served.scheduler.fail_running("told to fail", self.served.now):
+    @rule(pick=st.integers(0, 3))
+    def fail(self, pick):
+        """A launched step finds no memory, then only a request whose token was alone in it ends; or a step fails."""
+        plans = [plan for plan in self.served.lose_flight() if plan.chunks]
+        step = plans[pick].step if pick < len(plans) else 0
+        ended = self.served.scheduler.fail_running("told to fail", self.served.now, no_memory=step)
+        assert not step or len(ended) <= (plans[pick].num_tokens == 1)
+        for event in ended:
             self.gone(event.request_id)
 
     def gone(self, name):
@@ -229,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             size, tokens = getattr(kv, f"{part}_bytes"), getattr(kv, f"{part}_tokens")
             assert abs(size / (groups * limits.block_bytes) * limits.block_size - tokens) < 1
         self.nothing_is_pinned_that_no_token_sees()
-        if not scheduler.has_work and not scheduler.num_launched:
+        if not scheduler.has_work and not scheduler._launched:
             assert kv.pinned_tokens == 0
         host = scheduler.report(RuntimeState()).kv_host
         assert host.cached_tokens + host.free_tokens == host.capacity_tokens
@@ -238,7 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Where no plan is in flight, a running sequence holds exactly the blocks that its last token and later ones
         see, and those that it may write into."""
         scheduler = self.served.scheduler
-        if scheduler.num_launched:
+        if scheduler._launched:
             return
         size = scheduler.limits.block_size
         for kind in scheduler._running.values():
@@ -371,7 +368,7 @@ def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(li
             for block in filter(lambda block: block != ABSENT, fresh(plan, limits["block_size"])):
                 assert named.get(block, 0) <= collected, f"block {block} is still named by step {named[block]}"
             follow(plan, tables, named, limits)
-    assert not served.scheduler.num_launched
+    assert not served.scheduler._launched
 
 
 def fresh(plan: StepPlan, block_size: int):

@@ -13,7 +13,7 @@ from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.sequence import SequenceState
-from kvasir_runtime.core.token_budget import TokenBudget
+from kvasir_runtime.core.token_budget import GROWS_AFTER, TokenBudget
 from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -192,3 +192,19 @@ def test_what_is_computed_beside_the_copies_of_weights_is_free() -> None:
 def test_a_model_on_its_device_is_budgeted_as_before() -> None:
     budget = TokenBudget(target_s=0.1, max_tokens=512, min_tokens=64)
     assert spent(budget, 400, 0.16).tokens(streams(3)) == 250
+
+
+def test_a_step_without_memory_halves_those_that_follow_until_many_have_found_it() -> None:
+    budget = TokenBudget(target_s=0.0, max_tokens=100, min_tokens=64)
+    budget.shrink(90)
+    assert budget.tokens(streams(3)) == 45
+    budget.shrink(45)
+    budget.shrink(22)
+    assert budget.tokens([]) == 11
+    for want in (11, 22, 44, 88, 100, 100):
+        assert budget.tokens([]) == want
+        for _ in range(GROWS_AFTER):
+            budget.begin(0.0)
+            budget.end(1, 0.0)
+    budget.shrink(1)
+    assert budget.tokens([]) == 1, "something can always be computed"

@@ -58,7 +58,7 @@ def answers(
     for now in range(200_000):  # many of which wait a moment for copies
         changes = runner.host_changes()
         if changes is not None:
-            scheduler.host_changed(changes)
+            scheduler.host.changed(changes)
         if now == 6 and handed:
             scheduler.inject(requests[0].request_id, handed)
         while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:

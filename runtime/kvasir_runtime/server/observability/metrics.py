@@ -73,6 +73,7 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_preemptions_total": lambda state: state.totals.preemptions,
     "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,
     "kvasir_invalid_outputs_total": lambda state: state.totals.invalid_outputs,
+    "kvasir_step_memory_failures_total": lambda state: state.totals.memory_failures,
 }
 """How a family is read from a snapshot; the families that are not here are counted by RuntimeMetrics."""
 
