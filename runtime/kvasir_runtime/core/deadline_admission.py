@@ -3,8 +3,9 @@
 Owned by the scheduler. What need not wait is never refused, nor is anything while predictions are inaccurate. A request
 with an objective is refused at once where the prediction misses it even by the LEAST quantile of actual to predicted
 times; else it waits until the time is too short to compute its prompt by the HIGH quantile. One that was admitted with
-others of its HTTP request is never refused. A refusal says by how much it would be late, which is when another try may
-succeed. Pure: seconds are given.
+others of its HTTP request is never refused. Where the queue is full of tokens, requests of the tenant that has most of
+it give way (`queue_drop`). A refusal says by how much it would be late, which is when another try may succeed. Pure:
+seconds are given.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,6 +18,7 @@ from kvasir_runtime.core.admission import LOOKAHEAD
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.queue_drop import giving_way
 from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
 from kvasir_runtime.core.step_prompts import PromptInStep, lacking
 from kvasir_runtime.core.ttft_predictor import HIGH, LOW, QueuedWork, StepLoad, TtftPredictor
@@ -47,6 +49,7 @@ class DeadlineAdmission:
     """running, rows: requests with rows, and free rows, as the scheduler changes them."""
 
     __slots__ = (
+        "_given_way",
         "_lacks_rows",
         "_ledger",
         "_left_tokens",
@@ -70,6 +73,8 @@ class DeadlineAdmission:
         self._starts: list[_Start] = []
         """When requests with an objective have to start at the latest, the earliest first."""
         self._refusals: list[EngineOutput] = []
+        self._given_way: dict[RequestKind, None] = {}
+        """Waiting requests that end with the next plan."""
         self._saved_s = 0.0
         """By which those that wait have become earlier, since overdue ones before them left."""
 
@@ -79,24 +84,34 @@ class DeadlineAdmission:
         request, num_waiting = kind.request, len(self._waiting)
         if request.request.admitted or self._is_idle(kind):
             return None
-        limit = self._limits.max_waiting_tokens
-        tokens = self._waiting.uncached_tokens + request.uncached_estimate
+        tokens, limit = self._tokens_with(kind), self._limits.max_waiting_tokens
+        given_way: list[RequestKind] = []
         if limit and num_waiting and tokens > limit:
-            message = f"{tokens} prompt tokens would wait to be computed; at most {limit} may."
-            return _refusal(kind, OVERLOADED, message, max(0.0, self.queue_s))
+            given_way = giving_way(self._waiting, kind, tokens - limit, self._given_way)
+            if not given_way:
+                message = f"{tokens} prompt tokens would wait to be computed; at most {limit} may."
+                return _refusal(kind, OVERLOADED, message, max(0.0, self.queue_s))
         work = self._work(kind)
         predicted_s = self._note(kind, work, now)
         if predicted_s and self._predictor.calibrated:
             refused = self._over_seconds(kind, predicted_s)
             if refused is not None:
                 return refused
-        return self._over_objective(kind, work, predicted_s, now) if request.request.ttft_s else None
+        refused = self._over_objective(kind, work, predicted_s, now) if request.request.ttft_s else None
+        if refused is None:
+            self._given_way |= dict.fromkeys(given_way)
+        return refused
 
     def overdue(self, now: float) -> Iterator[RequestKind]:
-        """Requests that wait and cannot meet their objectives any more; the caller ends each before the next.
-
-        Their refusals are kept until take_refusals().
+        """Requests that wait and cannot meet their objectives any more, or gave way; the caller ends each before the
+        next. Their refusals are kept until take_refusals().
         """
+        given_way, self._given_way = self._given_way, {}
+        for kind in given_way:
+            if kind.request.phase == "waiting":
+                message = "The queue is full, and other tenants have less of it: the last requests give way to theirs."
+                self._refusals.append(_refusal(kind, OVERLOADED, message, max(0.0, self.queue_s)))
+                yield kind
         predictor = self._predictor
         soonest = now + predictor.service_s(self._left_tokens) * predictor.ratio(HIGH)
         while predictor.calibrated and self._starts and self._starts[0].latest < soonest:
@@ -140,6 +155,12 @@ class DeadlineAdmission:
         if 2 * saved_s <= request.predicted_s:  # else most of what was predicted has changed
             self._predictor.add(request.predicted_s - saved_s, max(0.0, now - request.predicted_at))
         request.predicted_s = 0.0
+
+    def _tokens_with(self, kind: RequestKind) -> int:
+        """Tokens that wait to be computed with a new request, when those that give way are gone."""
+        self._given_way = {other: None for other in self._given_way if other.request.phase == "waiting"}
+        gone = sum([other.request.uncached_estimate for other in self._given_way])
+        return self._waiting.uncached_tokens - gone + kind.request.uncached_estimate
 
     @property
     def queue_s(self) -> float:

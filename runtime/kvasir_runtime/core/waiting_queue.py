@@ -164,6 +164,19 @@ class WaitingQueue:
         """So many that come soon."""
         return (kind for _, kind in islice(self._firsts(count), count))
 
+    def tokens_by_weight(self) -> dict[str, float]:
+        """Uncached tokens of each tenant, divided by its weight."""
+        held = dict.fromkeys(self._tenants, 0.0)
+        for flow in self._flows.values():
+            held[flow.tenant] += flow.uncached_tokens / flow.entries[0][2].request.request.weight
+        return held
+
+    def last_first(self, tenant: str) -> Iterator[RequestKind]:
+        """Requests of a tenant, the least urgent first, and of these those with the latest deadlines."""
+        flows = [flow for flow in self._flows.values() if flow.tenant == tenant]
+        for flow in sorted(flows, key=lambda flow: -flow.priority):
+            yield from (kind for _, _, kind in reversed(flow.entries))
+
     def _firsts(self, most: int) -> Iterable[tuple[_Flow, RequestKind]]:
         """The first of each flow, then the second of each, up to so many of each."""
         for place in range(most):
