@@ -5,7 +5,7 @@ free a step later; one that reads slowly gets fewer, larger chunks and stalls no
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -142,29 +142,24 @@ class GenerationResponse(Response):
 
     def _pieces(self, *, first: bool = False) -> bytes:
         """Pieces of the stream's continuation token up to what was just written, where the client wants them."""
-        record = self.collector.record
-        if record is None or not self._context.pieces or not self._takes_comments:
-            return b""
-        return self._comment([record.begin(), record.gained()] if first else [record.gained()])
+        return self._continuation(first=first) if self._context.pieces else b""
 
     def _token(self, failed: GenerationFailed) -> bytes:
-        """The continuation token of a stream that this replica does not finish."""
-        record = self.collector.record
-        if failed.error.code != DRAINING or record is None or not self._takes_comments:
-            return b""
-        if self._context.pieces:
-            return b""  # all of them were sent
-        return self._comment([record.begin(), record.gained()])
+        """The continuation token of a stream that this replica does not finish, unless all its pieces were sent."""
+        is_handed_over = failed.error.code == DRAINING and not self._context.pieces
+        return self._continuation(first=True) if is_handed_over else b""
 
-    @staticmethod
-    def _comment(pieces: Sequence[str]) -> bytes:
-        """One for all of them, so that a client never has a part of what they stand for."""
+    def _continuation(self, *, first: bool) -> bytes:
+        """What the token has gained, in one comment, so that a client never has a part of what it stands for.
+
+        first: with the origin before it. Empty where the stream cannot be continued or has no comments.
+        """
+        record = self.collector.record
+        if record is None or self._serializer.stream_type != sse.STREAM_TYPE:
+            return b""
+        pieces = [record.begin(), record.gained()] if first else [record.gained()]
         token = ".".join(piece for piece in pieces if piece)
         return sse.comments(names.COMMENT_CONTINUATION, token) if token else b""
-
-    @property
-    def _takes_comments(self) -> bool:
-        return self._serializer.stream_type == sse.STREAM_TYPE
 
     async def _refuse(self, send: Send, failed: GenerationFailed) -> None:
         """The response where nothing was sent yet."""
