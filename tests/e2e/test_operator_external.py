@@ -27,6 +27,8 @@ class Scaled:
         service, hpa = yaml.safe_load_all(SAMPLE.read_text())
         service["spec"]["model"]["uri"] = "file:///srv/tiny"
         service["spec"]["resources"] = {"cpu": "10m", "memory": "16Mi"}
+        (metric,) = hpa["spec"]["metrics"]
+        metric["external"]["metric"]["selector"]["matchLabels"]["namespace"] = self.rig.namespace
         hpa["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] = 0
         text = yaml.safe_dump_all([service, hpa])
         kubectl(self.rig.control, "apply", "--validate=strict", self.where, "-f", "-", text=text)
