@@ -88,7 +88,7 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_service_load",
         kind="gauge",
-        help="What the signals are computed from: running, waiting, waiting_tokens, pinned_tokens, arrivals_per_second, prompt_tokens, output_tokens, kv_tokens, request_seconds, step_seconds, horizon_seconds.",
+        help="What the signals are computed from: running, waiting, waiting_tokens, pinned_tokens, arrivals_per_second, refused_per_second, prompt_tokens, output_tokens, kv_tokens, request_seconds, step_seconds, horizon_seconds.",
         labels=(*_SERVICE, "input"),
     ),
     Metric(

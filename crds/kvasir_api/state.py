@@ -85,12 +85,16 @@ class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     answered: requests that ended, but for those whose client went away. failed: those of them that ended in an error of
     ours. ttft_s: sum of the seconds to the first token over first_tokens sequences.
+    refused: HTTP requests that got 429, whether they had waited or not. retried: HTTP requests that the client sent again
+    by its own header, refused or accepted; so refused less retried are those refused that no other try replaces.
     """
 
     answered: Count = 0
     failed: Count = 0
     ttft_s: float = 0.0
     first_tokens: Count = 0
+    refused: Count = 0
+    retried: Count = 0
 
 
 class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +138,8 @@ class TtftForecast(msgspec.Struct, frozen=True, kw_only=True):
     compute; -1 where it is not known. ratios: actual by predicted seconds of the last requests that had to wait, oldest
     first, at most 200. low_ratio, high_ratio: their 0.1 and 0.9 quantiles, 0 without any. calibrated: there are enough,
     and they are close enough to one another, for a request to be refused by its prediction.
-    refused: requests whose objective could not be met, since the process started. rechecked: of these, those whose
+    refused: requests whose objective could not be met, since the process started. expired: requests that were
+    refused while they waited, by an objective or for other tenants; they count as arrivals and aborts. rechecked: of these, those whose
     deadline has passed since. wrongly_refused: of these, those that could have been served in time, as is known by then.
     """
 
@@ -144,6 +149,7 @@ class TtftForecast(msgspec.Struct, frozen=True, kw_only=True):
     high_ratio: float = 0.0
     calibrated: bool = False
     refused: Count = 0
+    expired: Count = 0
     rechecked: Count = 0
     wrongly_refused: Count = 0
 

@@ -70,6 +70,7 @@ def test_the_openai_client_is_refused_under_overload_and_served_after_it(server)
     found = server.state()
     assert found["ttft"]["refused"] == len(refused)
     assert found["served"]["failed"] == 0
+    assert (found["served"]["refused"], found["served"]["retried"]) == (len(refused), 0)
     metrics = server.ask("/metrics").body.decode()
     assert f'kvasir_ttft_refusals_total{{model_name="tiny"}} {float(len(refused))}' in metrics
     assert f'code="ttft_unreachable",model_name="tiny"}} {float(len(refused))}' in metrics

@@ -10,14 +10,18 @@ from typing import Final
 class LoadCounts:
     """What happened within span_s seconds. Counts are fractions after a gap.
 
-    arrivals; released: how many of them a gateway had held; ended, with aborts; prompt_tokens that had to be computed;
-    output_tokens; query_tokens and hit_tokens of the prefix cache; preemptions of running sequences; tokens drafted
-    ahead, and those of them that were accepted; running_s, pinned_s: running requests and pinned
-    tokens, integrated over time, so that aborted requests count for as long as they were there.
+    arrivals; expired: how many of them were refused while they waited; refused: further requests, refused when they
+    came, less those that a client sent again (so that a count may be negative); released: how many of both a gateway
+    had held; ended, with aborts and expired ones; prompt_tokens that had to be computed; output_tokens; query_tokens
+    and hit_tokens of the prefix cache; preemptions of running sequences; tokens drafted ahead, and those of them that
+    were accepted; running_s, pinned_s: running requests and pinned tokens, integrated over time, so that aborted
+    requests count for as long as they were there.
     """
 
     span_s: float = 0.0
     arrivals: float = 0.0
+    expired: float = 0.0
+    refused: float = 0.0
     released: float = 0.0
     ended: float = 0.0
     prompt_tokens: float = 0.0

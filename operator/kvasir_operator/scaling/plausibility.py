@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServedTotals
 
 MOST_WAITING: Final = 1_000_000
 """Requests: far beyond the queue that any runtime keeps."""
@@ -21,6 +21,7 @@ _KV: Final = attrgetter(*KvState.__struct_fields__)
 _TOTALS: Final = attrgetter(*RequestTotals.__struct_fields__)
 _RATES: Final = attrgetter(*MeasuredRates.__struct_fields__)
 _DECODED: Final = attrgetter(*DecodeTotals.__struct_fields__)
+_SERVED: Final = attrgetter(*ServedTotals.__struct_fields__)
 _LOAD: Final = attrgetter(*LOAD)
 
 
@@ -37,6 +38,7 @@ def _in_range(reading: RuntimeState) -> bool:
         *_TOTALS(reading.totals),
         *_RATES(reading.rates),
         *_DECODED(reading.decoded),
+        *_SERVED(reading.served),
         *_LOAD(reading),
     )
     if not all(0 <= number <= MOST for number in numbers):
@@ -47,7 +49,7 @@ def _in_range(reading: RuntimeState) -> bool:
 
 def _disagreement(reading: RuntimeState) -> str:
     """Which numbers, each possible by itself, cannot be true together."""
-    kv, totals = reading.kv, reading.totals
+    kv, totals, expired = reading.kv, reading.totals, reading.ttft.expired
     parts = kv.pinned_tokens + kv.cached_tokens + kv.free_tokens
     whole = bool(kv.cached_tokens or kv.free_tokens)
     longest = reading.max_model_len
@@ -72,6 +74,7 @@ def _disagreement(reading: RuntimeState) -> str:
                     f"{reading.waiting_uncached_tokens} tokens of {reading.waiting} waiting prompts",
                     longest > 0 and reading.waiting_uncached_tokens > reading.waiting * longest,
                 ),
+                (f"{expired} expired requests of {totals.aborts} aborted ones", not 0 <= expired <= totals.aborts),
                 *_ended(totals, longest),
             )
             if wrong
@@ -83,7 +86,7 @@ def _disagreement(reading: RuntimeState) -> str:
 def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
     """Each number with whether it is negative, not finite or beyond MOST; speeds beyond any device."""
     rates, decoded, totals = reading.rates, reading.decoded, reading.totals
-    for where in (reading.kv, totals, rates, decoded):
+    for where in (reading.kv, totals, rates, decoded, reading.served):
         for name in where.__struct_fields__:
             yield _range(name, getattr(where, name))
     for name in LOAD:

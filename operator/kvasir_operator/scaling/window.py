@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Final
 
-from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand, restarted
+from kvasir_api.state import RuntimeState, ServiceDemand, restarted
 from kvasir_operator.scaling import last_known
 from kvasir_operator.scaling.balance import imbalance
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, capacity_of, of_next
@@ -32,6 +32,8 @@ MOST_STEPS_PER_S: Final = 10_000.0
 LONGEST_STEP_S: Final = 60.0
 """A step is counted when it ends, so that its seconds may lie before the last reading. Counters that grow by more steps
 or seconds than there can be are counted no further than that tick: the model forgets within hours only."""
+MOST_REFUSED_PER_S: Final = 10_000.0
+"""Beyond what one server can answer: a counter that grows by more is counted no further than that tick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +191,10 @@ def _known(
 ) -> tuple[LastKnown, LoadCounts]:
     """What counts while there is no replica, and the counts of this tick with what gateways had held of them."""
     known = last_known.with_past(window.known, (s.counts for s in window.samples if s.at <= now - KEPT_S))
-    known = last_known.with_requests(known, fresh.values(), demands, arrivals=counts.arrivals, now=now)
+    arrivals = counts.arrivals + max(0.0, counts.refused)
+    known = last_known.with_requests(known, fresh.values(), demands, arrivals=arrivals, now=now)
     released = (window.last.held if window.last else 0) - sum(d.held for d in demands)
-    known, taken = last_known.with_release(known, released=released, arrivals=counts.arrivals, now=now)
+    known, taken = last_known.with_release(known, released=released, arrivals=arrivals, now=now)
     if capacity.kv_tokens:
         known = replace(known, capacity=capacity)
     return known, replace(counts, released=taken)
@@ -249,19 +252,29 @@ def _counts(
     total = LoadCounts(span_s=span_s, running_s=gauges.running * span_s, pinned_s=gauges.pinned_tokens * span_s)
     for uid, reading in fresh.items():
         known = before.get(uid)
-        if known is None or not known.read or known.reading.totals == reading.totals:
+        if known is None or not known.read:
+            continue
+        if known.reading.totals == reading.totals and known.reading.served == reading.served:
             continue
         gap_s = now - known.at
         share = min(1.0, span_s / gap_s) if gap_s > 0 else 0.0
-        total = added(total, _difference(known.reading, reading), share)
+        total = added(total, _difference(known.reading, reading, gap_s), share)
     return total
 
 
-def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
-    """What was counted between two readings; all of it when the process restarted."""
-    old, new = RequestTotals() if restarted(before, after) else before.totals, after.totals
+def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> LoadCounts:
+    """What was counted between two readings, so many seconds apart; all of it when the process restarted."""
+    begun = RuntimeState() if restarted(before, after) else before
+    old, new = begun.totals, after.totals
+    expired = max(0, after.ttft.expired - begun.ttft.expired)
+    refused = after.served.refused - begun.served.refused
+    if refused > MOST_REFUSED_PER_S * gap_s:
+        refused = 0
+    refused -= after.served.retried - begun.served.retried
     return LoadCounts(
         arrivals=new.arrivals - old.arrivals,
+        expired=expired,
+        refused=refused - expired,
         ended=new.completions - old.completions + max(0, new.aborts - old.aborts),
         prompt_tokens=max(0, new.uncached_prompt_tokens - old.uncached_prompt_tokens),
         output_tokens=max(0, new.generation_tokens - old.generation_tokens),

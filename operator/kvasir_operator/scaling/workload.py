@@ -6,7 +6,7 @@ Called by `decide.py`. It measures; how many replicas that needs is decided in `
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_operator.scaling.load_counts import LoadCounts, added, total
 from kvasir_operator.scaling.pressure import pressure
@@ -26,7 +26,8 @@ BYTES_PER_TOKEN: Final = 4
 class Workload:
     """running, waiting: requests; held ones wait. queued: whether any waited within the last minute. waiting_tokens:
     prompt tokens that wait; pinned_tokens: of the KV cache, as they are; running_kv: those of the running requests once
-    they are of mean age. arrivals_per_s: requests, at most as fast as what is in flight can have come.
+    they are of mean age. arrivals_per_s: requests, at most as fast as what is in flight can have come,
+    and those of them that were refused for want of room, refused_per_s, each as one however often it was sent again.
 
     Of one request on the mean: prompt_tokens to be computed, output_tokens, kv_tokens that it pins while it runs,
     seconds that it runs. step: of decode. exhausted: many sequences lose their KV
@@ -40,6 +41,7 @@ class Workload:
     pinned_tokens: float = 0.0
     running_kv: float = 0.0
     arrivals_per_s: float = 0.0
+    refused_per_s: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     kv_tokens: float = 0.0
@@ -61,16 +63,18 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
     present = [s.gauges for s in window.since(now - PRESENT_S)] or [last.gauges]
     minute = window.since(now - RECENT_S)
     whole, recent = total(s.counts for s in window.samples), total(s.counts for s in minute)
-    if whole.ended < LEAST_ARRIVALS:
+    if whole.ended - whole.expired < LEAST_ARRIVALS:
         whole = added(whole, window.known.past)  # of few requests, those that ran long are not among the ended ones
     pinned, running = fmean(g.pinned_tokens for g in present), fmean(g.running for g in present)
     waiting = last.gauges.waiting + last.held
     # Half-way between those that came and those that ended: requests that still run have on the mean half of it behind.
-    passed = (whole.arrivals + whole.ended) / 2
+    # Those that were refused while they waited took nothing.
+    passed = (whole.arrivals + whole.ended) / 2 - whole.expired
     seconds = whole.running_s / passed if passed else 0.0
     each = recent if recent.running_s else whole
     kv_tokens = each.pinned_s / each.running_s if each.running_s else 0.0
-    arrivals = _rate(window, now, residence_s=seconds)
+    rate = _rate(window, now, residence_s=seconds)
+    most = (running + waiting) / seconds + rate.refused if seconds else rate.all
     return Workload(
         running=running,
         waiting=waiting,
@@ -78,7 +82,8 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
         waiting_tokens=last.gauges.waiting_tokens + last.held_bytes / BYTES_PER_TOKEN * (1 - _hit_fraction(whole)),
         pinned_tokens=pinned,
         running_kv=max(pinned, running * kv_tokens),
-        arrivals_per_s=min(arrivals, (running + waiting) / seconds) if seconds else arrivals,
+        arrivals_per_s=min(rate.all, most),
+        refused_per_s=rate.refused,
         prompt_tokens=whole.prompt_tokens / whole.arrivals if whole.arrivals else 0.0,
         output_tokens=whole.output_tokens / passed if passed else 0.0,
         kv_tokens=kv_tokens,
@@ -88,22 +93,35 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
     )
 
 
-def _rate(window: LoadWindow, now: float, *, residence_s: float) -> float:
-    """Arrivals per second: the mean of a minute, or of a shorter stretch that is as long as a request stays, where that
-    is larger by more than chance. So a rise is seen at once, noise is not, and a burst is not taken for a stream.
+class _ArrivalRate(NamedTuple):
+    """Per second. all: requests that came; refused: those of them that no replica computed."""
+
+    all: float = 0.0
+    refused: float = 0.0
+
+
+def _rate(window: LoadWindow, now: float, *, residence_s: float) -> _ArrivalRate:
+    """The mean of a minute, or of a shorter stretch that is as long as a request stays, where that is larger by more
+    than chance. So a rise is seen at once, noise is not, and a burst is not taken for a stream.
     What a gateway had held came at another time than it arrived at pods, and is no part of it."""
     least_s, slow_s = max(FAST_S, residence_s), max(RECENT_S, min(residence_s, KEPT_S))
-    arrivals = span_s = fast = error = slow = 0.0
+    arrivals = refused = expired = span_s = error = 0.0
+    fast = slow = _ArrivalRate()
     for sample in reversed(window.samples):
         if sample.at <= now - slow_s:
             break
-        arrivals += sample.counts.arrivals - sample.counts.released
-        span_s += sample.counts.span_s
+        counts = sample.counts
+        arrivals, refused = arrivals + counts.arrivals - counts.released, refused + counts.refused
+        expired += counts.expired
+        span_s += counts.span_s
+        # Of requests that were refused before, more may come again in a stretch than are refused in it.
+        came, turned_away = arrivals + max(0.0, refused), expired + max(0.0, refused)
         # A few arrivals in the first second must not look like many per second.
-        slow = arrivals / max(span_s, FAST_S)
-        if not fast and span_s >= least_s and arrivals >= LEAST_ARRIVALS:
-            fast, error = slow, sqrt(arrivals) / span_s
-    return fast if fast > slow + CHANCE * error else slow
+        stretch_s = max(span_s, FAST_S)
+        slow = _ArrivalRate(came / stretch_s, turned_away / stretch_s)
+        if not fast.all and span_s >= least_s and came >= LEAST_ARRIVALS:
+            fast, error = slow, sqrt(came) / span_s
+    return fast if fast.all > slow.all + CHANCE * error else slow
 
 
 def _hit_fraction(whole: LoadCounts) -> float:

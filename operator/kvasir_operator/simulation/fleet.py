@@ -2,8 +2,9 @@
 number.
 
 Time passes in slices; a rule is called at its own period, as its real counterpart is. A request goes to the ready pod
-with the fewest requests; without one it is held. A pod that leaves hands back what it has not begun and finishes the
-rest, whatever the rule: what is compared is the number of pods, not how they leave.
+with the fewest requests; without one it is held. One that is refused is sent again twice, as OpenAI's clients do. A pod
+that leaves hands back what it has not begun and finishes the rest, whatever the rule: what is compared is the number of
+pods, not how they leave.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,9 @@ from kvasir_operator.simulation.traffic import SimulatedRequest
 SLICE_S: Final = 0.5
 SATURATED_S: Final = 1.0
 """A fleet in which the best queue is older than this is saturated."""
+RETRIES: Final = 2
+RETRY_S: Final = 5.0
+"""Until a refused request is sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,7 @@ class Fleet:
         self._profile, self._rule, self._most = profile, rule, most
         self._pods: list[PodModel] = []
         self._held: list[ActiveRequest] = []
+        self._refused: list[tuple[float, ActiveRequest]] = []
         self._number, self._wanted = 0, replicas
         self._saturated_since: float | None = None
         self.run_ = FleetRun(targets=[(0.0, replicas)])
@@ -79,6 +84,7 @@ class Fleet:
                 self.run_.requests.append(active)
                 self._held.append(active)
                 request = next(coming, None)
+            self._take_again(now)
             self._route(now)
             for pod in self._pods:
                 if now >= pod.ready_at:
@@ -97,8 +103,18 @@ class Fleet:
         if not ready:
             return
         for active in self._held:
-            min(ready, key=lambda pod: (pod.load, pod.number)).submit(active)
+            taken = min(ready, key=lambda pod: (pod.load, pod.number)).submit(active)
+            if not taken and active.tries < RETRIES:
+                self._refused.append((now + RETRY_S, active))
         self._held = []
+
+    def _take_again(self, now: float) -> None:
+        """Refused requests come again, in the order in which they were refused."""
+        due = sum(at <= now for at, _ in self._refused)
+        for _, active in self._refused[:due]:
+            active.tries += 1
+            self._held.append(active)
+        del self._refused[:due]
 
     def _remove_finished(self) -> None:
         self._pods = [pod for pod in self._pods if not (pod.draining and not pod.load)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
-from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServedTotals
 from kvasir_operator.simulation.traffic import SimulatedRequest
 
 PREFILL_SHARE: Final = 0.75
@@ -23,7 +23,8 @@ PREFIXES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodProfile:
-    """What a pod is capable of, and how long it takes to start."""
+    """What a pod is capable of, and how long it takes to start. max_waiting: requests that may wait; further ones are
+    refused; 0 sets no bound."""
 
     kv_tokens: int = 200_000
     slots: int = 256
@@ -32,6 +33,7 @@ class PodProfile:
     step_slope_s: float = 0.00015
     max_model_len: int = 32_768
     cold_start_s: float = 120.0
+    max_waiting: int = 0
 
     def step_s(self, sequences: float) -> float:
         """Seconds in which each sequence gets one token."""
@@ -41,7 +43,7 @@ class PodProfile:
 @dataclass(slots=True)
 class ActiveRequest:
     """A request at a pod. left: prompt tokens to compute; held: tokens in the cache; clock: of the pod when its first
-    token was there; first_at, ended_at: seconds, -1 before."""
+    token was there; first_at, ended_at: seconds, -1 before. tries: how often it was sent again."""
 
     request: SimulatedRequest
     since: float = 0.0
@@ -51,6 +53,7 @@ class ActiveRequest:
     done: int = 0
     first_at: float = -1.0
     ended_at: float = -1.0
+    tries: int = 0
 
 
 class PodModel:
@@ -66,7 +69,8 @@ class PodModel:
         self._clock = self._held = self._starts = 0.0
         self._waiting_tokens = 0
         self._arrivals = self._completions = self._prompt_tokens = self._preemptions = self._aborts = 0
-        self._query_tokens = self._hit_tokens = 0
+        self._query_tokens = self._hit_tokens = self._refused = self._retried = 0
+        self._was_queued = False
         self._kv_token_s = self._steps = self._step_s = self._rows = 0.0
 
     def ready(self, now: float) -> bool:
@@ -88,8 +92,13 @@ class PodModel:
         """Tokens in the cache that requests hold."""
         return self._held + len(self._decoding) * self._clock - self._starts
 
-    def submit(self, active: ActiveRequest) -> None:
-        """Put a request into the queue."""
+    def submit(self, active: ActiveRequest) -> bool:
+        """Put a request into the queue; False where that is full, as a runtime counts it between two snapshots."""
+        places = self.running if self._was_queued else self.profile.slots
+        self._retried += active.tries > 0
+        if self.profile.max_waiting and self.load + 1 - places > self.profile.max_waiting:
+            self._refused += 1
+            return False
         request = active.request
         hit = request.shared if request.group in self._prefixes else 0
         if request.group >= 0:
@@ -105,6 +114,7 @@ class PodModel:
         self._hit_tokens += hit
         self._waiting_tokens += int(active.left)
         self.waiting.append(active)
+        return True
 
     def handed_back(self) -> list[ActiveRequest]:
         """What has not begun, which another pod can do instead; this one takes nothing more."""
@@ -122,6 +132,7 @@ class PodModel:
         while self.pinned > self.profile.kv_tokens and len(self._decoding) > 1:
             self._preempt()
         self._admit(now + seconds)
+        self._was_queued = bool(self.waiting)
         return ended
 
     def state(self) -> RuntimeState:
@@ -147,6 +158,7 @@ class PodModel:
                 generation_tokens=int(self._rows),
                 kv_token_seconds=round(self._kv_token_s, 3),
             ),
+            served=ServedTotals(refused=self._refused, retried=self._retried),
             rates=MeasuredRates(
                 prefill_tokens_per_s=profile.prefill_tokens_per_s if self._prompt_tokens else 0.0,
                 decode_step_s=profile.step_s(len(self._decoding)) if self._decoding else 0.0,

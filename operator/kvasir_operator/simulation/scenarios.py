@@ -5,7 +5,7 @@ published traces are those of their papers: lengths and burstiness of Azure's co
 2024), lengths and reuse of Mooncake's tool-agent trace (Qin et al. 2025), the ten-minute ramp of llm-d's benchmark.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
@@ -169,6 +169,15 @@ def _limits() -> list[Scenario]:
                 kv_tokens=2_000_000, slots=512, prefill_tokens_per_s=40_000, step_slope_s=0.0005, cold_start_s=40.0
             ),
             itl_s=0.040,
+        ),
+        Scenario(
+            name="refusals",
+            about="a third of a replica, then eight, of which replicas with short queues and slow starts refuse most",
+            load=traffic.step(0.3, 8.0, at=600, back=2400),
+            most_load=8.0,
+            seconds=3000,
+            profile=replace(SMALL, max_waiting=4, cold_start_s=120.0),
+            goals=("overshoot", *STEADINESS, "objective_met_fraction", *COST),
         ),
         Scenario(
             name="burst",

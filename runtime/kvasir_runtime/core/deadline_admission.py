@@ -49,6 +49,7 @@ class DeadlineAdmission:
     """running, rows: requests with rows, and free rows, as the scheduler changes them."""
 
     __slots__ = (
+        "_expired",
         "_given_way",
         "_lacks_rows",
         "_ledger",
@@ -67,6 +68,8 @@ class DeadlineAdmission:
         self._limits, self._waiting, self._running, self._rows = limits, waiting, running, rows
         self._predictor = TtftPredictor()
         self._ledger = RefusalLedger()
+        self._expired = 0
+        """Requests that overdue() ended."""
         self._left_tokens = 0
         """Of running prompts, behind the last plan."""
         self._lacks_rows = False
@@ -111,6 +114,7 @@ class DeadlineAdmission:
             if kind.request.phase == "waiting":
                 message = "The queue is full, and other tenants have less of it: the last requests give way to theirs."
                 self._refusals.append(_refusal(kind, OVERLOADED, message, max(0.0, self.queue_s)))
+                self._expired += 1
                 yield kind
         predictor = self._predictor
         soonest = now + predictor.service_s(self._left_tokens) * predictor.ratio(HIGH)
@@ -122,6 +126,7 @@ class DeadlineAdmission:
             late_s = self._expected_s(max(0.0, predictor.predict(self._work(kind)))) - (request.due_at - now)
             self._saved_s += predictor.saved_s(request.uncached_estimate, lacks_rows=self._lacks_rows)
             self._refusals.append(self._refused(kind, place, late_s))
+            self._expired += 1
             yield kind
 
     def take_refusals(self) -> tuple[EngineOutput, ...]:
@@ -182,6 +187,7 @@ class DeadlineAdmission:
             high_ratio=predictor.ratio(HIGH) if known else 0.0,
             calibrated=predictor.calibrated,
             refused=ledger.refused,
+            expired=self._expired,
             rechecked=ledger.rechecked,
             wrongly_refused=ledger.wrong,
         )

@@ -30,6 +30,8 @@ IGNORED_FIELDS: Final = b"x-kvasir-ignored-fields"
 MAX_NAMES: Final = 20
 MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+RETRY_COUNT: Final = b"x-stainless-retry-count"
+"""How often a request was sent before: a header of the clients of OpenAI and Anthropic."""
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
@@ -39,8 +41,9 @@ class Middleware:
     """accepts_key: whether one of the keys that a request carries is valid. clock: monotonic seconds.
 
     snapshot: the load that a response carries on request. measure: called once per request with the route (never what a
-    client wrote), the method, the status and the seconds until the end. tracing: creates a span for each request that
-    the engine served, None without tracing. root_path: a prefix of paths that is taken off, such as "/models/a".
+    client wrote), the method, the status, the seconds until the end, and whether the client sent it before. tracing:
+    creates a span for each request that the engine served, None without tracing. root_path: a prefix of paths that is
+    taken off, such as "/models/a".
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Middleware:
         *,
         accepts_key: Callable[[Iterable[bytes]], bool],
         snapshot: Callable[[], RuntimeState],
-        measure: Callable[[str, str, int, float], None],
+        measure: Callable[[str, str, int, float, bool], None],
         tracing: Callable[[], Tracer | None] = lambda: None,
         root_path: str = "",
         clock: Callable[[], float] = time.perf_counter,
@@ -103,7 +106,7 @@ class Middleware:
             _write_log(scope, status, elapsed_s)
             method = scope["method"] if scope["method"] in METHODS else "other"
             route = getattr(scope.get("route"), "path", "none")
-            self._measure(route, method, status or 500, elapsed_s)
+            self._measure(route, method, status or 500, elapsed_s, _sent_again(scope["headers"]))
             trace, tracing = scope["state"].get("summary"), self._tracing()
             if trace is not None and tracing is not None:
                 tracing.record(
@@ -144,6 +147,10 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         elif name == b"authorization" and scheme.lower() == b"bearer":
             found.append(token.strip())
     return found[:2]
+
+
+def _sent_again(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == RETRY_COUNT and value.strip().lstrip(b"0").isdigit() for name, value in headers)
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:

@@ -52,6 +52,8 @@ def test_a_number_that_cannot_be_is_named(part, name, value):
 def test_the_sentence_names_the_number():
     assert contradiction(altered("kv", "pinned_tokens", 10**9)) == "1000000000 pinned tokens of 1000"
     assert contradiction(altered("", "running", -1)) == "running is -1"
+    assert contradiction(altered("served", "refused", -1)) == "refused is -1"
+    assert contradiction(altered("ttft", "expired", 2)) == "2 expired requests of 1 aborted ones"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_a_number_of_any_length_is_told_in_few_words(value, said):
 
 
 @given(
-    where=st.sampled_from([*NUMBERS, ("totals", "kv_token_seconds"), ("decoded", "seconds"), ("kv", "block_size")]),
+    where=st.sampled_from([*NUMBERS, ("totals", "kv_token_seconds"), ("decoded", "seconds"), ("served", "refused")]),
     value=st.one_of(
         st.sampled_from([0, -1, -0.0, 2**53, 2**53 + 1, 10**400, float("nan"), float("inf"), 1e8, 1.1e8]),
         st.integers(),

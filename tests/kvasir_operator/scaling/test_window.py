@@ -2,7 +2,16 @@
 
 import pytest
 
-from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
+from kvasir_api.state import (
+    DecodeTotals,
+    KvState,
+    MeasuredRates,
+    RequestTotals,
+    RuntimeState,
+    ServedTotals,
+    ServiceDemand,
+    TtftForecast,
+)
 from kvasir_operator.scaling.window import EMPTY, LOST_S, ScaledReplica, extended
 
 
@@ -164,3 +173,37 @@ def test_old_samples_are_forgotten():
     window = extended(EMPTY, [member("a")], (), now=0.0)
     window = extended(window, [member("a")], (), now=601.0)
     assert [s.at for s in window.samples] == [601.0]
+
+
+@pytest.mark.parametrize(
+    ("totals", "served", "expired", "want"),
+    [
+        pytest.param({}, {"refused": 5}, 0, (0, 0, 5), id="refused at once"),
+        pytest.param({"arrivals": 5, "aborts": 5}, {"refused": 5}, 5, (5, 5, 0), id="refused as it waited"),
+        pytest.param({}, {"refused": 9, "retried": 6}, 0, (0, 0, 3), id="three requests, each sent three times"),
+        pytest.param({"arrivals": 2}, {"retried": 2}, 0, (2, 0, -2), id="taken at the second try"),
+        pytest.param({}, {"refused": 10**9}, 0, (0, 0, 0), id="more than a server can refuse"),
+    ],
+)
+def test_a_request_that_was_refused_counts_once(totals, served, expired, want):
+    after = RuntimeState(
+        instance="a",
+        totals=RequestTotals(**totals),
+        served=ServedTotals(**served),
+        ttft=TtftForecast(expired=expired),
+    )
+    window = run([member_of(RuntimeState(instance="a"))], [member_of(after)])
+    counts = window.samples[-1].counts
+    assert (counts.arrivals, counts.expired, counts.refused) == want
+
+
+def member_of(reading):
+    return ScaledReplica(uid="a", name="a", reading=reading)
+
+
+def test_what_a_gateway_had_held_and_a_replica_refused_was_held():
+    held = (ServiceDemand(namespace="default", name="s", held=9),)
+    window = extended(EMPTY, [member_of(RuntimeState(instance="a"))], held, now=0.0)
+    after = RuntimeState(instance="a", totals=RequestTotals(arrivals=2), served=ServedTotals(refused=7))
+    window = extended(window, [member_of(after)], (), now=2.0)
+    assert window.samples[-1].counts.released == 9

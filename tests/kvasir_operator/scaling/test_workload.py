@@ -1,5 +1,7 @@
 """Measuring a load: rates over long enough stretches, the length of requests, and of steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.load import NOW, steady
@@ -65,3 +67,34 @@ def test_a_queue_is_remembered_for_a_minute():
     calm, queued = steady().samples, steady(waiting=1).samples
     assert workload(LoadWindow(samples=(*calm[:-10], queued[-10], *calm[-9:])), now=NOW).queued
     assert not workload(LoadWindow(samples=(*calm[:-40], queued[-40], *calm[-39:])), now=NOW).queued
+
+
+def test_requests_that_were_refused_are_a_part_of_the_rate():
+    """One a second is computed for ten seconds each, and two more a second are refused when they come."""
+    load = workload(steady(arrivals=2, ended=2, running=10, refused=4), now=NOW)
+    assert load.arrivals_per_s == pytest.approx(3.0, rel=0.05)
+    assert load.refused_per_s == pytest.approx(2.0, rel=0.05)
+    assert load.seconds == pytest.approx(10, rel=0.05)
+
+
+def test_what_is_refused_while_it_waits_came_once_and_took_nothing():
+    """Three a second come; two of them end without having run."""
+    load = workload(steady(arrivals=6, expired=4, ended=6, running=10, prompt_tokens=600, output_tokens=200), now=NOW)
+    assert load.arrivals_per_s == pytest.approx(3.0, rel=0.05)
+    assert load.refused_per_s == pytest.approx(2.0, rel=0.05)
+    assert (load.seconds, load.output_tokens) == pytest.approx((10, 100), rel=0.05)
+    assert load.prompt_tokens == 100
+
+
+def test_tries_of_requests_that_were_refused_before_are_no_more_than_those():
+    """Of what was refused an hour ago more comes again than is refused now: each was counted when it came first."""
+    load = workload(steady(arrivals=2, ended=2, running=10, refused=-1), now=NOW)
+    assert (load.arrivals_per_s, load.refused_per_s) == pytest.approx((1.0, 0.0), rel=0.05)
+
+
+def test_held_requests_that_are_refused_at_a_replica_are_no_rate():
+    """Forty were held while nothing served; ten found a place, thirty did not."""
+    (*rest, last) = steady(seconds=600, running=1, arrivals=0.2, ended=0.2).samples
+    crowd = replace(last, counts=LoadCounts(span_s=2.0, arrivals=10, refused=30, released=40, running_s=2.0))
+    load = workload(LoadWindow(samples=(*rest, crowd)), now=NOW)
+    assert load.arrivals_per_s == pytest.approx(0.1, rel=0.1)

@@ -1,5 +1,7 @@
 """Pods that start, serve, drain and vanish under a rule."""
 
+from dataclasses import replace
+
 from kvasir_operator.simulation.fleet import Fleet
 from kvasir_operator.simulation.pod_model import PodProfile
 from kvasir_operator.simulation.traffic import SimulatedRequest
@@ -58,3 +60,11 @@ def test_the_delay_from_a_saturated_fleet_to_a_pod_is_measured():
     done = Fleet(PROFILE, rule, replicas=1, most=4).run(coming(200, every=0.2, output=400), seconds=60)
     (delay,) = done.delays_s
     assert 20 < delay < 30
+
+
+def test_a_refused_request_is_sent_again_twice():
+    short = replace(PROFILE, max_waiting=1)
+    done = Fleet(short, Script((0, 1)), replicas=1, most=1).run(coming(12, every=0.01, output=1), seconds=60)
+    tries = [a.tries for a in done.requests]
+    assert (max(tries), tries.count(0)) == (2, 5)
+    assert all((a.ended_at > 0) or a.tries == 2 for a in done.requests)

@@ -1,5 +1,7 @@
 """One simulated pod: the KV contract, prompts in order, shared decode, and the counters of a runtime."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,3 +88,14 @@ def test_whatever_comes_the_reading_is_one_that_a_runtime_could_give(lengths):
     state = busy.state()
     assert state.totals.completions == len(lengths) == state.totals.arrivals
     assert (state.running, state.waiting, state.kv.pinned_tokens) == (0, 0, 0)
+
+
+def test_a_full_queue_refuses_and_counts_tries():
+    full = pod(replace(PROFILE, max_waiting=2))
+    assert [full.submit(request(number)) for number in range(7)] == [True] * 6 + [False]
+    full.advance(0.0, 0.5)
+    again = request(6)
+    again.tries = 1
+    assert not full.submit(again)
+    assert (full.state().served.refused, full.state().served.retried) == (2, 1)
+    assert full.state().totals.arrivals == 6

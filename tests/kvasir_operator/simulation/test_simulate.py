@@ -66,3 +66,12 @@ def test_a_service_of_ten_minutes_an_hour_costs_a_quarter():
     found = row("lulls", "kvasir").figures
     assert found["replica_hours_of_static"] <= 0.26
     assert found["objective_met_fraction"] == 1.0
+
+
+@pytest.mark.parametrize("seed", [0, 101])
+def test_what_replicas_refuse_is_demand(seed):
+    """Eight replicas were there after eleven minutes, a cold start after the other: what was refused was not seen."""
+    found = row("refusals", "kvasir", seed)
+    assert found.created[2 * (600 + 75)] >= 9
+    assert found.figures["overshoot"] <= 1.2
+    assert found.figures["objective_met_fraction"] >= 0.9

@@ -180,3 +180,12 @@ def test_what_a_client_leaves_is_not_refused_later():
     served.scheduler.abort("b", served.now)
     served.finish()
     assert served.answers["b"].reason == ""
+
+
+def test_those_that_are_refused_while_they_wait_are_counted_apart():
+    """Whoever measures a load must know which arrivals took nothing."""
+    engine, callers = under(2.0)
+    totals, ttft = engine.scheduler.report(RuntimeState()).totals, forecast(engine)
+    assert 0 < ttft.expired <= totals.aborts
+    assert ttft.expired < ttft.refused
+    assert totals.arrivals + ttft.refused - ttft.expired == len(callers.calls)

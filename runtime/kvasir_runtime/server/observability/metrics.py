@@ -7,6 +7,7 @@ nothing is copied per step.
 
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Final
 
 from msgspec.structs import replace
@@ -163,8 +164,13 @@ class RuntimeMetrics:
         """A request was refused before anything of it was computed. code: of the error."""
         self._rejected.labels(self._model_name, code).inc()
 
-    def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:
-        """An HTTP request was answered. handler and method come from small sets, whatever clients send."""
+    def http(self, handler: str, method: str, status: int, elapsed_s: float, retried: bool = False) -> None:
+        """An HTTP request was answered. handler and method come from small sets, whatever clients send. retried: the
+        client had sent it before."""
+        refused = status == HTTPStatus.TOO_MANY_REQUESTS
+        if refused or (retried and method == "POST" and status < HTTPStatus.MULTIPLE_CHOICES):
+            served = self.served
+            self.served = replace(served, refused=served.refused + refused, retried=served.retried + retried)
         self._http_requests.labels(handler, f"{status // 100}xx", method).inc()
         self._http_duration.labels(handler, method).observe(elapsed_s)
         self._http_fine.observe(elapsed_s)

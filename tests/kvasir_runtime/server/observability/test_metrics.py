@@ -241,3 +241,20 @@ def test_the_mean_of_generated_tokens_is_over_ten_seconds():
     assert value(made, name) == 25.0
     now += 20.0
     assert value(made, name) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "retried", "want"),
+    [
+        pytest.param("POST", 200, False, (0, 0), id="taken"),
+        pytest.param("POST", 200, True, (0, 1), id="taken when it was sent again"),
+        pytest.param("POST", 429, False, (1, 0), id="refused"),
+        pytest.param("POST", 429, True, (1, 1), id="refused again"),
+        pytest.param("POST", 400, True, (0, 0), id="of no use at any time"),
+        pytest.param("GET", 200, True, (0, 0), id="nothing to compute"),
+    ],
+)
+def test_refusals_and_tries_are_counted_for_the_autoscaler(method, status, retried, want):
+    made = RuntimeMetrics("m", lambda: STATE)
+    made.http("/v1/completions", method, status, 0.1, retried)
+    assert (made.served.refused, made.served.retried) == want
