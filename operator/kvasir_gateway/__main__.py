@@ -3,6 +3,7 @@
 Both run in the gateway's pod, the bootstrap as its init container; they and Envoy share one directory.
 """
 
+import asyncio
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -11,8 +12,8 @@ import click
 from kvasir_api.command import click_options, parse
 from kvasir_gateway.envoy import bootstrap as envoy
 from kvasir_gateway.envoy import files
-from kvasir_gateway.options import BootstrapOptions, PickerOptions
-from kvasir_gateway.picker import app
+from kvasir_gateway.options import BootstrapOptions, DrainOptions, PickerOptions
+from kvasir_gateway.picker import app, drain_server
 from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube import process
 from kvasir_kube.client import Client, configuration
@@ -56,6 +57,16 @@ def bootstrap(**values: Any) -> None:
     )
     files.write_bootstrap(settings)
     print(f"wrote {options.config_dir / envoy.BOOTSTRAP}")
+
+
+@gateway.command(params=[*click_options(DrainOptions)])
+def drain(**values: Any) -> None:
+    """Take no new requests, and exit when the last one has ended: the preStop hook of the gateway pod."""
+    options = parse(DrainOptions, values)
+    try:
+        print(asyncio.run(drain_server.request_drain(options.config_dir, on=not options.undo)))
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Options of `kvasir gateway` and `kvasir gateway bootstrap`, declared once: flags, help, defaults and bounds."""
+"""Options of `kvasir gateway` and its commands, declared once: flags, help, defaults and bounds."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ from kvasir_api import names
 from kvasir_api.option_fields import OptionsBase, option
 
 DIRECTORY = "/run/kvasir-gateway"
+CONFIG_DIR = "Directory shared with Envoy: its configuration and the sockets between the two."
 
 
 class GatewayOptions(OptionsBase):
     """What picker and bootstrap configuration share."""
 
-    config_dir: Path = option(
-        Path(DIRECTORY), "Directory shared with Envoy: its configuration and the sockets between the two."
-    )
+    config_dir: Path = option(Path(DIRECTORY), CONFIG_DIR)
     address: str = option("127.0.0.1", "IP address to listen on.")
     max_body_bytes: int = option(
         8 << 20, "Largest request body; a larger one is answered with 413.", unit="bytes", ge=1 << 10, le=1 << 28
@@ -37,3 +36,10 @@ class BootstrapOptions(GatewayOptions):
     port: int = option(names.PORT_GATEWAY, "Port for clients.", ge=1, le=65535)
     idle_timeout: int = option(3600, "Silence after which a stream is ended.", unit="seconds", ge=1, le=86_400)
     max_connections: int = option(20_000, "Connections of clients at once; further ones are refused.", ge=1, le=1 << 20)
+
+
+class DrainOptions(OptionsBase):
+    """Options of `kvasir gateway drain`."""
+
+    config_dir: Path = option(Path(DIRECTORY), CONFIG_DIR)
+    undo: bool = option(False, "Take requests again instead.")

@@ -17,7 +17,7 @@ import aiohttp
 from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
 from kvasir_gateway.envoy import bootstrap, files
-from kvasir_gateway.picker import app
+from kvasir_gateway.picker import app, drain_server
 from kvasir_kube.kinds import Json
 from kvasir_kube.state_reader import StateReader
 
@@ -61,6 +61,10 @@ class FakeObjects:
         """All pods."""
         return list(self._pods.values())
 
+    def workloads(self) -> Iterable[Json]:
+        """None: the services themselves control their pods."""
+        return []
+
     async def run(self) -> None:
         """Nothing happens by itself."""
         await asyncio.Event().wait()
@@ -93,7 +97,7 @@ class FakeObjects:
 
 def service(name: str, *, model: str = "", namespace: str = "default", created: str = "2026-01-01T00:00:00Z") -> Json:
     """An InferenceService as the API server gives it."""
-    metadata = {"namespace": namespace, "name": name, "creationTimestamp": created}
+    metadata = {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}", "creationTimestamp": created}
     return {"metadata": metadata, "spec": {"model": {"uri": "file:///m", **({"servedName": model} if model else {})}}}
 
 
@@ -117,6 +121,7 @@ def pod(
         "name": name,
         "labels": {names.LABEL_SERVICE: service_name},
         "annotations": {names.ANNOTATION_DRAIN: "true"} if draining else {},
+        "ownerReferences": [{"uid": f"uid-{namespace}-{service_name}", "controller": True}],
     }
     if deleted:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -170,10 +175,14 @@ class Gateway:
         found = await self.state()
         return next(s.inflight for s in found.services if s.name == service_name)
 
-    async def drain(self) -> int:
-        """What the preStop hooks ask for; answered when the last request has ended."""
-        async with self.client.get(f"http://127.0.0.1:{self.state_port}{names.PATH_DRAIN}") as r:
-            return r.status
+    async def drain(self, *, on: bool = True) -> str:
+        """What the preStop hook of the picker requests; answered when the last request has ended."""
+        return await drain_server.request_drain(self.directory, on=on)
+
+    async def page(self, path: str, *, method: str = "GET") -> tuple[int, str]:
+        """A page of the state port."""
+        async with self.client.request(method, f"http://127.0.0.1:{self.state_port}{path}") as r:
+            return r.status, await r.text()
 
     async def is_ready(self) -> bool:
         """Whether the readiness probe succeeds."""

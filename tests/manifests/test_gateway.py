@@ -10,6 +10,7 @@ from kvasir_api import names
 from kvasir_gateway.__main__ import gateway
 from kvasir_gateway.envoy import bootstrap
 from kvasir_gateway.options import DIRECTORY
+from kvasir_gateway.picker.drain_server import DRAIN_LOCK
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "base" / "gateway"
 OBJECTS = {found["kind"]: found for path in MANIFESTS.glob("*.yaml") for found in yaml.safe_load_all(path.read_text())}
@@ -24,7 +25,11 @@ def test_names_are_those_of_the_contract():
         assert metadata["labels"] == {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF}
     assert POD["serviceAccountName"] == names.GATEWAY
     rules = OBJECTS["ClusterRole"]["rules"]
-    assert [rule["apiGroups"] + rule["resources"] for rule in rules] == [[names.GROUP, names.PLURAL], ["", "pods"]]
+    assert [rule["apiGroups"] + rule["resources"] for rule in rules] == [
+        [names.GROUP, names.PLURAL],
+        ["", "pods"],
+        ["apps", "deployments", "replicasets"],
+    ]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"list", "watch"}
 
 
@@ -34,11 +39,9 @@ def test_ports_and_paths_are_those_of_the_contract():
     assert picker["ports"] == [{"name": "state", "containerPort": names.PORT_GATEWAY_STATE}]
     assert picker["readinessProbe"]["httpGet"]["path"] == names.PATH_READYZ
     assert picker["livenessProbe"]["httpGet"]["path"] == names.PATH_LIVEZ
-    hooks = [container["lifecycle"]["preStop"]["httpGet"] for container in (envoy, picker)]
-    assert hooks == [
-        {"path": names.PATH_DRAIN, "port": names.PORT_GATEWAY_STATE},
-        {"path": names.PATH_DRAIN, "port": "state"},
-    ]
+    hooks = [container["lifecycle"]["preStop"]["exec"]["command"] for container in (envoy, picker)]
+    assert hooks[0] == ["flock", "--shared", f"{DIRECTORY}/{DRAIN_LOCK}", "true"]
+    assert hooks[1] == ["kvasir", "gateway", "drain", f"--config-dir={DIRECTORY}"]
     annotations = OBJECTS["Deployment"]["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(names.PORT_GATEWAY_STATE)
 

@@ -96,6 +96,60 @@ async def test_a_pod_that_refuses_because_it_leaves_is_replaced_by_another(front
     assert (status, body) == leaves.failure
 
 
+async def test_pods_of_a_node_that_nobody_hears_from_go_on(front, pods):
+    """After an outage of the API server they are marked as not ready, while the picker reads that they serve."""
+    front.objects.serve("unheard", *pods)
+    await until(lambda: front.routes("unheard"), "unheard")
+    await until(lambda: all(pod.state_reads > 1 for pod in pods), "the picker has read all")
+    for pod in pods:
+        front.objects.edit("unheard", pod, ready=False, started=True)
+    await until(lambda: ready_endpoints(front, "unheard", 0), "the picker has seen the conditions")
+    answers = [await front.post("unheard") for _ in range(12)]
+    assert {(status, body) for status, body, _ in answers} <= {(200, pod.whole()) for pod in pods}
+    for pod in pods:
+        pod.set_state(message="model_output_invalid: …")
+    await until(lambda: refused(front, "unheard"), "what the pods say of themselves counts")
+
+
+async def ready_endpoints(front, service, number):
+    _, text = await front.page("/metrics")
+    return f'kvasir_gateway_endpoints{{namespace="default",service="{service}",state="ready"}} {number}.0' in text
+
+
+async def refused(front, service):
+    return (await front.post(service))[0] == 503
+
+
+async def test_envoy_by_itself_chooses_no_pod_that_is_not_ready(front, pods):
+    """A second try, for which the picker named no pod, must not go to one that has only just started."""
+    leaves, starts, _ = pods
+    starts.set_state(phase="loading")
+    leaves.failure = (503, b'{"error": {"code": "draining"}}')
+    front.objects.serve("alone", leaves)
+    front.objects.edit("alone", starts, ready=False, started=True)
+
+    async def reached():
+        return (await front.post("alone"))[1] == leaves.failure[1]
+
+    await until(reached, "alone")
+    answers = [await front.post("alone") for _ in range(12)]
+    assert {(status, body) for status, body, _ in answers} == {leaves.failure}
+    assert starts.seen == []
+
+
+async def test_a_stalled_pod_is_reached_where_it_is_all_that_there_is(front, pods):
+    stalled = pods[0]
+    stalled.set_state(stalled_s=3.0, message="EngineStalled: …")
+    front.objects.serve("stalled")
+    front.objects.edit("stalled", stalled, ready=False, started=True)
+    await until(lambda: front.routes("stalled"), "the stalled pod")
+    ready = pods[1]
+    front.objects.serve("stalled", ready)
+    front.objects.edit("stalled", stalled, ready=False, started=True)
+    await until(lambda: ready_endpoints(front, "stalled", 1), "a ready one")
+    await until(lambda: front.routes("stalled"), "the ready pod")
+
+
 async def test_an_error_of_a_pod_is_not_touched(front, pods):
     front.objects.serve("errs", pods[0])
     await until(lambda: front.routes("errs"), "errs")
@@ -233,25 +287,6 @@ async def test_no_request_is_taken_before_the_first_lists_are_complete(pods):
         objects.synced.set()
         await until(front.is_ready, "ready")
         assert (await front.post("early"))[0] == 200
-
-
-async def test_draining_waits_for_the_last_stream(pods):
-    pod = pods[0]
-    async with gateway() as front:
-        front.objects.serve("last", pod)
-        await until(lambda: front.routes("last"), "last")
-        pod.hold_tokens = asyncio.Event()
-        async with asked(front, "last") as response:
-            drained = asyncio.create_task(front.drain())
-            await until(lambda: not_ready(front), "not ready while draining")
-            assert not drained.done()
-            pod.hold_tokens.set()
-            assert await response.read() == pod.whole()
-        assert await drained == 200
-
-
-async def not_ready(front):
-    return not await front.is_ready()
 
 
 async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):

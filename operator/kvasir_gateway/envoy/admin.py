@@ -14,18 +14,21 @@ from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
 
 VERSION = "cluster_manager.cds.version_text"
 REJECTED = "cluster_manager.cds.update_rejected"
+ACTIVE_REQUESTS = "http.gateway.downstream_rq_active"
 MAX_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyStatus:
-    """live: the listener takes requests. clusters_version: the last one accepted, or empty.
+    """live: the listener takes requests. draining: its connections close after their answers. clusters_version: the
+    last one accepted, or empty.
 
     incarnation: differs for every process, since each creates the socket; Envoy's own uptime is in whole seconds.
     age_s: since it created that socket, which is before its first request.
     """
 
     live: bool
+    draining: bool
     incarnation: tuple[int, int]
     age_s: float
     clusters_version: str
@@ -58,20 +61,32 @@ class EnvoyAdmin:
         except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError):
             return None
         return EnvoyStatus(
-            live=server.state == "LIVE",
+            live=server.state in {"LIVE", "DRAINING"},
+            draining=server.state == "DRAINING",
             incarnation=(made.st_ino, made.st_mtime_ns),
             age_s=time.time() - made.st_mtime,
             clusters_version=values.get(VERSION, "").strip('"'),
             rejected_updates=rejected,
         )
 
-    async def drain(self) -> bool:
-        """Make Envoy close idle connections and accept no new ones; False when it does not answer."""
+    async def set_draining(self, on: bool) -> bool:
+        """Make Envoy close each connection after its answer, or keep them again; False when it does not answer.
+
+        By its health check and not by /drain_listeners, which cannot be undone.
+        """
         try:
-            async with self._session.post("/drain_listeners?graceful&skip_exit") as response:
+            async with self._session.post(f"/healthcheck/{'fail' if on else 'ok'}") as response:
                 return response.status == 200
         except (aiohttp.ClientError, OSError):
             return False
+
+    async def active_requests(self) -> int | None:
+        """Requests of clients that have not ended; None when Envoy does not answer."""
+        try:
+            stats = (await self._get(f"/stats?filter=^{ACTIVE_REQUESTS}$")).decode()
+            return int(stats.partition(": ")[2])
+        except (aiohttp.ClientError, OSError, ValueError):
+            return None
 
     async def _get(self, path: str) -> bytes:
         async with self._session.get(path) as response:

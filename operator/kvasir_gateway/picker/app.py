@@ -11,6 +11,7 @@ from pathlib import Path
 from kvasir_api import names
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy.admin import EnvoyAdmin
+from kvasir_gateway.picker.drain_server import DrainServer
 from kvasir_gateway.picker.ext_proc_server import ExtProcServer
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
@@ -62,10 +63,15 @@ async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateS
         picker=picker,
         metrics=metrics,
         health=loops.health,
-        admin=admin,
         address=settings.address,
         port=settings.state_port,
-        drain_settle_s=settings.drain_settle_s,
+    )
+    drain_server = DrainServer(
+        picker=picker,
+        health=loops.health,
+        admin=admin,
+        directory=settings.directory,
+        settle_s=settings.drain_settle_s,
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(admin.close)
@@ -74,6 +80,8 @@ async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateS
         await ext_proc.start()
         # Only now, since stop removes the socket: where start failed, the socket is another picker's.
         stack.push_async_callback(ext_proc.stop, STOP_GRACE_S)
+        await drain_server.start()
+        stack.push_async_callback(drain_server.stop)
         LOG.info("picker at %s, /state on %s:%d", settings.directory, settings.address, settings.state_port)
         await _until(stop, loops)
 

@@ -88,8 +88,11 @@ class SyncLoops:
             await asyncio.sleep(SETTLE_S)
 
     def _update(self) -> None:
-        table = routing_table.build(self._objects.services(), self._objects.pods())
-        document = clusters.clusters_file({s.key: [e.address for e in s.reachable] for s in table.services})
+        table = routing_table.build(self._objects.services(), self._objects.pods(), self._objects.workloads())
+        document = clusters.clusters_file(
+            {s.key: [e.address for e in s.reachable] for s in table.services},
+            last_resort={e.address for e in table.endpoints() if e.last_resort},
+        )
         if changes := routing_table.changes(self._picker.table, table):
             LOG.info("%s", changes)
         self._picker.table = table
@@ -117,6 +120,8 @@ class SyncLoops:
             self._poll_now.clear()
             status = await self._admin.status()
             current = self._observe_envoy(status)
+            if status is not None and status.draining is not self.health.draining:
+                await self._admin.set_draining(self.health.draining)  # one of the two processes is new
             period_s = ENVOY_PERIOD_S if current or not self.health.synced else min(period_s * 1.5, ENVOY_PERIOD_S)
             try:
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a write.

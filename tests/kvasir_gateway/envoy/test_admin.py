@@ -69,5 +69,6 @@ async def test_what_envoy_cannot_mean_is_no_status(tmp_path, info, stats):
 async def test_an_envoy_that_is_not_there_is_no_status(tmp_path):
     admin = EnvoyAdmin(tmp_path)
     assert await admin.status() is None
-    assert await admin.drain() is False
+    assert await admin.set_draining(True) is False
+    assert await admin.active_requests() is None
     await admin.close()
