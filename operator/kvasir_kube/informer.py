@@ -17,7 +17,7 @@ from kvasir_kube.kinds import Json, Key, Kind, key, strip_managed_fields
 
 LOG: Final = logging.getLogger(__name__)
 FIRST_BACKOFF_S: Final = 0.2
-LAST_BACKOFF_S: Final = 20.0
+LAST_BACKOFF_S: Final = 5.0
 
 
 def _ignore(_: Key) -> None:

@@ -20,6 +20,7 @@ from kvasir_kube.kinds import POD, Json, Key, key
 from kvasir_local.node.api_kinds import LEASE, NODE
 from kvasir_local.node.container_starter import ContainerStarter
 from kvasir_local.node.event_recorder import EventRecorder
+from kvasir_local.node.heartbeat import Heartbeat
 from kvasir_local.node.object_cache import ObjectCache
 from kvasir_local.node.pod_worker import NodeServices, PodWorker
 from kvasir_local.node.provisioner import Provisioner
@@ -30,8 +31,6 @@ from kvasir_local.node.volumes import PodVolumes
 
 LOG: Final = logging.getLogger(__name__)
 MANAGER: Final = "kvasir-node"
-HEARTBEAT_S: Final = 10.0
-STATUS_S: Final = 300.0
 RETRY_S: Final = 1.0
 GOODBYE_S: Final = 2.0
 
@@ -75,9 +74,12 @@ class NodeAgent:
         """Register, then run pods."""
         since = time.time()
         await _until_done(lambda: self._report(since))
+        heartbeat = Heartbeat(
+            self._cluster, self._settings.node_name, manager=MANAGER, report=lambda: self._report(since)
+        )
         loops = [informer.run() for informer in (self._pods, *self._cache.informers)]
         tasks = [asyncio.create_task(loop) for loop in (*loops, self._recorder.run(), self._provisioner.run())]
-        tasks += [asyncio.create_task(self._heartbeat(since)), asyncio.create_task(self._serve())]
+        tasks += [asyncio.create_task(heartbeat.run()), asyncio.create_task(self._serve())]
         try:
             for task in asyncio.as_completed(tasks):
                 await task  # none returns; one that raises ends the node
@@ -154,20 +156,6 @@ class NodeAgent:
         for served in self._pod_tasks.values():
             if namespace in ("", served.worker.pod["metadata"]["namespace"]):
                 served.worker.request_sync(stale_files=True)
-
-    async def _heartbeat(self, since: float) -> None:
-        reported = time.time()
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            try:
-                await self._cluster.apply(
-                    LEASE, node_object.lease(self._settings.node_name, now=time.time()), manager=MANAGER
-                )
-                if time.time() - reported >= STATUS_S:
-                    await self._report(since)
-                    reported = time.time()
-            except KubeError as error:
-                LOG.warning("heartbeat: %s", error)
 
     async def _report(self, since: float) -> None:
         """Apply the Node, its status and its Lease; then the scheduler binds pods to it."""

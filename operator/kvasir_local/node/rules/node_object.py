@@ -94,6 +94,12 @@ def node_status(
     }
 
 
+def is_ready(node: dict[str, Any]) -> bool:
+    """Whether the API server has the node as ready. A controller marks one whose Lease is old as unknown."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
 def lease(name: str, *, now: float) -> dict[str, Any]:
     """The heartbeat: a node whose lease is older than LEASE_S counts as dead."""
     return {
