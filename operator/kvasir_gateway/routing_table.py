@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from kvasir_api import names, served_names
 from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import Candidate, EndpointLoad
-from kvasir_kube.kinds import Json
+from kvasir_kube.kinds import Json, Key, controller_uid, key, uid
 
 READING_MAX_AGE_S = 10.0
 """An older reading does not count: a pod that did not answer for so long is the last choice."""
+FRESH_READING_S = 2.0
+"""A reading of this age outranks the condition Ready, which is False where no kubelet could refresh it: of all pods of
+a node that the API server has not heard from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
 
-    last_resort: not ready, but its runtime has started; where no ready pod of the service may be chosen it may be one
-    whose engine is stalled, and a late answer is better than none.
+    last_resort: not ready, but its runtime has started. By its own fresh reading it may serve nevertheless; and where
+    no pod that serves may be chosen it may be one whose engine is stalled, since a late answer is better than none.
     """
 
     pod: str
@@ -77,20 +80,28 @@ class StateReading:
     at_s: float
 
 
+MAX_CONTROLLERS = 3
+"""ReplicaSet, Deployment, InferenceService."""
 EMPTY = RoutingTable(by_model={})
 
 
-def build(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
-    """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule."""
-    by_service: dict[tuple[str, str], list[Endpoint]] = {}
+def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Json] = ()) -> RoutingTable:
+    """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule.
+
+    A pod is a service's when it carries its label in its namespace, and when its chain of controllers, through
+    workloads, ends at that very service, by uid: labels alone can be written by all who may create a pod.
+    """
+    resources = list(services)
+    uids = {key(resource): uid(resource) for resource in resources}
+    controllers = {uid(workload): controller_uid(workload) for workload in workloads}
+    by_service: dict[Key, list[Endpoint]] = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
         marks = metadata.get("labels") or {}
-        owner, quarantined = marks.get(names.LABEL_SERVICE), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
-        endpoint = endpoint_of(pod)
-        if owner and endpoint and not quarantined:
-            by_service.setdefault((metadata.get("namespace", ""), owner), []).append(endpoint)
-    resources = list(services)
+        owner = metadata.get("namespace", ""), marks.get(names.LABEL_SERVICE, "")
+        endpoint, quarantined = endpoint_of(pod), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
+        if endpoint and not quarantined and _is_controlled_by(pod, uids.get(owner, ""), controllers):
+            by_service.setdefault(owner, []).append(endpoint)
     found = {
         (service.namespace, service.name): service
         for service in sorted((_service_of(resource, by_service) for resource in resources), key=lambda s: s.key)
@@ -98,6 +109,16 @@ def build(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
     held = served_names.owners(claim for resource in resources for claim in served_names.name_claims(resource))
     by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
     return RoutingTable(services=tuple(found.values()), by_model=by_model)
+
+
+def _is_controlled_by(pod: Json, owner_uid: str, controllers: Mapping[str, str]) -> bool:
+    """Whether an object of this uid controls a pod itself or through others. controllers: by uid of what they own."""
+    above = controller_uid(pod)
+    for _ in range(MAX_CONTROLLERS):
+        if not above or above == owner_uid:
+            break
+        above = controllers.get(above, "")
+    return bool(owner_uid) and above == owner_uid
 
 
 def changes(before: RoutingTable, after: RoutingTable) -> str:
@@ -166,7 +187,8 @@ def candidates(
 
     readings: by address. inflight: own requests in flight at an address. since: those newer than a moment, and their
     tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load. One
-    of last resort counts only where no other does, while it reports that nothing but its stalled engine is wrong.
+    of last resort counts as any other while it has just reported that it serves; else only where no other does, while
+    it reports that nothing but its stalled engine is wrong.
     """
     found: list[Candidate] = []
     stalled: list[Candidate] = []
@@ -176,9 +198,10 @@ def candidates(
             continue
         if reading and (reading.state.phase != "ready" or now_s - reading.at_s > READING_MAX_AGE_S):
             reading = None
-        if endpoint.last_resort and not (reading and _only_stalled(reading.state)):
+        serves = endpoint.takes_requests or (reading is not None and _serves(reading, now_s))
+        if not serves and not (reading and _only_stalled(reading.state)):
             continue
-        among = stalled if endpoint.last_resort else found
+        among = found if serves else stalled
         if reading is None:
             among.append(Candidate(address=endpoint.address, inflight=requests))
             continue
@@ -188,6 +211,13 @@ def candidates(
             Candidate(address=endpoint.address, inflight=requests, recent=recent, recent_tokens=tokens, load=load)
         )
     return found or stalled
+
+
+def _serves(reading: StateReading, now_s: float) -> bool:
+    """Whether a pod has just reported that it is ready and that nothing is wrong."""
+    state = reading.state
+    well = state.phase == "ready" and not state.stalled_s and not state.message
+    return well and now_s - reading.at_s <= FRESH_READING_S
 
 
 def _only_stalled(state: RuntimeState) -> bool:

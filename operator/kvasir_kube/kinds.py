@@ -48,6 +48,7 @@ ACCELERATOR_CLASS: Final = Kind(
     namespaced=False,
 )
 DEPLOYMENT: Final = Kind(group="apps", kind="Deployment", plural="deployments")
+REPLICA_SET: Final = Kind(group="apps", kind="ReplicaSet", plural="replicasets")
 CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plural="controllerrevisions")
 POD: Final = Kind(kind="Pod", plural="pods")
 SERVICE: Final = Kind(kind="Service", plural="services")
@@ -69,6 +70,12 @@ def key(obj: Json) -> Key:
 def uid(obj: Json) -> str:
     """The object's uid, empty when it has none yet."""
     return str((obj.get("metadata") or {}).get("uid") or "")
+
+
+def controller_uid(obj: Json) -> str:
+    """uid of the object that controls this one, empty without a controller."""
+    owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
+    return next((str(owner.get("uid") or "") for owner in owners if owner.get("controller")), "")
 
 
 def labels(obj: Json) -> dict[str, str]:

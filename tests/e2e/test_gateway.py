@@ -65,10 +65,13 @@ class Bench:
             "metadata": {"name": name},
             "spec": {"model": {"uri": "pvc://none/none", "servedName": f"org/{name}"}},
         }
-        self.apply(service, *(stand_in(name, pod) for pod in pods))
+        self.apply(service)
+        uid = self.kubectl("get", names.PLURAL, name, "-o", "jsonpath={.metadata.uid}")
+        owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": name, "uid": uid, "controller": True}
+        self.apply(*(stand_in(name, pod, owner) for pod in pods))
 
 
-def stand_in(service: str, name: str) -> Json:
+def stand_in(service: str, name: str, owner: Json) -> Json:
     container = {
         "name": names.CONTAINER_RUNTIME,
         "image": "kvasir-local/process",
@@ -83,7 +86,7 @@ def stand_in(service: str, name: str) -> Json:
         ],
         "readinessProbe": {"httpGet": {"path": names.PATH_STATE, "port": names.PORT_OPS_NAME}, "periodSeconds": 1},
     }
-    metadata = {"name": name, "labels": {names.LABEL_SERVICE: service}}
+    metadata = {"name": name, "labels": {names.LABEL_SERVICE: service}, "ownerReferences": [owner]}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -174,12 +177,13 @@ def inflight(address: str, service: str) -> int:
     return sum(found["inflight"] for found in document["services"] if found["name"] == service)
 
 
-def test_the_gateway_may_read_two_kinds_and_write_none(bench: Bench):
+def test_the_gateway_may_read_four_kinds_and_write_none(bench: Bench):
     account = f"system:serviceaccount:{bench.namespace}:{names.GATEWAY}"
     said = bench.kubectl("auth", "can-i", "--list", f"--as={account}")
     granted = {line.split()[0]: line[line.rindex("[") :] for line in said.splitlines() if "[" in line}
     ours = {name: verbs for name, verbs in granted.items() if not name.startswith(("self", "["))}
-    assert ours == {"pods": "[list watch]", f"{names.PLURAL}.{names.GROUP}": "[list watch]"}
+    kinds = {"pods", "deployments.apps", "replicasets.apps", f"{names.PLURAL}.{names.GROUP}"}
+    assert ours == dict.fromkeys(kinds, "[list watch]")
 
 
 def test_the_manifests_pass_kustomize(cluster: ControlPlane):

@@ -178,7 +178,7 @@ async def test_the_gateway_uses_all_of_its_rights_and_no_others(rig, tmp_path):
             return "watch" in {request.verb for request in asked(rig.control, mark, names.GATEWAY)}
 
         await rig.until(follows, lambda: "it watches")
-        await rig.until(lambda: whole(rig, mark), lambda: "both kinds")
+        await rig.until(lambda: whole(rig, mark), lambda: "all kinds")
     requests = asked(rig.control, mark, names.GATEWAY)
     assert [request for request in requests if request.denied] == []
     assert used(requests) == granted("gateway")

@@ -68,6 +68,19 @@ def pod(
     }
 
 
+def gateway_pod(name: str, *, ip: str, namespace: str = names.SYSTEM_NAMESPACE) -> Json:
+    """A ready pod of the gateway's Deployment."""
+    made = pod(name, ready=True, ip=ip)
+    made["metadata"] |= {
+        "namespace": namespace,
+        "labels": {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF},
+        "ownerReferences": [{"kind": "ReplicaSet", "uid": "uid-replica-set", "controller": True}],
+    }
+    state = {"name": "state", "containerPort": names.PORT_GATEWAY_STATE}
+    made["spec"] = {"serviceAccountName": names.GATEWAY, "containers": [{"name": "picker", "ports": [state]}]}
+    return made
+
+
 UNSCHEDULABLE: Json = {
     "type": "PodScheduled",
     "status": "False",

@@ -57,6 +57,50 @@ def test_pods_belong_to_the_service_of_their_namespace():
     assert {s.key: [e.pod for e in s.endpoints] for s in found.services} == {"a.s": ["one"], "b.s": ["two"]}
 
 
+def controlled(found, uid, by):
+    return {**found, "metadata": {**found["metadata"], "uid": uid, "ownerReferences": by}}
+
+
+def by(uid, *, controller=True):
+    return [{"uid": uid, "controller": controller}]
+
+
+WORKLOADS = [
+    controlled({"metadata": {}}, "deployment", by("uid-default-s")),
+    controlled({"metadata": {}}, "replica-set", by("deployment")),
+    controlled({"metadata": {}}, "theirs", by("their-deployment")),
+    controlled({"metadata": {}}, "their-deployment", []),
+    controlled({"metadata": {}}, "round", by("round")),
+]
+
+
+@pytest.mark.parametrize(
+    ("owners", "belongs"),
+    [
+        (by("replica-set"), True),
+        ([*by("x", controller=False), *by("replica-set")], True),
+        ([], False),
+        (None, False),
+        (by("replica-set", controller=False), False),
+        (by("theirs"), False),
+        (by("unknown"), False),
+        (by("round"), False),
+        (by(""), False),
+        (by("uid-other-s"), False),
+    ],
+)
+def test_a_pod_with_a_services_label_belongs_to_it_only_by_its_controllers(owners, belongs):
+    made = controlled(pod("s", "p"), "uid-p", owners)
+    (found,) = routing_table.build([service("s")], [made], WORKLOADS).services
+    assert [endpoint.pod for endpoint in found.endpoints] == (["p"] if belongs else [])
+
+
+def test_pods_of_a_service_that_was_made_again_are_not_its():
+    again = service("s")
+    again["metadata"]["uid"] = "another"
+    assert routing_table.build([again], [pod("s", "p")], WORKLOADS).services[0].endpoints == ()
+
+
 def test_a_pod_that_is_quarantined_is_no_endpoint_although_it_is_ready():
     quarantined = pod("s", "one", namespace="a")
     quarantined["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_QUARANTINE
@@ -181,6 +225,7 @@ def with_pods(*pods):
 
 READY = StateReading(state=RuntimeState(phase="ready"), at_s=100.0)
 INVALID = StateReading(state=RuntimeState(phase="ready", message="model_output_invalid: …"), at_s=100.0)
+OLDER = StateReading(state=RuntimeState(phase="ready"), at_s=97.9)
 DRAINING = StateReading(state=RuntimeState(phase="draining"), at_s=100.0)
 LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
 
@@ -191,7 +236,9 @@ LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
         ([(True, True, False, READY), (False, True, False, stalled(3))], ["p0", "p1"], ["p0"]),
         ([(True, True, False, DRAINING), (False, True, False, stalled(3))], ["p0", "p1"], ["p1"]),
         ([(False, True, False, stalled(9)), (False, True, False, stalled(3))], ["p0", "p1"], ["p1", "p0"]),
-        ([(False, True, False, READY)], ["p0"], ["p0"]),  # Kubernetes has not seen yet that it goes on
+        ([(False, True, False, READY)], ["p0"], ["p0"]),  # its node cannot report
+        ([(True, True, False, stalled(3)), (False, True, False, READY)], ["p0", "p1"], ["p1", "p0"]),
+        ([(True, True, False, None), (False, True, False, OLDER)], ["p0", "p1"], ["p0"]),
         ([(False, True, False, INVALID)], ["p0"], []),
         ([(False, True, False, None)], ["p0"], []),
         ([(False, False, False, LOADING)], [], []),
@@ -201,7 +248,9 @@ LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
         "one is ready",
         "one is ready and says that it drains",
         "all are stalled",
-        "it goes on",
+        "its condition is wrong",
+        "its condition is wrong, and another is stalled",
+        "its condition may be right",
         "its model is broken",
         "it is silent",
         "it starts",

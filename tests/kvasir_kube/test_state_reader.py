@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from aiohttp import web
 
 from fakes.stub_runtime import StubRuntime
 from kvasir_api.prefix_digest import WHOLE, FollowedPrefixes, PrefixSet
@@ -96,6 +97,28 @@ async def test_sets_of_prefixes_are_followed_and_read_as_a_whole_where_they_cann
         "prefixes_after=2&instance=0123abcd",
         "prefixes_after=3&instance=0123abcd",
     ]
+
+
+async def test_a_pod_that_points_elsewhere_makes_nobody_call_there(pods):
+    """Else a pod could make the operator drain another one, or call what only the operator reaches."""
+    victim = pods["good"]
+
+    async def point(request):
+        raise web.HTTPTemporaryRedirect(base(victim) + str(request.rel_url))
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", point)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pointing = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with StateReader() as reader:
+        assert await reader.states({"pointing": pointing}, deadline_s=60.0) == {}
+        assert await reader.gateway_states({"pointing": pointing}, deadline_s=60.0) == {}
+        calls = [reader.drain(pointing, on=True), reader.drain(pointing, on=False), reader.introduce(pointing, ["x"])]
+        assert await asyncio.gather(*calls) == [False] * 3
+    await runner.cleanup()
+    assert (victim.drains, victim.state_reads) == ([], 0)
 
 
 def test_addresses_of_version_6_get_brackets():

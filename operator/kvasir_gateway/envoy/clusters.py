@@ -6,7 +6,7 @@ inotify instance per watched file, of which a user has 128). Envoy leaves a clus
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,18 @@ class ClustersFile:
     clusters: frozenset[str]
 
 
-def clusters_file(addresses: Mapping[str, Iterable[str]]) -> ClustersFile:
-    """Clusters by name with the addresses that may be used; Envoy never falls back to others, which are absent."""
-    clusters = [_cluster(name, found) for name, found in sorted(addresses.items())]
+def clusters_file(addresses: Mapping[str, Iterable[str]], *, last_resort: Container[str] = frozenset()) -> ClustersFile:
+    """Clusters by name with the addresses that may be used; Envoy never falls back to others, which are absent.
+
+    last_resort: of these, those that Envoy may use only where the picker names them, while there are others.
+    """
+    clusters = [_cluster(name, found, last_resort) for name, found in sorted(addresses.items())]
     version = hashlib.sha256(msgspec.json.encode(clusters)).hexdigest()[:16]
     content = msgspec.json.encode({"version_info": version, "resources": clusters})
     return ClustersFile(version=version, content=content, clusters=frozenset(addresses))
 
 
-def _cluster(name: str, addresses: Iterable[str]) -> Config:
+def _cluster(name: str, addresses: Iterable[str], last_resort: Container[str]) -> Config:
     return {
         "@type": f"{TYPES}.config.cluster.v3.Cluster",
         "name": name,
@@ -50,11 +53,16 @@ def _cluster(name: str, addresses: Iterable[str]) -> Config:
         "outlier_detection": _outliers(),
         "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10}},
         "load_balancing_policy": _policy(),
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [_endpoint(address) for address in addresses]}],
-        },
+        "load_assignment": {"cluster_name": name, "endpoints": _endpoints(tuple(addresses), last_resort)},
     }
+
+
+def _endpoints(addresses: Sequence[str], last_resort: Container[str]) -> list[Config]:
+    """By priority: without the picker's word, as for a second try, Envoy goes to the first one that has a host."""
+    first = [_endpoint(address) for address in addresses if address not in last_resort]
+    last = [_endpoint(address) for address in addresses if address in last_resort]
+    found = [hosts for hosts in (first, last) if hosts] or [[]]
+    return [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in enumerate(found)]
 
 
 def _endpoint(address: str) -> Config:

@@ -4,7 +4,7 @@ Both are protocols, so that tests pass lists of their own.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvasir_api import names
@@ -16,7 +16,7 @@ from kvasir_kube.kinds import Json
 
 
 class ObjectSource(Protocol):
-    """Services and pods as they are now. changed is set when they may have changed."""
+    """Services, pods and what stands between them, as they are now. changed is set when they may have changed."""
 
     changed: asyncio.Event
 
@@ -25,15 +25,19 @@ class ObjectSource(Protocol):
         ...
 
     def pods(self) -> Iterable[Json]:
-        """All pods of services."""
+        """All pods that carry a service's label."""
+        ...
+
+    def workloads(self) -> Iterable[Json]:
+        """Deployments and ReplicaSets that carry a service's label: they prove that a pod is a service's."""
         ...
 
     async def run(self) -> None:
-        """Keep both current until cancelled."""
+        """Keep all of them current until cancelled."""
         ...
 
     async def wait_synced(self) -> None:
-        """Return after the first complete list of both."""
+        """Return after the first complete list of each."""
         ...
 
 
@@ -46,21 +50,26 @@ class StateSource(Protocol):
 
 
 class InformerSource:
-    """Services and pods of one namespace or of all, from informers."""
+    """Objects of one namespace or of all, from informers."""
 
     def __init__(self, cluster: Cluster, *, namespace: str) -> None:
         self.changed = asyncio.Event()
         self._services = Informer(
             cluster, kinds.INFERENCE_SERVICE, namespace=namespace, transform=_service, on_change=self._mark
         )
-        self._pods = Informer(
-            cluster,
-            kinds.POD,
-            namespace=namespace,
-            selector=names.LABEL_SERVICE,
-            transform=_pod,
-            on_change=self._mark,
-        )
+
+        def labelled(kind: kinds.Kind, transform: Callable[[Json], Json]) -> Informer:
+            return Informer(
+                cluster,
+                kind,
+                namespace=namespace,
+                selector=names.LABEL_SERVICE,
+                transform=transform,
+                on_change=self._mark,
+            )
+
+        self._pods = labelled(kinds.POD, _pod)
+        self._workloads = [labelled(kind, _workload) for kind in (kinds.DEPLOYMENT, kinds.REPLICA_SET)]
 
     def services(self) -> Iterable[Json]:
         """All InferenceServices."""
@@ -70,16 +79,23 @@ class InformerSource:
         """All pods that carry a service's label."""
         return tuple(self._pods.objects.values())
 
+    def workloads(self) -> Iterable[Json]:
+        """All Deployments and ReplicaSets that carry a service's label."""
+        return tuple(found for informer in self._workloads for found in informer.objects.values())
+
     async def run(self) -> None:
-        """Run both informers until cancelled."""
+        """Run all informers until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._services.run())
-            group.create_task(self._pods.run())
+            for informer in self._informers():
+                group.create_task(informer.run())
 
     async def wait_synced(self) -> None:
-        """Return after both first lists."""
-        await self._services.synced.wait()
-        await self._pods.synced.wait()
+        """Return after all first lists."""
+        for informer in self._informers():
+            await informer.synced.wait()
+
+    def _informers(self) -> tuple[Informer, ...]:
+        return self._services, self._pods, *self._workloads
 
     def _mark(self, _key: object) -> None:
         self.changed.set()
@@ -94,7 +110,7 @@ def _service(obj: Json) -> Json:
     """The fields of a service that routing reads."""
     model = (obj.get("spec") or {}).get("model") or {}
     return {
-        "metadata": _kept(obj, "namespace", "name", "creationTimestamp"),
+        "metadata": _kept(obj, "namespace", "name", "uid", "creationTimestamp"),
         "spec": {"model": {field: model[field] for field in ("servedName", "aliases") if field in model}},
     }
 
@@ -102,7 +118,7 @@ def _service(obj: Json) -> Json:
 def _pod(obj: Json) -> Json:
     """The fields of a pod that routing reads, so that other changes of a pod cause no work."""
     status = obj.get("status") or {}
-    metadata = _kept(obj, "namespace", "name", "labels", "deletionTimestamp")
+    metadata = _kept(obj, "namespace", "name", "labels", "deletionTimestamp", "ownerReferences")
     notes = (obj.get("metadata") or {}).get("annotations") or {}
     metadata["annotations"] = {k: v for k, v in notes.items() if k == names.ANNOTATION_DRAIN}
     containers = (obj.get("spec") or {}).get("containers") or ()
@@ -113,5 +129,13 @@ def _pod(obj: Json) -> Json:
             "podIP": status.get("podIP"),
             "phase": status.get("phase"),
             "conditions": [c for c in status.get("conditions") or () if c.get("type") == "Ready"],
+            "containerStatuses": [
+                {"name": c["name"], "started": c.get("started")} for c in status.get("containerStatuses") or ()
+            ],
         },
     }
+
+
+def _workload(obj: Json) -> Json:
+    """Whose it is."""
+    return {"metadata": _kept(obj, "namespace", "name", "uid", "ownerReferences")}

@@ -65,7 +65,8 @@ class Operator:
             cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )
         recorder = Recorder(cluster, instance=instance, clock=clock)
-        scraper, self._introducer = Scraper(self.store, reader, clock=clock), Introducer(reader)
+        scraper = Scraper(self.store, reader, clock=clock, system_namespace=settings.system_namespace)
+        self._introducer = Introducer(reader)
         self.scaler = Scaler(
             self.store,
             scraper,

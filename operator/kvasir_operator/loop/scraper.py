@@ -10,7 +10,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState, ServiceDemand
-from kvasir_kube.kinds import POD, Json, Key, key, labels, uid
+from kvasir_kube.kinds import POD, Json, Key, controller_uid, key, labels, uid
 from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
@@ -49,10 +49,13 @@ class ParsedPod:
 
 
 class Scraper:
-    """Readings of all pods that the store knows."""
+    """Readings of all pods that the store knows. system_namespace: where the gateways are that are believed."""
 
-    def __init__(self, store: Store, reader: StateReader, *, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, reader: StateReader, *, clock: Clock, system_namespace: str = names.SYSTEM_NAMESPACE
+    ) -> None:
         self._store, self._reader, self._clock = store, reader, clock
+        self._system_namespace = system_namespace
         self._readings: dict[str, LastReading] = {}
         self._parsed: dict[str, ParsedPod] = {}
         self._gateways: dict[str, LastDemand] = {}
@@ -63,7 +66,8 @@ class Scraper:
         """One round. What does not answer within the deadline keeps its last reading, which grows stale."""
         pods = {uid(pod): pod for pod in self._store.all(POD)}
         runtimes = {id_: base for id_, pod in pods.items() if (base := self._ops_url(pod))}
-        gateways = {key(pod)[1]: base for pod in pods.values() if (base := _gateway_url(pod))}
+        ours = [pod for pod in pods.values() if _is_gateway(pod, self._system_namespace)]
+        gateways = {key(pod)[1]: base for pod in ours if (base := _gateway_url(pod))}
         states, demands = await asyncio.gather(
             self._reader.states(runtimes, deadline_s=DEADLINE_S),
             self._reader.gateway_states(gateways, deadline_s=DEADLINE_S),
@@ -164,9 +168,17 @@ def _has_traffic(demand: ServiceDemand, service: Key) -> bool:
     return bool(demand.held or demand.inflight) or recent
 
 
+def _is_gateway(pod: Json, namespace: str) -> bool:
+    """Whether a pod is one of the installation's gateways: of its namespace and its ServiceAccount, made by a
+    controller. A label alone can be written by all who may create a pod somewhere."""
+    account = (pod.get("spec") or {}).get("serviceAccountName")
+    marked = labels(pod).get(names.LABEL_NAME) == names.GATEWAY and account == names.GATEWAY
+    return marked and key(pod)[0] == namespace and bool(controller_uid(pod))
+
+
 def _gateway_url(pod: Json) -> str:
-    """Base URL of a ready gateway pod's state port; empty for other pods."""
-    if labels(pod).get(names.LABEL_NAME) != names.GATEWAY or pod["metadata"].get("deletionTimestamp"):
+    """Base URL of the state port of a gateway's pod; empty while it is not ready, and when it leaves."""
+    if pod["metadata"].get("deletionTimestamp"):
         return ""
     status = pod.get("status") or {}
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())

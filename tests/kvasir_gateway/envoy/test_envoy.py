@@ -36,7 +36,21 @@ def test_addresses_become_socket_addresses():
 
 def test_a_service_without_endpoints_keeps_its_cluster():
     content = json.loads(clusters.clusters_file({"ns.a": []}).content)
-    assert content["resources"][0]["load_assignment"]["endpoints"] == [{"lb_endpoints": []}]
+    assert content["resources"][0]["load_assignment"]["endpoints"] == [{"priority": 0, "lb_endpoints": []}]
+
+
+@pytest.mark.parametrize(
+    ("last_resort", "ports"),
+    [(set(), [[1, 2]]), ({"10.0.0.1:1"}, [[2], [1]]), ({"10.0.0.1:1", "10.0.0.1:2"}, [[1, 2]])],
+)
+def test_pods_of_last_resort_come_after_all_others(last_resort, ports):
+    found = clusters.clusters_file({"ns.a": ["10.0.0.1:1", "10.0.0.1:2"]}, last_resort=last_resort)
+    groups = json.loads(found.content)["resources"][0]["load_assignment"]["endpoints"]
+    listed = [
+        [host["endpoint"]["address"]["socket_address"]["port_value"] for host in group["lb_endpoints"]]
+        for group in groups
+    ]
+    assert (listed, [group["priority"] for group in groups]) == (ports, list(range(len(ports))))
 
 
 def test_headers_of_ours_are_removed_before_anything_reads_them():

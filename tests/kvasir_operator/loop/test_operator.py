@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import kvasir_operator.loop
-from fakes.manifests import pod
+from fakes.manifests import gateway_pod, pod
 from fakes.operator_bench import KEY, Bench
 from kvasir_api import names
 from kvasir_api.state import GatewayState, ServiceDemand
@@ -215,10 +215,7 @@ async def test_pods_that_get_ready_one_by_one_write_a_status_every_few_seconds(b
 
 async def test_silent_pod_and_silent_gateway_make_metrics_stale(bench):
     await bench.put_service(autoscaling={"maxReplicas": 3})
-    gateway = pod("gw", ready=True, ip="10.9.9.9")
-    gateway["metadata"]["labels"] = {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF}
-    gateway["spec"]["containers"] = [{"name": "picker", "ports": [{"name": "state", "containerPort": 8081}]}]
-    await bench.cluster.put(POD, gateway)
+    await bench.cluster.put(POD, gateway_pod("gw", ip="10.9.9.9"))
     demand = ServiceDemand(namespace="default", name="tiny", held=2)
     bench.reader.gateways["http://10.9.9.9:8081"] = GatewayState(services=(demand,))
     await bench.turn()

@@ -6,10 +6,9 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
-from fakes.manifests import pod, service
+from fakes.manifests import gateway_pod, pod, service
 from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
-from kvasir_api import names
 from kvasir_api.state import GatewayState, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
 from kvasir_operator.loop.introducer import Introducer
@@ -238,10 +237,7 @@ TO_ZERO = {"minReplicas": 0, "maxReplicas": 4, "idleSeconds": 60}
 
 async def put_gateway(bench, **demand):
     """A ready gateway that reports this of the service."""
-    gateway = pod("gw", ready=True, ip="10.9.9.9")
-    gateway["metadata"]["labels"] = {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF}
-    gateway["spec"]["containers"] = [{"name": "picker", "ports": [{"name": "state", "containerPort": 8081}]}]
-    await bench.cluster.put(POD, gateway)
+    await bench.cluster.put(POD, gateway_pod("gw", ip="10.9.9.9"))
     services = (ServiceDemand(namespace="default", name="tiny", **demand),)
     bench.reader.gateways["http://10.9.9.9:8081"] = GatewayState(services=services)
 

@@ -1,0 +1,73 @@
+"""What the picker keeps of the objects that it watches is what routing reads."""
+
+import asyncio
+
+import pytest
+
+from fakes.cluster import FakeCluster
+from fakes.gateway import pod, service
+from kvasir_api import names
+from kvasir_gateway import routing_table
+from kvasir_gateway.picker.sources import InformerSource
+from kvasir_kube import kinds
+
+
+@pytest.fixture
+async def objects():
+    made = FakeCluster()
+    await made.put(kinds.INFERENCE_SERVICE, service("s", model="m"))
+    return made
+
+
+async def table(objects):
+    """As the picker builds it of what the informers hold after their first lists."""
+    source = InformerSource(objects, namespace="")
+    task = asyncio.create_task(source.run())
+    try:
+        async with asyncio.timeout(60):
+            await source.wait_synced()
+        return routing_table.build(source.services(), source.pods(), source.workloads())
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"ready": False, "started": True}, {"ready": False}, {"draining": True}, {"deleted": True}],
+    ids=["ready", "started", "starting", "draining", "terminating"],
+)
+async def test_a_pod_is_the_same_endpoint_as_its_whole_object(objects, fields):
+    whole = pod("s", "p", ip="10.0.0.1", http=7000, ops=7001, **fields)
+    await objects.put(kinds.POD, whole)
+    assert (await table(objects)).endpoints() == (routing_table.endpoint_of(whole),)
+
+
+async def test_a_pod_of_a_deployment_belongs_to_the_service_that_controls_that(objects):
+    def controlled(name, by):
+        owner = {"uid": by, "controller": True, "name": "x"}
+        labels = {names.LABEL_SERVICE: "s"}
+        return {
+            "metadata": {
+                "namespace": "default",
+                "name": name,
+                "uid": name,
+                "labels": labels,
+                "ownerReferences": [owner],
+            }
+        }
+
+    await objects.put(kinds.DEPLOYMENT, controlled("deployment", "uid-default-s"))
+    await objects.put(kinds.REPLICA_SET, controlled("replica-set", "deployment"))
+    for name, above in (("ours", "replica-set"), ("forged", "no-such")):
+        made = pod("s", name)
+        made["metadata"]["ownerReferences"] = [{"uid": above, "controller": True}]
+        await objects.put(kinds.POD, made)
+    assert [endpoint.pod for endpoint in (await table(objects)).endpoints()] == ["ours"]
+
+
+async def test_names_are_those_of_the_whole_object(objects):
+    named = service("t")
+    named["spec"]["model"]["aliases"] = ["small"]
+    await objects.put(kinds.INFERENCE_SERVICE, named)
+    assert set((await table(objects)).by_model) == {"m", "t", "small"}
