@@ -99,7 +99,7 @@ async def test_sets_of_prefixes_are_followed_and_read_as_a_whole_where_they_cann
     ]
 
 
-async def test_a_pod_that_points_elsewhere_makes_nobody_call_there(pods):
+async def test_a_redirect_of_a_pod_is_not_followed(pods):
     """Else a pod could make the operator drain another one, or call what only the operator reaches."""
     victim = pods["good"]
 

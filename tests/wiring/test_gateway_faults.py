@@ -96,7 +96,7 @@ async def test_a_pod_that_refuses_because_it_leaves_is_replaced_by_another(front
     assert (status, body) == leaves.failure
 
 
-async def test_pods_of_a_node_that_nobody_hears_from_go_on(front, pods):
+async def test_pods_of_a_node_that_cannot_report_go_on(front, pods):
     """After an outage of the API server they are marked as not ready, while the picker reads that they serve."""
     front.objects.serve("unheard", *pods)
     await until(lambda: front.routes("unheard"), "unheard")
