@@ -118,3 +118,8 @@ def test_process_loads_nothing_it_does_not_need(packages, unwanted):
     ]
     assert names
     assert loaded(sys.executable, names, unwanted) == ""
+
+
+def test_the_operator_listens_before_it_loads_what_takes_long():
+    """A probe that comes meanwhile waits, so that no start leaves a Warning event."""
+    assert loaded(sys.executable, ["kvasir_operator.__main__"], "kopf,kubernetes,aiohttp") == ""

@@ -5,12 +5,15 @@ import asyncio
 import logging
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_kube.errors import KubeError
+
+BACKLOG: Final = 128
 
 
 def run(main: Coroutine[Any, Any, None], *, verbose: bool = False) -> None:
@@ -30,6 +33,12 @@ def run(main: Coroutine[Any, Any, None], *, verbose: bool = False) -> None:
         sys.exit(names.EXIT_REFUSED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A TCP port that listens: who connects waits until it is served. host: an address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 def stop_event() -> asyncio.Event:

@@ -1,120 +1,27 @@
-"""`kvasir operator`: reads the flags, wires the rooms together and runs until a signal or a failure ends it."""
+"""`kvasir operator`: reads the flags and opens the ports, before what takes a second to import."""
 
-import asyncio
-import contextlib
-import logging
-import os
-import threading
-import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from kvasir_api import names
 from kvasir_api.command import click_options, parse
 from kvasir_kube import process
-from kvasir_kube.client import Access, Client, access, configuration
-from kvasir_kube.kinds import Json, Kind
-from kvasir_kube.rate_limiter import TokenBucket
-from kvasir_kube.state_reader import StateReader
-from kvasir_operator import handlers
-from kvasir_operator.loop.clock import SystemClock
-from kvasir_operator.loop.http import health_app, metrics_app, serve
-from kvasir_operator.loop.leader import Leader
-from kvasir_operator.loop.operator import Operator
-from kvasir_operator.loop.watches import Watches
-from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.options import OperatorOptions
-
-LOG: Final = logging.getLogger("kvasir_operator")
-STOP_S: Final = 5.0
 
 
 @click.command(params=[*click_options(OperatorOptions)], context_settings={"max_content_width": 110})
 def operator(**values: Any) -> None:
     """Watches InferenceServices and keeps their pods, their number and their status."""
     options = parse(OperatorOptions, values)
-    # kopf logs every handler call; only its warnings matter.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     process.run(_run(options), verbose=options.verbose)
 
 
 async def _run(options: OperatorOptions) -> None:
-    settings = OperatorSettings(
-        runtime_image=options.runtime_image,
-        runtime_image_cpu=options.runtime_image_cpu,
-        model_dirs=options.allow_model_dir,
-        gateway_url=options.gateway_url,
-        otlp_traces_endpoint=options.otlp_traces_endpoint,
-        system_namespace=options.lease_namespace or names.SYSTEM_NAMESPACE,
-        speed_window_s=options.speed_window,
-        namespace=options.namespace,
-        interval_s=options.interval,
-        resync_s=options.resync,
-        readings_dir=options.record_readings,
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        config = await configuration(options.kubeconfig)
-        cluster = await stack.enter_async_context(Client(config))
-        reader = await stack.enter_async_context(StateReader())
-        host_name, clock = os.environ.get("HOSTNAME", names.OPERATOR), SystemClock()
-        leader = _leader(cluster, options, host_name, clock) if options.lease_namespace else None
-        parts = Operator(
-            cluster,
-            reader,
-            settings=settings,
-            instance=host_name,
-            clock=clock,
-            leader=leader,
-            bucket=TokenBucket(qps=options.kube_api_qps, burst=options.kube_api_burst),
-        )
-        health, port = await serve(
-            health_app(live=parts.live, ready=parts.ready), host=options.host, port=options.health_port
-        )
-        stack.push_async_callback(health.cleanup)
-        metrics, metrics_at = await serve(
-            metrics_app(parts.telemetry.text), host=options.host, port=options.metrics_port
-        )
-        stack.push_async_callback(metrics.cleanup)
-        LOG.info("health on %s:%d, metrics on %s:%d", options.host, port, options.host, metrics_at)
-        await parts.fill()
-        await _until_ended(parts, namespace=options.namespace, reach=lambda: access(config))
+    """A probe that comes during the imports waits in the port's queue; refused, it would leave a Warning event."""
+    ports = [process.listening(options.host, port) for port in (options.health_port, options.metrics_port)]
+    from kvasir_operator import app
 
-
-def _leader(cluster: Client, options: OperatorOptions, host_name: str, clock: SystemClock) -> Leader:
-    """Of those operators that look at the same namespace, or at all of them."""
-    return Leader(
-        cluster,
-        namespace=options.lease_namespace,
-        name=f"{names.OPERATOR}-{options.namespace}" if options.namespace else names.OPERATOR,
-        me=f"{host_name}_{uuid.uuid4().hex[:8]}",
-        clock=clock,
-    )
-
-
-async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:
-    """kopf's watches in their thread and our loops here, until a signal; when either ends by itself, so does all."""
-    loop, stop = asyncio.get_running_loop(), process.stop_event()
-    take = handlers.store_events(parts.store, parts.workqueue, parts.resync)
-
-    def seen(kind: Kind, verb: str, obj: Json) -> None:
-        loop.call_soon_threadsafe(take, kind, verb, obj)
-
-    def start(ended: threading.Event) -> None:
-        handlers.watch(seen, namespace=namespace, access=reach, stop=ended)
-
-    watched = Watches(start, parts.resync, parts.telemetry, clock=SystemClock())
-    signalled = asyncio.create_task(stop.wait())
-    loops, watches = asyncio.create_task(parts.run()), asyncio.create_task(watched.run())
-    ended, _ = await asyncio.wait({signalled, loops, watches}, return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
-    loops.cancel()
-    watches.cancel()
-    await asyncio.wait({loops, watches}, timeout=STOP_S)
-    await parts.release()
-    for task in ended - {signalled}:
-        task.result()
+    await app.run(options, *ports)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class OperatorOptions(OptionsBase):
     )
     host: str = option("127.0.0.1", "Where both ports listen.", metavar="ADDRESS")
     metrics_port: int = option(9090, "Port of /metrics; 0 takes a free one.", ge=0, le=65535)
-    health_port: int = option(8081, "Port of /livez and /readyz; 0 takes a free one.", ge=0, le=65535)
+    health_port: int = option(8081, "Port of /livez, /readyz and /startupz; 0 takes a free one.", ge=0, le=65535)
     interval: float = option(2.0, "Time between two readings of all pods.", unit="seconds", ge=0.2, le=60.0)
     speed_window: float = option(
         60.0,

@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 
 import pytest
 
@@ -32,6 +33,13 @@ def test_an_interrupt_before_the_signals_are_handled_is_no_traceback():
 def test_an_error_of_the_process_itself_is_raised():
     with pytest.raises(ZeroDivisionError):
         process.run(fail(ZeroDivisionError()))
+
+
+def test_a_port_takes_connections_before_it_is_served():
+    with process.listening("127.0.0.1", 0) as port:
+        socket.create_connection(port.getsockname()).close()
+        with pytest.raises(OSError, match="in use"):
+            process.listening(*port.getsockname())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,5 +1,6 @@
 """The operator's two small HTTP ports: health for the kubelet, metrics for Prometheus."""
 
+import socket
 from collections.abc import Callable
 
 from aiohttp import web
@@ -26,9 +27,9 @@ def metrics_app(text: Callable[[], bytes]) -> web.Application:
     return app
 
 
-async def serve(app: web.Application, *, host: str, port: int) -> tuple[web.AppRunner, int]:
-    """Listen; returns the runner to clean up, and the port (a free one for 0)."""
+async def serve(app: web.Application, listening: socket.socket) -> web.AppRunner:
+    """Answer on a port that listens; returns the runner to clean up."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner, int(runner.addresses[0][1])
+    await web.SockSite(runner, listening).start()
+    return runner
