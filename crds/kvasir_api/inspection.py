@@ -6,6 +6,7 @@ see the model itself. Pure; the arithmetic is forecast.py's, which the runtime u
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
@@ -19,6 +20,7 @@ from kvasir_api.roofline import Card, Roofline
 SCHEMA: Final = 2
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MOST_PARAMETERS: Final = 10**15
 _SIZES: Final = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_positions")
 """At least 1 in every model."""
@@ -46,6 +48,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_dtype: str
     shape: forecast.ModelShape
     overrides: str = ""
+
+
+class HubInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub has under a name: the last words of a pod that looked at a model there.
+
+    commit: what the revision stands for now. download_bytes: of the files that serving it needs. facts: None where the
+    config cannot be judged; message says why.
+    """
+
+    commit: str
+    download_bytes: int = 0
+    facts: ModelFacts | None = None
+    message: str = ""
 
 
 def overrides_digest(hf_overrides: str) -> str:
@@ -81,7 +96,7 @@ class Prediction:
         return self.verdict != "Unknown"
 
 
-def encode(facts: ModelFacts) -> bytes:
+def encode(facts: ModelFacts | HubInspection) -> bytes:
     """Compact JSON. Raises ValueError when it is too long to be anybody's last words."""
     document = msgspec.json.encode(facts)
     if len(document) > MAX_BYTES:
@@ -100,6 +115,17 @@ def decode(document: str) -> ModelFacts:
         raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
     _check(facts.shape)
     return facts
+
+
+def decode_hub(document: str) -> HubInspection:
+    """What a hub was found to have, with the errors of decode()."""
+    try:
+        found = msgspec.json.decode(document, type=HubInspection)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not the inspection of a model on a hub: {error}") from error
+    if not COMMIT.fullmatch(found.commit):
+        raise ValueError(f"the hub named {found.commit[:80]!r}, which is no commit")
+    return found
 
 
 def _check(shape: forecast.ModelShape) -> None:

@@ -71,6 +71,9 @@ PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"
 MODEL_MOUNT: Final = "/models"
 KEYS_MOUNT: Final = "/keys"
+HUB_MOUNT: Final = "/hub"
+ENV_HUB_SETTINGS: Final = "KVASIR_HUB_SETTINGS"
+"""A directory with what is needed to reach the hub, one file each: token, endpoint, ca.crt, proxy. None has to be there."""
 PATH_TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
@@ -106,7 +109,9 @@ REASONS: Final = {
     "MinimumNotAvailable": "No replica of the service is ready yet.",
     "ScaledToZero": "The service runs no replica: spec.replicas is 0, or spec.autoscaling.minReplicas is 0 and no request came within idleSeconds.",
     "InspectingModel": "A small pod without accelerator reads the model's config, so that what cannot fit is refused before a replica starts.",
+    "ModelDownloading": "Replicas fetch the model from the hub; the message says how far they are.",
     "ModelLoading": "Replicas run and load the model.",
+    "ModelUnavailable": "The model cannot be fetched: the hub is not reached, rejects the token or lacks the revision, or the disk is full. The message says which; it is tried again.",
     "ModelLoadFailed": "The runtime refused the model or its options; the message says why. Change the spec or the model.",
     "Unschedulable": "The scheduler finds no node for a replica.",
     "InvalidSpec": "A field of the spec cannot be applied; the message names it.",
@@ -168,6 +173,7 @@ EVENTS: Final = {
     "ModelInspected": "The model's config was read before replicas start; the note has the forecast.",
     "ForecastUnknown": "The model's config could not be read before replicas start, or says too little; they start all the same.",
     "ModelLoadFailed": "The runtime refused the model.",
+    "ModelUnavailable": "The model cannot be fetched; the note says why and what to do.",
     "TooSmall": "The model does not fit the memory that was asked for; the note has the numbers.",
     "KeysMissing": "Replicas have no API key, so that they reject every request.",
     "DeviceUnusable": "A replica cannot start on its device: there is none, its driver is too old, or its memory is taken; the note says which.",
@@ -191,6 +197,8 @@ TOO_SMALL: Final = "TooSmall: "
 """A refusal for want of memory starts with this; the operator makes it the reason TooSmall."""
 KEYS_MISSING: Final = "KeysMissing: "
 """A refusal for want of API keys starts with this; the operator makes it the reason KeysMissing."""
+MODEL_UNAVAILABLE: Final = "ModelUnavailable: "
+"""A refusal because the model could not be fetched starts with this: hub, token, revision or disk, not the model itself."""
 NO_DEVICE: Final = "NoDevice: "
 """A refusal because no CUDA device is there starts with this."""
 DRIVER_TOO_OLD: Final = "DriverTooOld: "
@@ -200,6 +208,7 @@ OUT_OF_DEVICE_MEMORY: Final = "OutOfDeviceMemory: "
 REFUSALS: Final = {
     TOO_SMALL: "TooSmall",
     KEYS_MISSING: "KeysMissing",
+    MODEL_UNAVAILABLE: "ModelUnavailable",
     NO_DEVICE: "NoDevice",
     DRIVER_TOO_OLD: "DriverTooOld",
     OUT_OF_DEVICE_MEMORY: "OutOfDeviceMemory",

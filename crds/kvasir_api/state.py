@@ -210,6 +210,8 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     device, kernels: what really serves, for example cpu and reference. fallback: why slower kernels serve than the device
     has, empty when they are its own. message: why the phase is what it is. locked: why no client is let in whatever the
     phase is, empty when some are.
+    download_bytes: size of what the model's files on the hub are fetched of, 0 where none are; downloaded_bytes: what of
+    it is there.
     instance: names this process among all, also after a restart; ids of what only it holds begin with it. All counters,
     and all numbers of documents and changes, begin again with another instance.
     """
@@ -223,6 +225,8 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     progress_fraction: float = 0.0
     eta_s: float = -1.0
     message: str = ""
+    download_bytes: Count = 0
+    downloaded_bytes: Count = 0
     locked: str = ""
     step: Count = 0
     sequence_number: Count = 0

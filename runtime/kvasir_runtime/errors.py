@@ -2,6 +2,7 @@
 
     StartError
     |-- ModelError         the model is missing, damaged, or of a kind that this runtime does not serve
+    |-- ModelUnavailableError  the hub does not give the model, or the disk cannot hold it
     |-- CapacityError      the device or the container has not enough memory for the model and a useful KV cache
     |-- NoDeviceError      no CUDA device is there
     |-- DriverTooOldError  the driver does not run the CUDA that torch was built for
@@ -27,6 +28,12 @@ class StartError(Exception):
 
 class ModelError(StartError):
     """The model cannot be served: which file, key or tensor, what is wrong, and what was expected."""
+
+
+class ModelUnavailableError(StartError):
+    """The model could not be fetched: what the hub, the network or the disk answered, and what helps."""
+
+    prefix = names.MODEL_UNAVAILABLE
 
 
 class CapacityError(StartError):

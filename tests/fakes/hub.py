@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,16 +12,40 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 Fault = Literal[
-    "none", "cut once", "cut always", "too long", "refused", "gated", "absent", "busy", "circle", "elsewhere"
+    "none",
+    "cut once",
+    "cut always",
+    "too long",
+    "damaged once",
+    "damaged always",
+    "huge",
+    "refused",
+    "unauthorized",
+    "gated",
+    "absent",
+    "no revision",
+    "busy",
+    "circle",
+    "elsewhere",
 ]
+REFUSALS: Final[Mapping[Fault, tuple[int, str]]] = {
+    "refused": (403, ""),
+    "unauthorized": (401, ""),
+    "gated": (403, "GatedRepo"),
+    "absent": (404, "RepoNotFound"),
+    "no revision": (404, "RevisionNotFound"),
+    "busy": (503, ""),
+}
+"""Status and X-Error-Code of whatever is asked."""
 COMMIT: Final = "c" * 40
 LARGE: Final = 200_000
-FILES: Final = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(range(256)) * (LARGE // 256)}
+WEIGHTS: Final = "model.safetensors"
+FILES: Final = {"config.json": b'{"model_type": "llama"}', WEIGHTS: bytes(range(256)) * (LARGE // 256)}
 
 
 @dataclass(slots=True)
 class Hub:
-    """files: of the repository, by name. fault: of the weights, or of the whole repository.
+    """files: of the repository, by name. fault: of the weights, or of the whole repository. commit: of every revision.
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set.
     """
@@ -31,6 +56,7 @@ class Hub:
     open: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     elsewhere: str = ""
+    commit: str = COMMIT
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -40,6 +66,11 @@ class Hub:
     def of(self, method: str) -> list[str]:
         """Paths that were asked for by a method."""
         return [path for how, path, _ in self.asked if how == method]
+
+
+def git_object(content: bytes) -> str:
+    """The id of a file in a Git repository."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -60,16 +91,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         hub = self.hub
         hub.asked.append((self.command, self.path, self.headers.get("authorization", "")))
-        if hub.fault in ("refused", "gated", "absent", "busy"):
-            return self._refuse(hub.fault)
+        if hub.fault in REFUSALS:
+            return self._refuse(*REFUSALS[hub.fault])
         if "/tree/" in self.path:
-            tree = [{"type": "file", "path": name, "size": len(file), "oid": name} for name, file in hub.files.items()]
+            tree = [self._entry(name, file) for name, file in hub.files.items()]
             return self._send(json.dumps(tree).encode(), {})
         if self.path.startswith("/api/"):
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in hub.files.items()]
-            return self._send(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode(), {})
+            siblings = [self._sibling(name, content) for name, content in hub.files.items()]
+            return self._send(json.dumps({"id": "org/name", "sha": self._commit(), "siblings": siblings}).encode(), {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
-        of_weights = name == "model.safetensors"
+        of_weights = name == WEIGHTS
         if of_weights and body:
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
@@ -78,27 +109,49 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._lead(f"{hub.elsewhere}{self.path}")
         return self._file(name, body=body, fault=hub.fault if of_weights else "none")
 
+    def _commit(self) -> str:
+        """What the path asks for, where that is a commit, else the one that every branch and tag is at."""
+        named = re.search(r"/(?:resolve|revision|tree)/([0-9a-f]{40})", self.path)
+        return named[1] if named else self.hub.commit
+
+    def _sibling(self, name: str, content: bytes) -> dict[str, Any]:
+        """A file as /api/models/… lists it with blobs=true."""
+        entry = self._entry(name, content)
+        found = {"rfilename": name, "size": entry["size"], "blobId": entry["oid"]}
+        if "lfs" in entry:
+            found["lfs"] = {"size": entry["size"], "sha256": entry["lfs"]["oid"], "pointerSize": 134}
+        return found
+
+    def _entry(self, name: str, content: bytes) -> dict[str, Any]:
+        """A file as /api/models/…/tree lists it: large ones by their SHA-256, small ones as Git's object."""
+        size = 10**17 if self.hub.fault == "huge" and name == WEIGHTS else len(content)
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": git_object(content)}
+        if name.endswith(".safetensors"):
+            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": size, "pointerSize": 134}
+        return entry
+
     def _file(self, name: str, *, body: bool, fault: Fault) -> None:
         content = self.hub.files[name]
+        digest = hashlib.sha256(content).hexdigest() if name.endswith(".safetensors") else git_object(content)
+        times = self.hub.of("GET").count(self.path)
+        if fault == "damaged always" or (fault == "damaged once" and times == 1):
+            content = bytes([content[0] ^ 1]) + content[1:]
         first = int((self.headers.get("range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": self._commit()}
         claimed = len(content) + (1000 if fault == "too long" else 0)
         if not body:
             return self._send(b"", headers, length=claimed)
         rest, status = content[first:], 206 if first else 200
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        first_time = self.hub.of("GET").count(self.path) == 1
-        cut = fault == "cut always" or (fault == "cut once" and first_time)
+        cut = fault == "cut always" or (fault == "cut once" and times == 1)
         self._send(rest[: len(rest) // 2] if cut else rest, headers, length=len(rest), status=status)
         if cut:
             self.close_connection = True
         return None
 
-    def _refuse(self, fault: Fault) -> None:
-        status = {"refused": 403, "gated": 403, "absent": 404, "busy": 503}[fault]
-        codes = {"gated": {"X-Error-Code": "GatedRepo"}, "absent": {"X-Error-Code": "RepoNotFound"}}
-        self._send(b"{}", codes.get(fault, {}), status=status)
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(b"{}", {"X-Error-Code": code} if code else {}, status=status)
 
     def _lead(self, where: str) -> None:
         self._send(b"", {"Location": where}, status=302)

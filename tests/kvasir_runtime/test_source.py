@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_api import names
-from kvasir_runtime import source
+from kvasir_runtime import hub, source
 from kvasir_runtime.errors import ModelError
 
 
@@ -76,7 +76,7 @@ def test_directory_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     ],
 )
 def test_file_on_the_hub_is_told_from_a_path(model: str, is_one: bool) -> None:
-    assert source.is_hub_file(model) is is_one
+    assert hub.is_file(model) is is_one
 
 
 @pytest.mark.parametrize("model", ["{}/tiny-q4.gguf", "{}/tiny-q4", "org/tiny-q4"])
@@ -110,11 +110,11 @@ def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> No
         "print(source.resolve('org/here/a.gguf'))\n"
         "try:\n"
         "    source.resolve('org/here/b.gguf')\n"
-        "except errors.ModelError as error:\n"
+        "except errors.StartError as error:\n"
         "    print(error)\n"
         "try:\n"
         "    source.resolve('org/absent')\n"
-        "except errors.ModelError as error:\n"
+        "except errors.StartError as error:\n"
         "    print(error)\n"
         "print('torch' in sys.modules)\n"
     )

@@ -15,7 +15,7 @@ import msgspec
 from kvasir_runtime import gguf, source
 from kvasir_runtime.accuracy_messages import AccuracyJob, Deviation
 from kvasir_runtime.bench.sample_text import TEXT
-from kvasir_runtime.errors import ModelError
+from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import tokenizer
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")
@@ -51,7 +51,7 @@ def job(model: str, text: str, num_tokens: int) -> AccuracyJob:
     try:
         folder = source.resolve(model)
         ids = tokenizer.load(folder).encode(text, special=False, limit=10_000_000)
-    except (ModelError, tokenizer.PromptTooLong) as error:
+    except (StartError, tokenizer.PromptTooLong) as error:
         raise AccuracyError(str(error)) from error
     texts = pieces(ids, num_tokens)
     if not texts:

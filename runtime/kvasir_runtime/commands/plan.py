@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from kvasir_api import forecast, hf_config, inspection, weight_offload
+from kvasir_api import forecast, hf_config, inspection, names, weight_offload
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime import gguf, source
+from kvasir_runtime import gguf, hub, source
 from kvasir_runtime.commands import host_resources, sizes
-from kvasir_runtime.errors import ModelError
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.server.banner import size
 
 MAX_ARCHITECTURE = 128
+MAX_WHY = 1000
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
     | {"weights_host_bytes"}
@@ -177,13 +178,31 @@ def read_config(model: str, revision: str = "") -> dict[str, Any]:
 
     Raises ValueError with one line.
     """
+    named = _on_hub(model, revision)
+    if named is not None:
+        if named.file:
+            raise ValueError(f"{model} is on the hub, where the header of a GGUF file is not read; plan a copy of it")
+        return _read_json(hub.config_file(named, ""))
     path = _local(model, revision)
     if gguf.is_gguf(path):
         return gguf_config(path)
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
-        path = _from_hub(model, revision)
+        raise ValueError(f"model directory {model} does not exist")
+    return _read_json(path)
+
+
+def _on_hub(model: str, revision: str) -> hub.HubName | None:
+    """The name on the hub where the model is none on this machine, None where it is."""
+    try:
+        named = None if Path(model).expanduser().exists() else hub.parsed(model, revision)
+    except ModelError as error:
+        raise ValueError(str(error)) from error
+    return named
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -210,17 +229,6 @@ def _local(model: str, revision: str) -> Path:
         raise ValueError(str(error)) from error
 
 
-def _from_hub(model: str, revision: str) -> Path:
-    if not source.is_hub_name(model):
-        raise ValueError(f"model directory {model} does not exist")
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        return Path(hf_hub_download(model, "config.json", revision=revision or None))
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
-        raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
-
-
 def facts(config: dict[str, Any], hf_overrides: str = "") -> inspection.ModelFacts:
     """The facts for the operator's own forecast. config: with the overrides in it.
 
@@ -236,6 +244,20 @@ def facts(config: dict[str, Any], hf_overrides: str = "") -> inspection.ModelFac
         shape=shape,
         overrides=inspection.overrides_digest(hf_overrides),
     )
+
+
+def hub_inspection(name: hub.HubName, hf_overrides: str = "") -> inspection.HubInspection:
+    """What the hub has under a name now, with the facts of its config. Raises ModelUnavailableError."""
+    found = hub.listing(name)
+    known, why = None, ""
+    try:
+        if name.file:
+            raise ValueError(f"the header of {name.file} is read when a replica has fetched it")
+        document = _read_json(hub.config_file(name, found.commit))
+        known = facts(hf_config.overridden(document, hf_config.parsed_overrides(hf_overrides)), hf_overrides)
+    except ValueError as error:
+        why = str(error)[:MAX_WHY]
+    return inspection.HubInspection(commit=found.commit, download_bytes=found.size, facts=known, message=why)
 
 
 def _shape(config: dict[str, Any]) -> forecast.ModelShape:
@@ -273,8 +295,12 @@ def _plan(
       kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
       kvasir plan ./model --max-model-len 8192 --json
     """
+    revision = values.pop("revision")
     try:
-        document = read_config(model, values.pop("revision"))
+        if facts_to and (named := _on_hub(model, revision)) is not None:
+            _write(inspection.encode(hub_inspection(named, values["hf_overrides"])), facts_to)
+            return
+        document = read_config(model, revision)
         config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         if facts_to:
             _write(inspection.encode(facts(config, values["hf_overrides"])), facts_to)
@@ -286,8 +312,9 @@ def _plan(
         shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         options = RuntimeOptions(**values)
         report = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
-    except ValueError as error:
-        raise NoVerdict(source.with_user_name(str(error), model)) from error
+    except (ValueError, ModelUnavailableError) as error:
+        message = str(error).removeprefix(names.MODEL_UNAVAILABLE)
+        raise NoVerdict(source.with_user_name(message, model)) from error
     if as_json:
         document = {**asdict(report), "fitting_context": report.fitting_context}
         click.echo(json.dumps(document, indent=2))

@@ -154,6 +154,8 @@ class AppState:
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,
             message=lifecycle.message or (self.unready if lifecycle.ready else ""),
+            download_bytes=lifecycle.download_bytes,
+            downloaded_bytes=lifecycle.downloaded_bytes,
             locked=self.api_keys.locked,
             heartbeat_age_s=round(age_s, 3),
             stalled_s=round(self.watchdog.stalled_s, 3),

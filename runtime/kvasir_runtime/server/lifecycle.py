@@ -34,6 +34,8 @@ class Lifecycle:
         self.eta_s = -1.0
         self.message = ""
         self.failure_reason = ""
+        self.download_bytes = 0
+        self.downloaded_bytes = 0
 
     @property
     def phase(self) -> Phase:
@@ -57,6 +59,12 @@ class Lifecycle:
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
         if self.was_ready:
             self._start_ended.set()
+
+    def download(self, done_bytes: int, total_bytes: int, message: str) -> None:
+        """What of the model's files is there. Too late once the start went on: a thread reports them."""
+        self.download_bytes, self.downloaded_bytes = total_bytes, done_bytes
+        if self._started == "starting":
+            self.advance("starting", done_bytes / total_bytes if total_bytes else 1.0, message=message)
 
     def fail_start(self, message: str, reason: str) -> None:
         """The start failed. reason: the one word of `names.REASONS` for it, empty where there is none."""

@@ -60,6 +60,8 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
             "progress_fraction": lifecycle.fraction,
             "eta_s": lifecycle.eta_s,
             "message": lifecycle.message,
+            "download_bytes": lifecycle.download_bytes,
+            "downloaded_bytes": lifecycle.downloaded_bytes,
             "reason": lifecycle.failure_reason,
         }
         return json_response(document, status=200 if lifecycle.was_ready else 503)

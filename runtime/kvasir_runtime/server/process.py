@@ -19,12 +19,13 @@ from typing import Any, Final
 import msgspec
 
 from kvasir_api import __version__, device_faults, names, state
+from kvasir_api.forecast import readable
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.client import output_check
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import EngineProcess
-from kvasir_runtime.errors import ModelError
+from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.frontend.generation_config import generation_defaults
 from kvasir_runtime.frontend.model_profile import ModelProfile
@@ -109,9 +110,9 @@ class ServeProcess:
     async def _live(self) -> int:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
-        except (ModelError, EngineDeadError) as error:
+        except (StartError, EngineDeadError) as error:
             message = source.with_user_name(str(error), self._options.model)
-            refused = isinstance(error, ModelError) or error.refusal
+            refused = isinstance(error, StartError) or error.refusal
             self._app_state.lifecycle.fail_start(message, _reason(message, refused=refused))
             if refused:
                 self._console.refused(message)
@@ -128,7 +129,7 @@ class ServeProcess:
         return await self._drain()
 
     async def _start(self) -> None:
-        """From nothing to ready. Raises ModelError or EngineDeadError."""
+        """From nothing to ready. Raises StartError or EngineDeadError."""
         app_state, console = self._app_state, self._console
         app_state.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")
@@ -136,7 +137,7 @@ class ServeProcess:
         app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
         await self._load_keys()
         asked = time.monotonic()
-        folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
+        folder = await self._found()
         found = time.monotonic()
         console.found(*self._addresses, note=tokenizer.text_part(folder))
         defaults, digest = await asyncio.to_thread(_read, folder, given)
@@ -195,6 +196,23 @@ class ServeProcess:
             load_s=ready.load_s,
             warm_s=ready.warm_s,
         )
+
+    async def _found(self) -> Path:
+        """The model's folder, after a download if need be, whose bytes the lifecycle has meanwhile."""
+        loop, given = asyncio.get_running_loop(), self._options
+
+        def on_bytes(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._on_download, done, total)
+
+        folder = await asyncio.to_thread(source.resolve, given.model, given.revision, on_bytes)
+        self._app_state.lifecycle.advance("starting")
+        return folder
+
+    def _on_download(self, done: int, total: int) -> None:
+        fraction = done / total if total else 1.0
+        message = f"downloading the model, {readable(done)} of {readable(total)}"
+        self._app_state.lifecycle.download(done, total, message)
+        self._console.show("starting", fraction, message=message)
 
     async def _warm_prefixes(self, served: ServedModel, ready: EngineFacts) -> None:
         """Compute what peers are asked most, where the operator has named some."""

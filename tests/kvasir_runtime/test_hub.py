@@ -1,0 +1,197 @@
+"""A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes import hub
+from kvasir_api import names
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.hub import HubName, parsed
+
+CODE = """
+from kvasir_runtime import errors, source
+try:
+    print(source.resolve("org/name", "REVISION"))
+except errors.StartError as error:
+    print(f"refused: {error}")
+"""
+WATCHED = """
+from kvasir_runtime import source
+source.resolve("hf://org/name", "", lambda done, total: print(done, total, flush=True))
+"""
+TOKEN = "hf_of_a_user"
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "want"),
+    [
+        ("hf://org/name", "", HubName(repository="org/name")),
+        ("hf://org/name@v1.0", "", HubName(repository="org/name", revision="v1.0")),
+        ("hf://org/name@refs/pr/1", "", HubName(repository="org/name", revision="refs/pr/1")),
+        ("hf://org/name/a-Q4.gguf@v1", "", HubName(repository="org/name", file="a-Q4.gguf", revision="v1")),
+        ("org/name", "v1", HubName(repository="org/name", revision="v1")),
+        ("./org/name", "", None),
+        ("org/name@v1", "", None),
+    ],
+)
+def test_a_name_is_read(model, revision, want):
+    assert parsed(model, revision) == want
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "says"),
+    [
+        ("hf://org/name@v1", "v2", "model hf://org/name@v1 and --revision v2 both name a revision"),
+        ("hf://../name", "", "model hf://../name is not of the form hf://ORG/NAME@REVISION or"),
+        ("hf://", "", "model hf:// is not of the form"),
+    ],
+)
+def test_a_broken_name_is_one_line(model, revision, says):
+    with pytest.raises(ModelError) as caught:
+        parsed(model, revision)
+    assert str(caught.value).startswith(says)
+
+
+def fetched(found: hub.Hub, home: Path, *, revision: str = "", code: str = CODE, **more: str) -> str:
+    """The line that came of it, in a process of its own: the library reads its environment when it is imported."""
+    env = {**os.environ, **found.env(home), "HF_TOKEN": TOKEN, **more}
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("REVISION", revision)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = done.stdout.splitlines()
+    assert TOKEN not in line
+    return line
+
+
+def test_a_download_that_is_cut_is_begun_again_and_whole(tmp_path):
+    with hub.serving("cut once") as found:
+        folder = Path(fetched(found, tmp_path))
+        assert {name: (folder / name).read_bytes() for name in hub.FILES} == hub.FILES
+        assert len([path for path in found.of("GET") if path.endswith("model.safetensors")]) == 2
+
+
+def test_only_what_is_used_is_fetched_of_the_revision(tmp_path):
+    unused = ("pytorch_model.bin", "consolidated.safetensors", "original/model.safetensors", "model.pth", "README.md")
+    used = {"tokenizer.json": b"{}", "tekken.json": b"{}", "tokenizer.model": b"m", "chat_template.jinja": b"t"}
+    with hub.serving() as found:
+        found.files = hub.FILES | used | dict.fromkeys(unused, b"unused")
+        folder = Path(fetched(found, tmp_path, revision="v1.0"))
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*hub.FILES, *used}
+        assert any("/revision/v1.0" in path for path in found.of("GET"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("cut always", "could not be fetched from the hub: peer closed connection"),
+        ("too long", "could not be fetched from the hub: Consistency check failed: file should be of size 200936"),
+        ("circle", "could not be fetched from the hub: Exceeded 20 redirects"),
+        ("damaged always", "comes with another checksum of model.safetensors than the hub states, fetched twice"),
+        ("huge", "needs 93132257.46 GiB of disk in "),
+        ("refused", "could not be fetched from the hub: 403 Forbidden"),
+        ("unauthorized", "could not be fetched from the hub: Client error '401 Unauthorized'"),
+        ("gated", "is gated: accept its terms on the hub and set HF_TOKEN"),
+        ("absent", "is neither a directory nor a public repository on the hub"),
+        ("busy", "could not be fetched from the hub: Server error '503 Service Unavailable'"),
+    ],
+)
+def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fault, says):
+    with hub.serving(fault) as found:
+        line = fetched(found, tmp_path)
+        assert line.startswith(f"refused: ModelUnavailable: model org/name {says}")
+        assert len(found.asked) <= 40
+    assert not list(tmp_path.glob("hub/models--org--name/snapshots/*/model.safetensors")), (
+        "half a file was taken for one"
+    )
+
+
+def test_a_file_that_is_damaged_on_the_way_is_fetched_again(tmp_path):
+    with hub.serving("damaged once") as found:
+        folder = Path(fetched(found, tmp_path))
+        assert (folder / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
+
+
+def test_a_damaged_file_of_a_process_that_was_killed_is_not_served(tmp_path):
+    """It was renamed, and the process died before it had compared the checksum."""
+    with hub.serving() as found:
+        folder = Path(fetched(found, tmp_path))
+        for mark in tmp_path.glob("hub/models--org--name/.checked/*"):
+            mark.unlink()
+        (folder / hub.WEIGHTS).resolve().write_bytes(b"x" * hub.LARGE)
+        assert Path(fetched(found, tmp_path)) == folder
+        assert (folder / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
+
+
+def test_a_whole_model_needs_no_hub(tmp_path):
+    with hub.serving() as found:
+        folder = Path(fetched(found, tmp_path, revision=hub.COMMIT))
+        found.fault = "busy"
+        assert Path(fetched(found, tmp_path, revision=hub.COMMIT)) == folder
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path):
+    """A limit of the size of files stands for it: 100 kB, and the weights have twice as much."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    with hub.serving() as found:
+        line = fetched(found, tmp_path, code=limited + CODE)
+    assert line.startswith("refused: ModelUnavailable: model org/name could not be stored: [Errno 27] File too large")
+
+
+def test_a_revision_that_is_not_there_is_named(tmp_path):
+    with hub.serving("no revision") as found:
+        line = fetched(found, tmp_path, revision="v9")
+    assert line == "refused: ModelUnavailable: model org/name has no revision v9 on the hub"
+
+
+def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
+    settings = tmp_path / "secret"
+    settings.mkdir()
+    (settings / "token").write_text(f"{TOKEN}_of_a_pod\n")
+    pod = {names.ENV_HUB_SETTINGS: str(settings), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": ""}
+    with hub.serving() as found:
+        (settings / "endpoint").write_text(f"{found.url}\n")
+        assert Path(fetched(found, tmp_path, **pod)).is_dir()
+        assert {key for _, _, key in found.asked} == {f"Bearer {TOKEN}_of_a_pod"}
+        found.fault = "gated"
+        line = fetched(found, tmp_path / "other", **pod)
+        assert line.endswith(
+            "put a token that may read it under the key token into the Secret of spec.model.secretName"
+        )
+        (settings / "endpoint").write_text("nowhere")
+        line = fetched(found, tmp_path / "other", **pod)
+        assert line.endswith("key endpoint of the Secret of spec.model.secretName is no http:// or https:// URL")
+
+
+def test_bytes_are_told_while_a_download_runs(tmp_path):
+    total, config = sum(map(len, hub.FILES.values())), len(hub.FILES["config.json"])
+    with hub.serving(held=True) as found:
+        env = {**os.environ, **found.env(tmp_path)}
+        command = [sys.executable, "-c", WATCHED]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as started:
+            assert started.stdout is not None
+            lines = iter(started.stdout.readline, "")
+            assert next(lines) == f"0 {total}\n"
+            assert f"{config} {total}\n" in lines  # config.json comes, the weights wait
+            found.open.set()
+            assert [*lines][-1] == f"{total} {total}\n"
+
+
+def test_a_token_is_not_sent_to_where_the_hub_leads(tmp_path):
+    with hub.serving() as store, hub.serving("elsewhere") as found:
+        found.elsewhere = store.url
+        folder = Path(fetched(found, tmp_path))
+        assert (folder / "model.safetensors").read_bytes() == hub.FILES["model.safetensors"]
+        assert [key for _, _, key in found.asked] == [f"Bearer {TOKEN}"] * len(found.asked)
+        assert store.asked
+        assert {key for _, _, key in store.asked} == {""}
