@@ -130,6 +130,9 @@ def _columns() -> list[dict[str, Any]]:
         _column(
             "Signal", "string", ".status.autoscaling.bindingSignal", "Signal behind the number of replicas.", wide=True
         ),
+        _column(
+            "Downloaded", "integer", ".status.counts.downloadedBytes", "Bytes fetched of a starting replica.", wide=True
+        ),
         _column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
         _column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
     ]

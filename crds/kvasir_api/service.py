@@ -37,9 +37,19 @@ class ModelSpec(CrdObject):
 
     model_config = validation_rules(
         (
-            "self.uri.startsWith('pvc://') || self.uri.startsWith('file:///')",
-            "model.uri must be pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
+            "self.uri.startsWith('pvc://') || self.uri.startsWith('file:///') || self.uri.startsWith('hf://')",
+            "model.uri must be hf://ORG/NAME@REVISION (a repository on the hub), pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
             ".uri",
+        ),
+        (
+            "!self.uri.startsWith('hf://') || self.uri.matches('^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*[.]gguf)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?$')",
+            "model.uri of form hf:// needs hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE.gguf@REVISION; a revision is a branch, a tag or a commit",
+            ".uri",
+        ),
+        (
+            "self.?secretName.orValue('') == '' || self.uri.startsWith('hf://')",
+            "model.secretName is for models on the hub, with a uri of form hf://",
+            ".secretName",
         ),
         (
             "!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?$')",
@@ -51,9 +61,15 @@ class ModelSpec(CrdObject):
 
     uri: str = option(
         ...,
-        "Where the model is, a directory (Hugging Face layout, safetensors, or one GGUF file) or on a claim a .gguf file: pvc://CLAIM/PATH or file:///PATH below a directory that the operator allows.",
+        "Where the model is, a directory (Hugging Face layout, safetensors, or one GGUF file) or on a claim a .gguf file: pvc://CLAIM/PATH, file:///PATH below a directory that the operator allows, or hf://ORG/NAME@REVISION on the hub, of which every replica loads the commit that status.model.commit names.",
         min_length=7,
         max_length=1024,
+    )
+    secret_name: str = option(
+        "",
+        "Secret by which pods reach the hub of an hf:// model: its keys token, endpoint (base URL of a mirror), ca.crt and proxy, each of which may be absent.",
+        max_length=253,
+        pattern=OPTIONAL_NAME,
     )
     served_name: str = option(
         "",

@@ -40,6 +40,13 @@ class ReplicaCounts(CrdObject):
         None, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
     loading: int | None = option(None, "Pods that load or warm the model.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    downloaded_bytes: int | None = option(
+        None,
+        "What the starting replica that is furthest behind has fetched of model.downloadBytes.",
+        unit="bytes",
+        ge=0,
+        le=MOST,
+    )
     ready: int | None = option(None, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
     draining: int | None = option(
         None, "Pods that finish their requests before they leave.", unit="replicas", ge=0, le=MOST_REPLICAS
@@ -90,6 +97,10 @@ class ModelStatus(CrdObject):
         "", "Architecture that its config names; absent when it could not be read.", max_length=128
     )
     parameters: int | None = option(None, "Number of its weights; absent when not known.", ge=0, le=MOST)
+    commit: str = option("", "Commit on the hub that the uri stands for; every replica loads it.", max_length=40)
+    download_bytes: int | None = option(
+        None, "Size of the files that a replica fetches from the hub.", unit="bytes", ge=0, le=MOST
+    )
     facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
     message: str = option("", "Why it could not be read; absent when it was.", max_length=1024)
 

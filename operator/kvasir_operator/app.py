@@ -38,6 +38,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         runtime_image_cpu=options.runtime_image_cpu,
         model_dirs=options.allow_model_dir,
         gateway_url=options.gateway_url,
+        hub_endpoint=options.hub_endpoint,
         otlp_traces_endpoint=options.otlp_traces_endpoint,
         system_namespace=options.lease_namespace or names.SYSTEM_NAMESPACE,
         speed_window_s=options.speed_window,

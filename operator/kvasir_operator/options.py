@@ -10,6 +10,11 @@ class OperatorOptions(OptionsBase):
 
     namespace: str = option("", "Serve only this namespace. Default: all.", metavar="NAME")
     gateway_url: str = option("", "Base URL of the gateway, shown in status.address, without /v1.", metavar="URL")
+    hub_endpoint: str = option(
+        "",
+        "Base URL of the hub, or of a mirror, for hf:// models. Default: https://huggingface.co.",
+        metavar="URL",
+    )
     runtime_image: str = option(names.IMAGE_RUNTIME, "Image of pods with accelerators.", metavar="IMAGE")
     runtime_image_cpu: str = option(names.IMAGE_RUNTIME_CPU, "Image of pods without accelerators.", metavar="IMAGE")
     allow_model_dir: tuple[str, ...] = option(

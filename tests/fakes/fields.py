@@ -8,6 +8,7 @@ CLAIM = {"name": "a", "resourceClaimName": "one"}
 SPREAD = {"topologyKey": "topology.kubernetes.io/zone"}
 GPU = {"count": 1, "resourceName": "nvidia.com/gpu"}
 
+HUB = {"uri": f"hf://org/name@{'c' * 40}"}
 STEPPED = {"steps": [{"replicaPercent": 25, "pauseSeconds": 60}]}
 
 
@@ -21,6 +22,7 @@ SCHEDULE = {"start": "23:00", "durationMinutes": 120, "days": ["Wed"], "timeZone
 
 CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
+    "model.secretName": (HUB, {**HUB, "secretName": "hub"}),
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
     "reductions": ([], ["Int8KvCache"]),
@@ -129,7 +131,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "pod.imagePullSecrets[].name": ([{"name": "a"}], [{"name": "b"}]),
 }
 
-WHOLE = ("resourceName", "classes", "minMemory", "spot", "maxUnavailable", "promote", "minRequests")
+WHOLE = ("secretName", "resourceName", "classes", "minMemory", "spot", "maxUnavailable", "promote", "minRequests")
 """Fields that have an effect only beside others: their cases give the whole object."""
 
 

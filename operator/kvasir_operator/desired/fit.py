@@ -12,6 +12,7 @@ from kvasir_api.quantity import parse
 from kvasir_api.roofline import Roofline
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST
+from kvasir_operator.desired.source import is_on_hub
 from kvasir_operator.observed.service import Observed
 
 
@@ -23,7 +24,7 @@ def on_accelerator(spec: InferenceServiceSpec) -> bool:
 def inspected(spec: InferenceServiceSpec) -> bool:
     """Whether the spec requests an inspection of the model before replicas start."""
     wish = spec.model.inspect
-    return wish == "Always" or (wish == "Auto" and on_accelerator(spec))
+    return wish == "Always" or (wish == "Auto" and (on_accelerator(spec) or is_on_hub(spec.model.uri)))
 
 
 def facts(seen: Observed) -> ModelFacts | None:

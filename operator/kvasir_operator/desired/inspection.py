@@ -1,7 +1,8 @@
 """Whether a pod has to look at a service's model before replicas start, which pod that is, and what it found.
 
-Such a pod takes no accelerator, writes nothing, has no token and little time. What is not known never holds a service
-up: a pod that fails, stays silent or is refused ends as a forecast of Unknown.
+Such a pod takes no accelerator, writes nothing, has no token of the cluster and little time. What is not known never
+holds a service up: a pod that fails, stays silent or is refused ends as a forecast of Unknown. But for the commit of a
+model on a hub, without which no replica may start: that is looked for until it is found.
 """
 
 import hashlib
@@ -11,12 +12,22 @@ from typing import Final
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.hf_config import without_dollars
-from kvasir_api.inspection import MAX_BYTES, Prediction, decode, overrides_digest
-from kvasir_api.status import ModelStatus
+from kvasir_api.inspection import (
+    MAX_BYTES,
+    HubInspection,
+    ModelFacts,
+    Prediction,
+    decode,
+    decode_hub,
+    encode,
+    overrides_digest,
+)
+from kvasir_api.status import MOST, ModelStatus
 from kvasir_kube.kinds import Json
+from kvasir_operator.desired import hub
 from kvasir_operator.desired.fit import inspected
-from kvasir_operator.desired.source import ModelSource, model_source, variable
-from kvasir_operator.desired.template import SCRATCH, container_security, owner, pod_security, volume
+from kvasir_operator.desired.source import ModelSource, is_on_hub, variable
+from kvasir_operator.desired.template import SCRATCH, container_security, model_mounts, owner, pod_security, volume
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.replica import epoch
 from kvasir_operator.observed.service import Observed
@@ -33,6 +44,8 @@ UNPLACED_S: Final = 5.0
 """So long it is waited for a node for the pod: it requests so little that the replica itself will hardly find one."""
 AGAIN_S: Final = 600.0
 """A refused model is looked at again after so long, since other files may have come to lie there."""
+HUB_AGAIN_S: Final = 30.0
+"""A hub that did not say what a name stands for is asked again after so long."""
 RESOURCES: Final[Json] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
@@ -58,15 +71,17 @@ def known_model(seen: Observed, *, wanted: int, waited_s: float, now: float, tim
 
     wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339.
     """
-    if not inspected(seen.spec):
-        return None
+    unresolved = hub.is_unresolved(seen)
+    if not inspected(seen.spec) and not unresolved:
+        return _with_commit(seen, None)
     known, mine = _current(seen), _own_pod(seen)
-    if (known is None or _of_long_ago(known, now)) and wanted and not _served(seen):
+    is_needed = unresolved or (wanted and not _served(seen))
+    if is_needed and (known is None or _of_long_ago(known, now, unresolved=unresolved)):
         if mine is not None and mine.ended and not mine.leaving:
             return _read(seen, mine, known, time)
-        if known is None and (why := _trouble(seen, mine, waited_s)):
+        if (known is None or unresolved) and (why := _trouble(seen, mine, waited_s)):
             return _unknown(seen, why, time)
-    return known or _outdated(seen)
+    return _with_commit(seen, known or _outdated(seen))
 
 
 def inspection_plan(
@@ -80,14 +95,16 @@ def inspection_plan(
     known, mine = _current(seen), _own_pod(seen)
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     others = tuple(pod for pod in everything if pod != mine)
-    if not inspected(seen.spec):
+    unresolved = hub.is_unresolved(seen)
+    if not inspected(seen.spec) and not unresolved:
         return InspectionPlan(delete=everything)
-    if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
+    again = known is None or _to_be_looked_at_again(known, resolved.placement.forecast, now, unresolved=unresolved)
+    if not again:
         return InspectionPlan(delete=everything if written else others)
-    if not wanted or _served(seen):
+    if (not wanted or _served(seen)) and not unresolved:
         return InspectionPlan(delete=everything)
     create = _pod(resolved, pod_name(seen), settings) if mine is None and seen.claim_bound else None
-    return InspectionPlan(create=create, delete=others, waiting="" if known else _held(seen, mine))
+    return InspectionPlan(create=create, delete=others, waiting="" if known and not unresolved else _held(seen, mine))
 
 
 def refused(seen: Observed, why: str, time: str) -> ModelStatus:
@@ -122,9 +139,10 @@ def _outdated(seen: Observed) -> ModelStatus | None:
 
 
 def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
-    """Whether facts are of another schema, or were read with other fields in place of the config's."""
+    """Whether facts are of another schema, or were read with other fields in place of the config's; or there is but a
+    commit."""
     if not known.facts:
-        return False
+        return not known.message
     if _of_other_schema(known):
         return True
     try:
@@ -141,14 +159,25 @@ def _of_other_schema(known: ModelStatus) -> bool:
         return True
 
 
-def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float) -> bool:
-    """Whether the model was too large for the memory, by what was read a while ago."""
-    return judged is not None and judged.verdict == "TooSmall" and _of_long_ago(known, now)
+def _with_commit(seen: Observed, known: ModelStatus | None) -> ModelStatus | None:
+    """What is known of the model; of one on a hub at least the commit, which must not be lost."""
+    if known is not None or not (pinned := hub.commit(seen)):
+        return known
+    mine = seen.model if seen.model is not None and seen.model.uri == seen.spec.model.uri else ModelStatus()
+    return ModelStatus(uri=seen.spec.model.uri, commit=pinned, download_bytes=mine.download_bytes)
 
 
-def _of_long_ago(known: ModelStatus, now: float) -> bool:
-    """Whether facts are so old that other files may have come to lie there."""
+def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float, *, unresolved: bool) -> bool:
+    """Whether the model was too large for the memory, by what was read a while ago, or the hub did not give it."""
+    too_small = judged is not None and judged.verdict == "TooSmall"
+    return (too_small or unresolved) and _of_long_ago(known, now, unresolved=unresolved)
+
+
+def _of_long_ago(known: ModelStatus, now: float, *, unresolved: bool) -> bool:
+    """Whether it is so old that other files may have come to lie there, or that the hub may answer otherwise."""
     at = epoch(known.inspected_at)
+    if unresolved:
+        return at is None or now - at > HUB_AGAIN_S
     return bool(known.facts) and (at is None or now - at > AGAIN_S)
 
 
@@ -180,31 +209,46 @@ def _held(seen: Observed, mine: Inspection | None) -> str:
 
 def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
     """The facts of the termination message, or why there are none; what was known before stays so for another while."""
-    why = pod.trouble or "the pod that reads it ended without a word"
+    on_hub = is_on_hub(seen.spec.model.uri)
+    why = pod.trouble.removeprefix(names.REFUSAL_PREFIX if on_hub else "")
     if pod.said:
+        said = pod.said[: MAX_BYTES + 1]
         try:
-            found = decode(pod.said[: MAX_BYTES + 1])
+            return _of_hub(seen, decode_hub(said), time) if on_hub else _of_facts(seen, decode(said), said, time)
         except ValueError as error:
             why = str(error)
-        else:
-            return ModelStatus(
-                uri=seen.spec.model.uri,
-                inspected_at=time,
-                architecture=found.architecture[:128],
-                parameters=found.shape.parameters,
-                facts=pod.said,
-            )
-    return _unknown(seen, why, time) if known is None else known.model_copy(update={"inspected_at": time})
+    why = why or "the pod that reads it ended without a word"
+    if known is not None and known.facts:
+        return known.model_copy(update={"inspected_at": time})
+    return _unknown(seen, why, time)
+
+
+def _of_facts(seen: Observed, found: ModelFacts, said: str, time: str) -> ModelStatus:
+    return ModelStatus(
+        uri=seen.spec.model.uri,
+        inspected_at=time,
+        architecture=found.architecture[:128],
+        parameters=found.shape.parameters,
+        facts=said,
+    )
+
+
+def _of_hub(seen: Observed, found: HubInspection, time: str) -> ModelStatus:
+    """A commit, and the facts of its config where those were read. Raises ValueError for facts of another schema."""
+    said = encode(found.facts).decode() if found.facts is not None else ""
+    status = _of_facts(seen, decode(said), said, time) if said else _unknown(seen, found.message, time)
+    size = max(0, min(found.download_bytes, MOST)) or None
+    return status.model_copy(update={"commit": found.commit, "download_bytes": size})
 
 
 def _unknown(seen: Observed, why: str, time: str) -> ModelStatus:
     """Nothing is known."""
-    return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, message=why[:1024])
+    return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, commit=hub.commit(seen), message=why[:1024])
 
 
 def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
     seen = resolved.observed
-    where = model_source(seen.spec.model.uri)
+    where = hub.pinned_source(seen)
     pod: Json = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": DEADLINE_S,
@@ -213,7 +257,7 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
         "enableServiceLinks": False,
         "securityContext": pod_security(),
         "containers": [_container(seen, where, settings)],
-        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}],
+        "volumes": [volume(seen, where), {"name": "scratch", "emptyDir": {}}, *hub.secret(seen)],
     }
     if seen.spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets]
@@ -234,10 +278,14 @@ def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
         "args": [where.path, "--facts", names.PATH_TERMINATION_LOG, *overrides],
-        "env": [{"name": "HOME", "value": SCRATCH}, variable(seen.spec.model.uri)],
+        "env": [
+            {"name": "HOME", "value": SCRATCH},
+            variable(seen.spec.model.uri),
+            *hub.variables(seen, settings),
+        ],
         "resources": RESOURCES,
         "volumeMounts": [
-            {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
+            *model_mounts(seen, where),
             {"name": "scratch", "mountPath": SCRATCH},
         ],
         "terminationMessagePath": names.PATH_TERMINATION_LOG,

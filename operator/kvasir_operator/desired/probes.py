@@ -15,6 +15,8 @@ STARTUP_BASE_S: Final = 900
 """What does not depend on the size: processes, compilation of kernels, graphs, the first steps."""
 SLOWEST_READ: Final = 25_000_000
 """Bytes per second below which a disk counts as broken: a congested network file system gives more."""
+SLOWEST_DOWNLOAD: Final = 10_000_000
+"""Bytes per second from a hub, below which its network counts as broken."""
 STARTUP_TRIES: Final = 12
 STARTUP_PERIOD_S: Final = 5
 ANSWER_S: Final = 5
@@ -27,10 +29,13 @@ STARTUP_MOST_S: Final = 6 * 3600
 STARTUP_UNKNOWN_S: Final = 3600
 
 
-def probes(model_bytes: int) -> Json:
-    """The three probes, keyed as in a container. model_bytes: what is read at the start, 0 for unknown."""
+def probes(model_bytes: int, download_bytes: int = 0) -> Json:
+    """The three probes, keyed as in a container. model_bytes: what is read at the start, 0 for unknown.
+
+    download_bytes: what is fetched before.
+    """
     return {
-        "startupProbe": _startup(startup_s(model_bytes)),
+        "startupProbe": _startup(startup_s(model_bytes, download_bytes)),
         # The gateway leaves a pod by its own readings within a second or two; this is for plain Services.
         "readinessProbe": _probe(names.PATH_READYZ, period_s=1, timeout_s=5, failures=2),
         # A runtime ends by itself when its engine stands still. Only one that does not even do that is killed here; it
@@ -42,11 +47,11 @@ def probes(model_bytes: int) -> Json:
     }
 
 
-def startup_s(model_bytes: int) -> int:
+def startup_s(model_bytes: int, download_bytes: int = 0) -> int:
     """Seconds until a replica that is not ready is believed to hang."""
     if not model_bytes:
         return STARTUP_UNKNOWN_S
-    return min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ)
+    return min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ + download_bytes // SLOWEST_DOWNLOAD)
 
 
 def model_bytes(seen: Observed, placed: Placement) -> int:

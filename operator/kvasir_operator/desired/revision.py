@@ -11,6 +11,7 @@ from typing import Final
 
 from kvasir_api.accelerator import AcceleratorClassSpec, PodPatch, pod_shape
 from kvasir_kube.kinds import Json
+from kvasir_operator.desired.hub import commit
 from kvasir_operator.observed.service import Observed
 
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
@@ -23,13 +24,15 @@ KEPT_REVISIONS: Final = 5
 
 def inputs(seen: Observed, accelerator: AcceleratorClassSpec | None, patches: Sequence[PodPatch] = ()) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
-    the accelerator class: its fields that shape pods count, and not how it was chosen.
+    the accelerator class: its fields that shape pods count, and not how it was chosen. A model on a hub has its commit.
 
     patches: those of the class that change this service's pods; others shape nothing.
     """
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
     for name in ("servedName", "inspect"):
         parts["model"].pop(name, None)
+    if pinned := commit(seen):
+        parts["model"]["commit"] = pinned
     if accelerator is not None:
         said = pod_shape(accelerator)
         parts["acceleratorClass"] = said

@@ -1,4 +1,4 @@
-"""Reads a model's uri: which volume holds it and under which path the container sees it."""
+"""Reads a model's uri: which volume holds it, under which path the container sees it."""
 
 from dataclasses import dataclass
 from posixpath import normpath
@@ -8,13 +8,15 @@ from kvasir_api import names
 
 CLAIM_SCHEME = "pvc://"
 FILE_SCHEME = "file://"
+HUB_SCHEME = "hf://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. path: in the container."""
+    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. kind hub: there is none, each
+    pod fetches what path names. path: the argument MODEL of the container."""
 
-    kind: Literal["pvc", "file"]
+    kind: Literal["pvc", "file", "hub"]
     volume: str
     path: str
 
@@ -26,7 +28,14 @@ def model_source(uri: str) -> ModelSource:
         return ModelSource(kind="pvc", volume=claim, path=f"{names.MODEL_MOUNT}/{path}".rstrip("/"))
     if uri.startswith(FILE_SCHEME + "/"):
         return ModelSource(kind="file", volume=normpath(uri.removeprefix(FILE_SCHEME)), path=names.MODEL_MOUNT)
-    raise ValueError(f"model.uri {uri} is neither pvc://CLAIM/PATH nor file:///PATH")
+    if is_on_hub(uri):
+        return ModelSource(kind="hub", volume="", path=uri)
+    raise ValueError(f"model.uri {uri} is none of hf://ORG/NAME@REVISION, pvc://CLAIM/PATH and file:///PATH")
+
+
+def is_on_hub(uri: str) -> bool:
+    """Whether a uri names a repository on a hub."""
+    return uri.startswith(HUB_SCHEME)
 
 
 def variable(uri: str) -> dict[str, str]:

@@ -10,10 +10,11 @@ from kvasir_api.flags import arguments, flag
 from kvasir_api.hf_config import without_dollars
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
+from kvasir_operator.desired import hub
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
-from kvasir_operator.desired.source import ModelSource, model_source, variable
+from kvasir_operator.desired.source import ModelSource, variable
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Placement
@@ -66,14 +67,14 @@ def named(template: Any, revision: str) -> Any:
 
 def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Json:
     spec = seen.spec
-    where = model_source(spec.model.uri)
+    where = hub.pinned_source(seen)
     pod: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
         "securityContext": pod_security(),
         "containers": [_container(seen, placed, where, settings)],
-        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}, *_keys(seen)],
+        "volumes": [volume(seen, where), {"name": "scratch", "emptyDir": {}}, *_keys(seen), *hub.secret(seen)],
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
@@ -101,15 +102,15 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
         "name": names.CONTAINER_RUNTIME,
         "image": _image(seen, placed.accelerator, settings),
         "args": list(_args(seen, where, settings)),
-        "env": _env(seen, placed.accelerator),
+        "env": _env(seen, placed.accelerator, settings),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
         "resources": _resources(seen, placed.accelerator),
-        **probes(model_bytes(seen, placed)),
+        **probes(model_bytes(seen, placed), hub.cache_bytes(seen)),
         "volumeMounts": [
-            {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
+            *model_mounts(seen, where),
             {"name": "scratch", "mountPath": SCRATCH},
             *({"name": key["name"], "mountPath": names.KEYS_MOUNT, "readOnly": True} for key in _keys(seen)),
         ],
@@ -156,11 +157,12 @@ def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:
     return (*endpoint, flag("otlp_sample_percent"), str(percent))
 
 
-def _env(seen: Observed, accelerator: AcceleratorClassSpec | None) -> list[Json]:
+def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: OperatorSettings) -> list[Json]:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
         variable(seen.spec.model.uri),
+        *hub.variables(seen, settings),
     ]
     if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}
@@ -177,7 +179,10 @@ def _resources(seen: Observed, accelerator: AcceleratorClassSpec | None) -> Json
     if asked.accelerator.count:
         name = accelerator.resource_name if accelerator else asked.accelerator.resource_name
         limits[name] = str(asked.accelerator.count)
-    given: Json = {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
+    requests: Json = {"cpu": asked.cpu, "memory": asked.memory}
+    if disk := hub.cache_bytes(seen):
+        requests["ephemeral-storage"] = _mebibytes(disk)  # or it is placed where its model has no room
+    given: Json = {"requests": requests, "limits": limits}
     if asked.resource_claims:
         given["claims"] = [{"name": claim.name} for claim in asked.resource_claims]
     return given
@@ -229,8 +234,23 @@ def _keys(seen: Observed) -> list[Json]:
     return [{"name": "keys", "secret": {"secretName": secret, "optional": True}}] if secret else []
 
 
-def volume(where: ModelSource) -> Json:
+def model_mounts(seen: Observed, where: ModelSource) -> list[Json]:
+    """Of the model, which a pod writes only where it fetches it, and of what it needs for that."""
+    model: Json = {"name": "model", "mountPath": names.MODEL_MOUNT}
+    if where.kind != "hub":
+        return [{**model, "readOnly": True}]
+    return [model, *({"name": v["name"], "mountPath": names.HUB_MOUNT, "readOnly": True} for v in hub.secret(seen))]
+
+
+def _mebibytes(size: int) -> str:
+    return f"{-(-size // 2**20)}Mi"
+
+
+def volume(seen: Observed, where: ModelSource) -> Json:
     """The model, read-only where the kind of volume allows it."""
+    if where.kind == "hub":
+        disk = hub.cache_bytes(seen)
+        return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}

@@ -5,13 +5,16 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_operator.desired.fit import on_accelerator
+from kvasir_operator.desired.hub import is_unresolved
 from kvasir_operator.desired.source import allowed, model_source
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Placement, Violation
 
 TOO_SMALL: Final = "TooSmall"
-"""The reason of a violation that another inspection of the model may cure."""
+MODEL_UNAVAILABLE: Final = "ModelUnavailable"
+CURABLE: Final = (TOO_SMALL, MODEL_UNAVAILABLE)
+"""Reasons of violations that another inspection of the model may cure."""
 
 
 def violation(seen: Observed, placed: Placement, settings: OperatorSettings) -> Violation | None:
@@ -51,6 +54,14 @@ def _directory(seen: Observed, _: Placement, settings: OperatorSettings) -> Viol
         message=f"spec.model.uri: {where.volume} is not below a directory that the operator allows "
         f"(--allow-model-dir: {dirs})",
     )
+
+
+def _hub(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
+    """A model whose commit was looked for on the hub and not found."""
+    found = seen.model
+    if not is_unresolved(seen) or found is None or found.uri != seen.spec.model.uri or not found.message:
+        return None
+    return Violation(reason=MODEL_UNAVAILABLE, message=f"spec.model.uri: {found.message}")
 
 
 def _claim(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
@@ -100,6 +111,7 @@ CHECKS: Final[tuple[Callable[[Observed, Placement, OperatorSettings], Violation 
     _time_zones,
     _directory,
     _claim,
+    _hub,
     _served_name,
     _accelerator,
     _memory,

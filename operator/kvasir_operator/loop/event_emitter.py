@@ -13,6 +13,7 @@ STALLED_EVENTS = {
     "Unsupported": "InvalidSpec",
     "BadPatch": "InvalidSpec",
     "ModelLoadFailed": "ModelLoadFailed",
+    "ModelUnavailable": "ModelUnavailable",
     "QuotaExceeded": "Refused",
     "Forbidden": "Refused",
     "Rejected": "Refused",

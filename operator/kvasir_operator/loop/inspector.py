@@ -11,6 +11,7 @@ from kvasir_api.status import ModelStatus
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
+from kvasir_operator.desired.hub import is_unresolved
 from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, known_model, refused
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
@@ -76,7 +77,7 @@ class Inspector:
         self._hold(seen, waiting)
         if found is not None:
             await self._report(before, found, resolved, service)
-            if found.facts:
+            if found.facts or found.commit:
                 self._read[name] = (seen.uid, found)
         return waiting
 
@@ -89,7 +90,9 @@ class Inspector:
         """Seen with what was read of its model, where it lacks that: a watch may deliver the service as it was before,
         and the pod is gone."""
         uid, read = self._read.get((seen.namespace, seen.name), ("", None))
-        if seen.model is not None or read is None or uid != seen.uid or read.uri != seen.spec.model.uri:
+        if read is None or uid != seen.uid or read.uri != seen.spec.model.uri:
+            return seen
+        if seen.model is not None and not (read.commit and is_unresolved(seen)):
             return seen
         return replace(seen, model=read)
 
@@ -130,6 +133,8 @@ class Inspector:
     async def _report(self, before: ModelStatus | None, found: ModelStatus, resolved: Resolved, service: Json) -> None:
         if before is not None and _same(before, found):
             return
+        if is_unresolved(resolved.observed) or not (found.facts or found.message):
+            return  # a condition tells it, with an event of its own, or nothing was read
         if not found.facts:
             await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")
             return

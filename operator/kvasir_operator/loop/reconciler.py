@@ -7,7 +7,7 @@ from kvasir_kube.kinds import Json, Key
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.resolve import resolve
 from kvasir_operator.desired.revision import surplus
-from kvasir_operator.desired.validation import TOO_SMALL
+from kvasir_operator.desired.validation import CURABLE
 from kvasir_operator.diff import diff
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.inspector import Inspector
@@ -80,7 +80,7 @@ class Reconciler:
         scaler = self._scaler.result(seen)
         known = self._inspector.known(seen, wanted=scaler.wanted)
         resolved, waiting = resolve(known, self._settings, now=self._clock.wall()), ""
-        if resolved.violation is None or resolved.violation.reason == TOO_SMALL:
+        if resolved.violation is None or resolved.violation.reason in CURABLE:
             waiting = await self._inspector.inspect(seen, resolved, service, wanted=scaler.wanted)
         planned: RolloutPlan | None = None
         applied, error = Applied(foreign=seen.foreign), None

@@ -87,6 +87,17 @@ class Replica:
         return self.reading is not None and self.reading.running == 0 and self.reading.waiting == 0
 
     @property
+    def downloads(self) -> bool:
+        """Whether it fetches its model."""
+        said = self.reading
+        return said is not None and said.phase == "starting" and 0 <= said.downloaded_bytes < said.download_bytes
+
+    @property
+    def downloaded_bytes(self) -> int:
+        """What of its model it has fetched; 0 where it fetches none."""
+        return self.reading.downloaded_bytes if self.reading is not None else 0
+
+    @property
     def first_ready_at(self) -> float | None:
         """When it became ready for the first time, epoch seconds; None where that is not known.
 

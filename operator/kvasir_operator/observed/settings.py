@@ -12,6 +12,7 @@ RESYNC_S: Final = 60.0
 class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
+    hub_endpoint: base URL of the hub of hf:// models, empty for huggingface_hub's own.
     otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
@@ -22,6 +23,7 @@ class OperatorSettings:
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
     model_dirs: tuple[str, ...] = ()
     gateway_url: str = ""
+    hub_endpoint: str = ""
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
     speed_window_s: float = 60.0

@@ -138,9 +138,11 @@ def _when(found: StatusInputs, head: RolloutTarget) -> str:
 
 def _counts(found: StatusInputs) -> ReplicaCounts:
     phases = [r.phase for r in found.seen.replicas]
+    fetched = [two_digits(r.downloaded_bytes) for r in found.seen.replicas if r.downloads]
     return ReplicaCounts(
         starting=phases.count("starting") or None,
         loading=phases.count("loading") or None,
+        downloaded_bytes=min(fetched, default=None),
         ready=phases.count("ready") or None,
         draining=phases.count("draining") or None,
         failed=phases.count("failed") or None,

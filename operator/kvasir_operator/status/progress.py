@@ -12,7 +12,7 @@ from kvasir_operator.status.inputs import minimum
 class Progress:
     """The last step that was seen, and when. since: seconds of a steady clock. first: seen at the operator's start."""
 
-    step: tuple[str, int, int, int]
+    step: tuple[str, int, int, int, int]
     since: float
     first: bool = False
 
@@ -24,7 +24,10 @@ def progress(before: Progress | None, seen: Observed, plan: RolloutPlan | None, 
     """
     current = plan.target.revision if plan is not None else ""
     ready, outdated = seen.ready(current), seen.outdated(current)
-    step = (current, seen.generation, ready, outdated)
+    fetched = sum(r.downloaded_bytes for r in seen.of(current) if r.downloads)
+    if before is not None and before.step[0] == current:
+        fetched = max(fetched, before.step[4])  # a download that begins again is no step
+    step = (current, seen.generation, ready, outdated, fetched)
     arrived = ready >= minimum(seen, wanted) and not outdated
     if before is None:
         return Progress(step=step, since=now, first=not arrived)

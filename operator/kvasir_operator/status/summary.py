@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvasir_api import names
+from kvasir_api.forecast import readable
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
@@ -160,6 +161,8 @@ def _detail(found: StatusInputs) -> str:
 
 def _start(found: StatusInputs) -> str:
     """What the replica of the current revision does that is nearest to ready; empty without one that starts."""
+    if fetches := _downloading(found):
+        return f"; {fetches.name} downloads the model, {_share(fetches)}"
     if loads := _loading(found):
         return f"; {loads.name} loads the model"
     begins = next((r for r in found.updated if r.phase == "starting"), None)
@@ -169,6 +172,20 @@ def _start(found: StatusInputs) -> str:
 def _loading(found: StatusInputs) -> Replica | None:
     """A replica whose container runs loads the model, also while it is too busy to report that."""
     return next((r for r in found.updated if r.phase == "loading" or (r.phase == "starting" and r.started_at)), None)
+
+
+def _downloading(found: StatusInputs) -> Replica | None:
+    """The replica that is nearest to ready while none has its model yet."""
+    fetching = [r for r in found.updated if r.downloads]
+    if any(r.phase == "loading" for r in found.updated):
+        return None
+    return max(fetching, key=lambda r: (r.downloaded_bytes, r.name), default=None)
+
+
+def _share(replica: Replica) -> str:
+    """In percent, since a message with bytes would change with every reading."""
+    total = replica.reading.download_bytes if replica.reading is not None else 0
+    return f"{100 * replica.downloaded_bytes // total} % of {readable(total)}" if total else "of unknown size"
 
 
 def _minimum(found: StatusInputs) -> Summary | None:
@@ -191,6 +208,8 @@ def _why_not_ready(found: StatusInputs) -> Summary:
         return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
     if found.updated_ready:
         return _reconciling("Scaling", f"{how_many}{_start(found)}")
+    if _downloading(found):
+        return _reconciling("ModelDownloading", f"{how_many}{_start(found)}")
     reason = "ModelLoading" if _loading(found) else "MinimumNotAvailable"
     return _reconciling(reason, f"{how_many}{_start(found)}")
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgspec
 
 from kvasir_api import __version__, device_faults, names, state
-from kvasir_api.forecast import readable
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.client import output_check
@@ -32,7 +31,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, continuation_keys, listen, periodic, ports, prefix_warmup
+from kvasir_runtime.server import auth, continuation_keys, download, listen, periodic, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -137,7 +136,7 @@ class ServeProcess:
         app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
         await self._load_keys()
         asked = time.monotonic()
-        folder = await self._found()
+        folder = await download.model_folder(given, app_state.lifecycle, console)
         found = time.monotonic()
         console.found(*self._addresses, note=tokenizer.text_part(folder))
         defaults, digest = await asyncio.to_thread(_read, folder, given)
@@ -196,23 +195,6 @@ class ServeProcess:
             load_s=ready.load_s,
             warm_s=ready.warm_s,
         )
-
-    async def _found(self) -> Path:
-        """The model's folder, after a download if need be, whose bytes the lifecycle has meanwhile."""
-        loop, given = asyncio.get_running_loop(), self._options
-
-        def on_bytes(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._on_download, done, total)
-
-        folder = await asyncio.to_thread(source.resolve, given.model, given.revision, on_bytes)
-        self._app_state.lifecycle.advance("starting")
-        return folder
-
-    def _on_download(self, done: int, total: int) -> None:
-        fraction = done / total if total else 1.0
-        message = f"downloading the model, {readable(done)} of {readable(total)}"
-        self._app_state.lifecycle.download(done, total, message)
-        self._console.show("starting", fraction, message=message)
 
     async def _warm_prefixes(self, served: ServedModel, ready: EngineFacts) -> None:
         """Compute what peers are asked most, where the operator has named some."""

@@ -98,7 +98,7 @@ def _revision(revision: str, number: int) -> dict[str, Any]:
 
 def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     seen = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None, classes=CLASSES)
-    waited = Progress(step=("new", 1, 0, 4), since=0.0)
+    waited = Progress(step=("new", 1, 0, 4, 0), since=0.0)
     assert seen.spec.autoscaling is not None
     return (
         pod_template(seen, "rev", SETTINGS),

@@ -6,8 +6,9 @@ from fakes.calls import calls
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import service
-from fakes.models import words
+from fakes.models import facts, words
 from fakes.readings import FakeReader
+from kvasir_api.inspection import HubInspection, encode
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import ACCELERATOR_CLASS, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
 from kvasir_operator.loop.operator import Operator
@@ -157,6 +158,36 @@ async def test_what_is_too_small_gets_no_replica_until_it_requests_more(bench):
     await bench.turn()
     assert len(bench.cluster.names(DEPLOYMENT)) == 1
     assert bench.cluster.names(POD) == []  # it is the same model
+
+
+async def test_a_hub_that_does_not_give_a_model_is_asked_again_until_it_does(bench):
+    await bench.put(model={"uri": "hf://org/name"}, resources={"memory": "64Gi"})
+    await bench.turn()
+    assert (bench.ready["reason"], bench.cluster.names(DEPLOYMENT)) == ("InspectingModel", [])
+    await bench.ends("kvasir: model org/name is gated", code=2)
+    await bench.turn()
+    await bench.turn()
+    assert (bench.ready["reason"], bench.ready["message"]) == (
+        "ModelUnavailable",
+        "spec.model.uri: model org/name is gated",
+    )
+    assert (bench.cluster.names(POD), bench.cluster.names(DEPLOYMENT)) == ([], [])
+    assert (bench.told().count("ModelUnavailable"), bench.told().count("ForecastUnknown")) == (1, 0)
+    await bench.turn(31.0)
+    assert len(bench.cluster.names(POD)) == 1
+    assert bench.ready["reason"] == "ModelUnavailable"
+    before = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    await bench.ends(encode(HubInspection(commit="c" * 40, facts=facts())).decode())
+    await bench.turn()
+    (name,) = bench.cluster.names(DEPLOYMENT)
+    args = bench.cluster.stored(DEPLOYMENT, "default", name)["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[0] == f"hf://org/name@{'c' * 40}"
+    await bench.turn()
+    assert bench.status["model"]["commit"] == "c" * 40
+    bench.operator.store.drop(INFERENCE_SERVICE, KEY)
+    bench.operator.store.put(INFERENCE_SERVICE, before)  # as a watch that is late
+    await bench.operator.reconciler.reconcile(KEY)
+    assert (bench.cluster.names(POD), bench.cluster.names(DEPLOYMENT)) == ([], [name])
 
 
 @pytest.mark.parametrize("seconds", [0.0, 130.0], ids=["failed", "silent"])

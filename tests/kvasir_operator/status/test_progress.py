@@ -1,6 +1,7 @@
 """When a rollout that makes no progress is overdue, and when its clock starts again."""
 
 from fakes.situations import again, findings, replica
+from kvasir_api.state import RuntimeState
 from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.progress import overdue, progress
 
@@ -24,6 +25,17 @@ def test_the_deadline_starts_again_with_each_step():
     assert overdue(progressed(state, loading, 1799.0), loading.seen, 1799.0) is False
     assert overdue(progressed(state, loading, 1800.0), loading.seen, 1800.0) is True
     assert overdue(progressed(state, better, 1800.0), better.seen, 1800.0) is False
+
+
+def test_bytes_of_a_download_are_progress_until_it_begins_again():
+    def fetching(done):
+        return findings(replica("starting", reading=RuntimeState(downloaded_bytes=done, download_bytes=9)))
+
+    state = progressed(None, fetching(0), 0.0)
+    state = progressed(state, fetching(5), 1800.0)
+    assert overdue(state, fetching(5).seen, 1800.0) is False
+    state = progressed(progressed(state, fetching(0), 3000.0), fetching(4), 3600.0)
+    assert overdue(state, fetching(4).seen, 3600.0) is True
 
 
 def test_overdue_survives_the_operators_restart():

@@ -32,6 +32,7 @@ def message(found, kind="Ready"):
 
 READY = replica("ready")
 LOADING = replica("loading")
+FETCHING = replica("starting", reading=RuntimeState(downloaded_bytes=2**30, download_bytes=3 * 2**30))
 RUNNING = replica("starting", started_at=5.0)
 FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
 UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
@@ -71,6 +72,7 @@ def test_zero_replicas_say_what_sets_the_count(rules, expected):
         (findings(wanted=0), "ScaledToZero", {"Ready"}),
         (findings(), "MinimumNotAvailable", {"Reconciling"}),
         (findings(replica("loading")), "ModelLoading", {"Reconciling"}),
+        (findings(FETCHING), "ModelDownloading", {"Reconciling"}),
         (findings(READY, wanted=2), "Scaling", {"Reconciling"}),
         (findings(READY, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready"}),
         (findings(READY, OLD), "RollingOut", {"Ready", "Reconciling"}),
@@ -150,6 +152,7 @@ def test_what_is_said_in_each_situation(found, reason, true):
         # too busy with it to answer the operator
         (findings(RUNNING), "0 of 1 replica ready; pod loads the model"),
         (findings(replica("starting")), "0 of 1 replica ready; pod waits for its container"),
+        (findings(FETCHING), "0 of 1 replica ready; pod downloads the model, 33 % of 3.00 GiB"),
         (findings(), "0 of 1 replica ready"),
         (findings(READY, replica("loading", name="b"), wanted=2), "1 of 2 replicas ready; b loads the model"),
         (

@@ -1,0 +1,85 @@
+"""A model by its name on a hub, on everything real but the hub: one commit for all replicas, bytes while they come, a
+token that appears nowhere, and old replicas that serve while the hub does not give what the spec asks for next.
+"""
+
+import time
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from fakes import hub
+from fakes.life import DEADLINE_S, Life
+from kvasir_local import kubectl, stack
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.demo.scenario import MODEL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+TOKEN = "hf_not_to_be_shown"
+FILES = {path.name: path.read_bytes() for path in MODEL.iterdir()}
+LATER = "d" * 40
+
+
+@pytest.fixture
+async def bare(installed: ControlPlane):
+    """A namespace without a volume."""
+    namespace = f"hub-{time.time_ns() % 10**9}"
+    kubectl.run(installed.kubectl, "create", "namespace", namespace)
+    yield Life(installed, namespace)
+    kubectl.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
+
+
+def apply(life: Life, uri: str, replicas: int) -> None:
+    model = {"uri": uri, "secretName": "hub", "servedName": life.namespace}
+    life.apply(model=model, replicas=replicas, autoscaling=None)
+
+
+def status(life: Life) -> dict[str, Any]:
+    (service,) = life.items("infsvc")
+    return service.get("status") or {}
+
+
+async def streamed(life: Life, installed: ControlPlane) -> str:
+    address = f"{stack.gateway_url(installed)}/v1"
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=5, timeout=DEADLINE_S) as client:
+        stream = await client.completions.create(
+            model=life.namespace, prompt="What is", max_tokens=8, temperature=0, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+
+async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlane):
+    life = bare
+    with hub.serving(files=FILES, held=True) as found:
+        data = {"token": TOKEN, "endpoint": found.url}
+        life.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": data})
+        apply(life, "hf://org/name", 1)
+        await life.until(lambda: life.condition("Ready").get("reason") == "ModelDownloading", "it downloads")
+        await life.until(lambda: (status(life).get("counts") or {}).get("downloadedBytes"), "bytes are told")
+        found.commit = LATER  # main moves on while the first replica starts
+        found.open.set()
+        await life.until_ready()
+        model = status(life)["model"]
+        assert (model["commit"], model["architecture"]) == (hub.COMMIT, "LlamaForCausalLM")
+        assert model["downloadBytes"] == sum(map(len, FILES.values()))
+        first = await streamed(life, installed)
+
+        apply(life, "hf://org/name", 2)
+        await life.until(lambda: status(life).get("readyReplicas") == 2, "a second replica")
+        assert status(life)["model"]["commit"] == hub.COMMIT
+        revisions = {path.split("/resolve/")[1].split("/")[0] for path in found.of("GET") if "/resolve/" in path}
+        assert revisions == {hub.COMMIT}
+
+        assert {key for _, _, key in found.asked} == {f"Bearer {TOKEN}"}
+        shown = life.kubectl("get", "pods,deployments,controllerrevisions,infsvc,events", "-oyaml")
+        logs = "".join(life.kubectl("logs", pod["metadata"]["name"]) for pod in life.pods())
+        assert TOKEN not in shown + logs
+
+        found.fault = "gated"
+        served = life.uids()
+        apply(life, "hf://org/name@v2", 2)
+        await life.until(lambda: life.condition("Stalled").get("reason") == "ModelUnavailable", "the gate is told")
+        told = life.condition("Stalled")["message"]
+        assert told.startswith("spec.model.uri: model org/name is gated: accept its terms on the hub")
+        assert life.uids() >= served
+        assert await streamed(life, installed) == first

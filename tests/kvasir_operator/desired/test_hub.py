@@ -1,0 +1,169 @@
+"""A model on a hub: which commit its pods load, how it is found, and what its pods have for fetching it."""
+
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from fakes.manifests import service
+from fakes.models import facts
+from fakes.stages import pod_template, resolved, revision_of
+from kvasir_api import names
+from kvasir_api.inspection import HubInspection, encode
+from kvasir_api.status import ModelStatus
+from kvasir_operator.desired import hub
+from kvasir_operator.desired.inspection import HUB_AGAIN_S, inspection_plan, known_model, pod_name
+from kvasir_operator.desired.probes import startup_s
+from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
+
+SETTINGS = OperatorSettings(hub_endpoint="https://mirror.example")
+URI = "hf://org/name"
+COMMIT, OTHER = "c" * 40, "d" * 40
+TIME, NOW = "2026-01-01T12:00:00Z", 1767268800.0
+READ = ModelStatus(uri=URI, inspected_at=TIME, commit=COMMIT, download_bytes=3 * 2**30)
+FAILED = ModelStatus(uri=URI, inspected_at=TIME, message="model org/name is gated")
+
+
+def world(*, uri=URI, known=None, pods=(), loads="", secret="", inspect="Auto", **spec):
+    """loads: the commit that a running revision has of the same uri."""
+    given = {**spec, "model": {"uri": uri, "secretName": secret, "inspect": inspect}}
+    owner = [{"controller": True, "uid": "uid-tiny"}]
+    metadata = {"name": "tiny-a", "labels": {names.LABEL_REVISION: "a"}, "ownerReferences": owner}
+    inputs = {"model": {"uri": uri, "commit": loads}}
+    revision = {"metadata": metadata, "revision": 1, "data": {"inputs": inputs, "template": {}}}
+    seen = observed(
+        service(**given),
+        revisions=[revision] if loads else (),
+        deployments=[{"metadata": metadata, "spec": {"replicas": 1}}] if loads else (),
+        replicas=(),
+        svc=None,
+    )
+    return replace(seen, model=known, inspections=tuple(pods))
+
+
+class Step(NamedTuple):
+    found: ModelStatus | None
+    create: dict | None
+    waiting: str
+
+
+def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
+    """What is known then, and the plan of a spec that was resolved with it."""
+    found = known_model(seen, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    after = resolved(replace(seen, model=found), SETTINGS)
+    plan = inspection_plan(after, SETTINGS, wanted=wanted, written=found == seen.model, now=now)
+    return Step(found, plan.create, plan.waiting)
+
+
+def pod(**fields):
+    return Inspection(**{"name": pod_name(world()), "uid": "u", "ended": True, **fields})
+
+
+def said(**fields):
+    return encode(HubInspection(**{"commit": COMMIT, "download_bytes": 9, "facts": facts(), **fields})).decode()
+
+
+@pytest.mark.parametrize(
+    ("seen", "want"),
+    [
+        (world(), ""),
+        (world(uri=f"{URI}@v1"), ""),
+        (world(uri=f"{URI}@{OTHER}"), OTHER),
+        (world(known=READ), COMMIT),
+        (world(known=FAILED), ""),
+        (world(uri=f"{URI}@v1", known=READ), ""),
+        (world(loads=OTHER), OTHER),
+        (world(uri="pvc://a/b"), ""),
+    ],
+    ids=["unknown", "tag", "named", "read", "failed", "another's", "what replicas load", "claim"],
+)
+def test_the_commit_is_the_named_one_or_what_was_read_or_what_replicas_load(seen, want):
+    assert hub.commit(seen) == want
+
+
+@pytest.mark.parametrize("inspect", ["Auto", "Never"])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_no_replica_starts_before_the_commit_is_known(inspect, wanted):
+    found = step(world(inspect=inspect), wanted=wanted)
+    assert found.create is not None
+    assert found.waiting.endswith("reads the model's config")
+
+
+def test_what_a_pod_found_is_kept():
+    found = step(world(pods=[pod(said=said())])).found
+    assert (found.commit, found.download_bytes, found.architecture) == (COMMIT, 9, "LlamaForCausalLM")
+    assert json.loads(found.facts)["shape"]["parameters"] == 8_030_261_248
+
+
+def test_a_config_that_cannot_be_judged_is_no_obstacle():
+    found = step(world(pods=[pod(said=said(facts=None, message="a GGUF file"))]))
+    assert (found.found.commit, found.found.message, found.waiting) == (COMMIT, "a GGUF file", "")
+    assert resolved(replace(world(), model=found.found), SETTINGS).violation is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "says"),
+    [
+        (pod(trouble="kvasir: model org/name is gated"), "model org/name is gated"),
+        (pod(said=said(commit="main")), "the hub named 'main', which is no commit"),
+        (pod(said="hello"), "not the inspection of a model on a hub"),
+    ],
+)
+def test_what_is_not_found_stalls_the_service_and_is_looked_for_again(ended, says):
+    found = step(world(pods=[ended])).found
+    seen = world(known=found)
+    broken = resolved(seen, SETTINGS).violation
+    assert broken.reason == "ModelUnavailable"
+    assert broken.message.startswith(f"spec.model.uri: {says}")
+    assert step(seen, now=NOW + HUB_AGAIN_S).create is None
+    assert step(seen, now=NOW + HUB_AGAIN_S + 1).create is not None
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [world(loads=COMMIT), world(uri=f"{URI}@{COMMIT}", inspect="Never")],
+    ids=["served", "named, and not to be inspected"],
+)
+def test_a_commit_that_is_known_otherwise_is_in_the_status(seen):
+    found = step(seen)
+    assert (found.create, found.waiting, found.found.commit) == (None, "", COMMIT)
+
+
+def test_a_pod_that_looks_again_looks_at_the_commit_of_the_replicas():
+    """Facts of other overrides: main may have moved meanwhile."""
+    known = READ.model_copy(update={"facts": encode(facts()).decode()})
+    again = step(world(known=known, runtime={"hfOverrides": '{"a": 1}'}))
+    assert again.create["spec"]["containers"][0]["args"][0] == f"{URI}@{COMMIT}"
+    assert again.found.commit == COMMIT
+
+
+def test_a_commit_makes_a_revision():
+    assert revision_of(world(known=READ)) != revision_of(world(known=READ.model_copy(update={"commit": OTHER})))
+
+
+def test_pods_fetch_what_the_commit_has():
+    spec = pod_template(world(known=READ, secret="hub"), "rev", SETTINGS)["spec"]
+    (container,) = spec["containers"]
+    assert container["args"][0] == f"{URI}@{COMMIT}"
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (env["HF_ENDPOINT"], env["HF_HUB_CACHE"]) == ("https://mirror.example", "/models")
+    assert env[names.ENV_HUB_SETTINGS] == "/hub"
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    assert (mounts["/models"], mounts["/hub"]) == (False, True)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["hub"]["secret"] == {"secretName": "hub", "optional": True}
+    assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "3328Mi"}}
+    assert container["resources"]["requests"]["ephemeral-storage"] == "3328Mi"
+
+
+def test_a_model_of_a_claim_has_nothing_of_a_hub():
+    text = json.dumps(pod_template(world(uri="pvc://a/b"), "rev", SETTINGS))
+    assert "HF_" not in text
+    assert "ephemeral-storage" not in text
+
+
+def test_a_start_may_take_as_long_as_a_slow_download():
+    assert startup_s(10**9, 10**9) == startup_s(10**9) + 100
