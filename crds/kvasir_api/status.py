@@ -34,7 +34,7 @@ class Condition(CrdObject):
 
 
 class ReplicaCounts(CrdObject):
-    """Replicas by what they are doing; what none of them does is absent."""
+    """Replicas that are not ready by what they are doing; what none of them does is absent."""
 
     starting: int | None = option(
         None, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0, le=MOST_REPLICAS
@@ -47,7 +47,6 @@ class ReplicaCounts(CrdObject):
         ge=0,
         le=MOST,
     )
-    ready: int | None = option(None, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
     draining: int | None = option(
         None, "Pods that finish their requests before they leave.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
@@ -280,7 +279,7 @@ class InferenceServiceStatus(CrdObject):
     )
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
     counts: ReplicaCounts = option(
-        ReplicaCounts(), "Replicas by what they are doing; what none of them does is absent."
+        ReplicaCounts(), "Replicas that are not ready by what they are doing; absent where all are ready."
     )
     model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")

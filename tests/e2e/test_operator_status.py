@@ -1,8 +1,11 @@
 """What the status tells of replicas that serve, on a real API server."""
 
 import pytest
+import yaml
 
+from fakes.life import SAMPLE
 from fakes.operator_rig import kubectl
+from kvasir_api import names
 
 SCREEN = 60
 """Lines."""
@@ -36,6 +39,23 @@ async def test_a_healthy_service_fits_on_one_screen(rig):
     await rig.until(measured, lambda: rig.dump("tiny"))
     shown = kubectl(rig.control, "describe", "infsvc", "tiny", f"--namespace={rig.namespace}")
     assert len(shown.splitlines()) <= SCREEN, shown
+
+
+async def test_of_a_sample_that_scales_all_but_the_spec_fits_on_one_screen(rig):
+    """Whatever a user has written there is shown as well."""
+    sample = next(item for item in yaml.safe_load_all(SAMPLE.read_text()) if item["kind"] == names.KIND)
+    await rig.apply(**{name: part for name, part in sample["spec"].items() if name not in ("model", "drain")})
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+
+    async def measured():
+        status = await rig.status()
+        return status.get("capacity", {}).get("kvTokens") and "autoscaling" in status
+
+    await rig.until(measured, lambda: rig.dump("tiny"))
+    shown = kubectl(rig.control, "describe", "infsvc", "tiny", f"--namespace={rig.namespace}")
+    head, _, rest = shown.partition("\nSpec:\n")
+    status = rest[rest.index("\nStatus:\n") :]
+    assert len((head + status).splitlines()) <= SCREEN - 10, shown
 
 
 async def test_a_value_that_is_gone_leaves_the_status(rig):

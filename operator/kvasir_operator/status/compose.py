@@ -143,7 +143,6 @@ def _counts(found: StatusInputs) -> ReplicaCounts:
         starting=phases.count("starting") or None,
         loading=phases.count("loading") or None,
         downloaded_bytes=min(fetched, default=None),
-        ready=phases.count("ready") or None,
         draining=phases.count("draining") or None,
         failed=phases.count("failed") or None,
         unschedulable=phases.count("unschedulable") or None,

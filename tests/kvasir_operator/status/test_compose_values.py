@@ -49,7 +49,9 @@ def test_what_is_not_known_is_absent():
 
 def test_a_state_without_replicas_and_the_only_revision_are_absent():
     done = document(compose(findings(replica("ready"), replica("ready", name="b"), wanted=2))[0])
-    assert done["counts"] == {"ready": 2}
+    assert "counts" not in done
+    loading = document(compose(findings(replica("ready"), replica("loading", name="b"), wanted=2))[0])
+    assert loading["counts"] == {"loading": 1}
     assert "history" not in done["rollout"]
 
 
