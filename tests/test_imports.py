@@ -120,6 +120,7 @@ def test_process_loads_nothing_it_does_not_need(packages, unwanted):
     assert loaded(sys.executable, names, unwanted) == ""
 
 
-def test_the_operator_listens_before_it_loads_what_takes_long():
+@pytest.mark.parametrize("package", ["kvasir_operator", "kvasir_gateway"])
+def test_a_process_listens_before_it_loads_what_takes_long(package):
     """A probe that comes meanwhile waits, so that no start leaves a Warning event."""
-    assert loaded(sys.executable, ["kvasir_operator.__main__"], "kopf,kubernetes,aiohttp") == ""
+    assert loaded(sys.executable, [f"{package}.__main__"], "kopf,kubernetes,aiohttp,grpc") == ""

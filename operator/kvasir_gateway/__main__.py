@@ -1,6 +1,7 @@
 """The command `kvasir gateway`: the endpoint picker, and the bootstrap configuration of Envoy.
 
-Both run in the gateway's pod, the bootstrap as its init container; they and Envoy share one directory.
+Both run in the gateway's pod, the bootstrap as its init container; they and Envoy share one directory. What takes long
+to import is imported where it is used.
 """
 
 import asyncio
@@ -13,11 +14,7 @@ from kvasir_api.command import click_options, parse
 from kvasir_gateway.envoy import bootstrap as envoy
 from kvasir_gateway.envoy import files
 from kvasir_gateway.options import BootstrapOptions, DrainOptions, PickerOptions
-from kvasir_gateway.picker import app, drain_server
-from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube import process
-from kvasir_kube.client import Client, configuration
-from kvasir_kube.state_reader import StateReader
 
 
 @click.group(invoke_without_command=True, params=[*click_options(PickerOptions)])
@@ -29,10 +26,15 @@ def gateway(context: click.Context, /, **values: Any) -> None:
 
 
 async def _run(options: PickerOptions) -> None:
+    """A probe that comes during the imports waits in the port's queue; refused, it would leave a Warning event."""
+    state_port = process.listening(options.address, options.state_port)
+    from kvasir_gateway.picker import app
+    from kvasir_gateway.picker.sources import InformerSource
+    from kvasir_kube.client import Client, configuration
+    from kvasir_kube.state_reader import StateReader
+
     settings = app.PickerSettings(
         directory=options.config_dir,
-        address=options.address,
-        state_port=options.state_port,
         max_body_bytes=options.max_body_bytes,
         reading_period_s=options.reading_period,
     )
@@ -40,7 +42,7 @@ async def _run(options: PickerOptions) -> None:
     config = await configuration(options.kubeconfig)
     async with Client(config) as cluster, StateReader() as states:
         objects = InformerSource(cluster, namespace=options.namespace)
-        await app.run(settings, objects=objects, states=states, stop=stop)
+        await app.run(settings, state_port=state_port, objects=objects, states=states, stop=stop)
 
 
 @gateway.command(params=[*click_options(BootstrapOptions)])
@@ -62,6 +64,8 @@ def bootstrap(**values: Any) -> None:
 @gateway.command(params=[*click_options(DrainOptions)])
 def drain(**values: Any) -> None:
     """Take no new requests, and exit when the last one has ended: the preStop hook of the gateway pod."""
+    from kvasir_gateway.picker import drain_server
+
     options = parse(DrainOptions, values)
     try:
         print(asyncio.run(drain_server.request_drain(options.config_dir, on=not options.undo)))

@@ -48,6 +48,8 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         readings_dir=options.record_readings,
     )
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(health_port.close)
+        stack.callback(metrics_port.close)
         config = await configuration(options.kubeconfig)
         cluster = await stack.enter_async_context(Client(config))
         reader = await stack.enter_async_context(StateReader())

@@ -18,6 +18,7 @@ from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
 from kvasir_gateway.envoy import bootstrap, files
 from kvasir_gateway.picker import app, drain_server
+from kvasir_kube import process
 from kvasir_kube.kinds import Json
 from kvasir_kube.state_reader import StateReader
 
@@ -214,14 +215,19 @@ class Gateway:
         """Start the picker, anew if need be."""
         settings = app.PickerSettings(
             directory=self.directory,
-            address="127.0.0.1",
-            state_port=self.state_port,
             max_body_bytes=self._max_body_bytes,
             reading_period_s=0.1,
             drain_settle_s=0.0,
         )
         self.stop = asyncio.Event()
-        self.picker = asyncio.create_task(app.run(settings, objects=self.objects, states=self._reader, stop=self.stop))
+        running = app.run(
+            settings,
+            state_port=process.listening("127.0.0.1", self.state_port),
+            objects=self.objects,
+            states=self._reader,
+            stop=self.stop,
+        )
+        self.picker = asyncio.create_task(running)
 
     async def stop_picker(self) -> None:
         """As SIGTERM does."""

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import logging
 import random
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvasir_api import names
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy.admin import EnvoyAdmin
 from kvasir_gateway.picker.drain_server import DrainServer
@@ -27,19 +27,24 @@ STOP_GRACE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSettings:
-    """Settings of the process. directory: shared with Envoy. address: where the state port listens."""
+    """Settings of the process. directory: shared with Envoy."""
 
     directory: Path
-    address: str
-    state_port: int = names.PORT_GATEWAY_STATE
     max_body_bytes: int = 8 << 20
     reading_period_s: float = 0.5
     drain_settle_s: float = 5.0
     policy: ChoicePolicy = field(default_factory=ChoicePolicy)
 
 
-async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateSource, stop: asyncio.Event) -> None:
-    """Serve until stop is set, or until a loop fails, which is raised."""
+async def run(
+    settings: PickerSettings,
+    *,
+    state_port: socket.socket,
+    objects: ObjectSource,
+    states: StateSource,
+    stop: asyncio.Event,
+) -> None:
+    """Serve until stop is set, or until a loop fails, which is raised. state_port: listens already."""
     metrics = GatewayMetrics()
     picker = Picker(
         metrics=metrics,
@@ -63,8 +68,7 @@ async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateS
         picker=picker,
         metrics=metrics,
         health=loops.health,
-        address=settings.address,
-        port=settings.state_port,
+        listening=state_port,
     )
     drain_server = DrainServer(
         picker=picker,
@@ -74,6 +78,7 @@ async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateS
         settle_s=settings.drain_settle_s,
     )
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(state_port.close)
         stack.push_async_callback(admin.close)
         stack.push_async_callback(state_server.stop)
         await state_server.start()
@@ -82,7 +87,7 @@ async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateS
         stack.push_async_callback(ext_proc.stop, STOP_GRACE_S)
         await drain_server.start()
         stack.push_async_callback(drain_server.stop)
-        LOG.info("picker at %s, /state on %s:%d", settings.directory, settings.address, settings.state_port)
+        LOG.info("picker at %s, /state on %s:%d", settings.directory, *state_port.getsockname()[:2])
         await _until(stop, loops)
 
 

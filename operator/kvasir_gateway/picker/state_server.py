@@ -3,6 +3,8 @@
 Clients cannot reach this port.
 """
 
+import socket
+
 from aiohttp import web
 
 from kvasir_api import names, state
@@ -23,11 +25,10 @@ class StateServer:
         picker: Picker,
         metrics: GatewayMetrics,
         health: GatewayHealth,
-        address: str,
-        port: int,
+        listening: socket.socket,
     ) -> None:
         self._picker, self._metrics, self._health = picker, metrics, health
-        self._address, self._port = address, port
+        self._listening = listening
         application = web.Application()
         routes: dict[str, Handler] = {
             names.PATH_STATE: self._get_state,
@@ -40,9 +41,9 @@ class StateServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self) -> None:
-        """Listen."""
+        """Answer on the port, which listens already."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._address, self._port).start()
+        await web.SockSite(self._runner, self._listening).start()
 
     async def stop(self) -> None:
         """Close the server."""
