@@ -77,8 +77,9 @@ def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     pointwise = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 -- for them
 
     def linear(x: Tensor) -> Tensor:
-        out: Tensor = pointwise(x, packed, bias, "none", [], "")
-        return out
+        rows = x.shape[0]
+        out: Tensor = pointwise(_few_sizes(x), packed, bias, "none", [], "")
+        return out[:rows]
 
     if weight.dtype != torch.float32 or _adds_alike(linear, weight.shape[1]):
         return linear
@@ -97,8 +98,19 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not packs(x.dtype):
         return F.linear(x, weight)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # noqa: SLF001
-    return out
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(_few_sizes(x), weight, None, "none", [], "")  # noqa: SLF001
+    return out[: x.shape[0]]
+
+
+def _few_sizes(x: Tensor) -> Tensor:
+    """x with rows of zeros below it up to the next of few numbers: at most an eighth more, none below 16.
+
+    For each number of rows and each shape of a weight oneDNN compiles a product, for half a millisecond, and keeps up
+    to half a megabyte of it; with the row counts of every step that was 700 MB for a model of 2 layers.
+    """
+    rows = x.shape[0]
+    multiple = 1 << max(0, rows.bit_length() - 4)
+    return F.pad(x, (0, 0, 0, -rows % multiple)) if rows % multiple else x
 
 
 def _lone_row_twice(multiply: Linear, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU without kernels of ours: in float32 a row has the same bits in every batch."""
+"""Linear layers on a CPU without kernels of ours: few compiled sizes, and a float32 row with the same bits in all."""
 
 import os
 import subprocess
@@ -49,3 +49,20 @@ def test_it_has_them_with_the_instructions_of_other_processors(isa: str) -> None
     command = [sys.executable, "-c", PROGRAM]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+@pytest.mark.skipif(not linear.packs(torch.float32), reason="torch without oneDNN")
+def test_products_are_compiled_for_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+
+    def spy(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
+        compiled.append(x.shape[0])
+        return x @ weight.T
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", spy)
+    weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for rows in range(1, 513):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(linear.product(x, weight), x @ weight.T)
+        assert rows <= compiled[-1] <= max(rows, rows * 9 // 8)
+    assert len(set(compiled)) == 56
