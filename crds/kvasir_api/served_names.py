@@ -1,6 +1,9 @@
 """Which service serves a model name: one rule for the operator (condition NameConflict) and the gateway (routing).
 
-A name belongs to the oldest service that claims it, over all namespaces of a gateway; later ones wait until it is free.
+A name belongs to the oldest service that claims it, over all namespaces of a gateway. Later ones of its namespace wait
+until it is free. Those of other namespaces are refused, and what was refused stays so in their status also when the name
+is free: a service that is made again must find its name, and its clients must not come to somebody else's. NAMESPACE/NAME
+always is the service of that name, whatever others claim.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,12 +13,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameClaim:
-    """A service and a model name of its spec. created: its creationTimestamp, RFC 3339 in UTC."""
+    """A service and a model name of its spec. created: its creationTimestamp, RFC 3339 in UTC. refused: its status has
+    that a service of another namespace had the name when this one claimed it."""
 
     served_name: str
     namespace: str
     name: str
     created: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameConflict:
+    """A name of a service's spec under which it gets no requests. holder: NAMESPACE/NAME of the service that has it, or
+    empty while it is free. refused: whether it stays so when the name is free."""
+
+    served_name: str
+    holder: str
+    refused: bool
+
+
+def qualified_name(namespace: str, name: str) -> str:
+    """The model name that always is this very service."""
+    return f"{namespace}/{name}"
 
 
 def served_name(name: str, spec_served_name: str) -> str:
@@ -25,7 +45,7 @@ def served_name(name: str, spec_served_name: str) -> str:
 
 def name_claims(service: Mapping[str, Any]) -> tuple[NameClaim, ...]:
     """All model names of an InferenceService as it came from the API server; its own name first."""
-    metadata = service["metadata"]
+    metadata, refused = service["metadata"], (service.get("status") or {}).get("refusedNames") or ()
     model = (service.get("spec") or {}).get("model") or {}
     first = served_name(str(metadata["name"]), str(model.get("servedName") or ""))
     return tuple(
@@ -34,14 +54,29 @@ def name_claims(service: Mapping[str, Any]) -> tuple[NameClaim, ...]:
             namespace=str(metadata.get("namespace") or ""),
             name=str(metadata["name"]),
             created=str(metadata.get("creationTimestamp") or ""),
+            refused=asked in refused,
         )
         for asked in dict.fromkeys((first, *map(str, model.get("aliases") or ())))
     )
 
 
 def owners(name_claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
-    """The claim that owns each served name: the oldest; of the same second, the first by namespace and name."""
+    """The claim that owns each served name: the oldest that was not refused; of the same second, the first by namespace
+    and name. A name that only refused ones claim is absent."""
     owned: dict[str, NameClaim] = {}
     for claim in sorted(name_claims, key=lambda c: (c.created, c.namespace, c.name)):
-        owned.setdefault(claim.served_name, claim)
+        if not claim.refused:
+            owned.setdefault(claim.served_name, claim)
     return owned
+
+
+def conflict(mine: NameClaim, others: Iterable[NameClaim]) -> NameConflict | None:
+    """Why a service does not own a name that it claims; None where it does. others: claims of the same name."""
+    owner = owners([mine, *others]).get(mine.served_name)
+    if owner is None:
+        return NameConflict(served_name=mine.served_name, holder="", refused=True)
+    if (owner.namespace, owner.name) == (mine.namespace, mine.name):
+        return None
+    refused = mine.refused or owner.namespace != mine.namespace
+    holder = qualified_name(owner.namespace, owner.name)
+    return NameConflict(served_name=mine.served_name, holder=holder, refused=refused)

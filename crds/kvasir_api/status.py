@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from kvasir_api.crd_types import CrdObject, Name
+from kvasir_api.crd_types import CrdObject, Name, ServedName
 from kvasir_api.option_fields import option
 from kvasir_api.options import Reduction
 
@@ -278,6 +278,9 @@ class InferenceServiceStatus(CrdObject):
         0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
+    refused_names: list[ServedName] = option(
+        [], "Names of spec.model that were another namespace's when this service claimed them.", max_length=8
+    )
     counts: ReplicaCounts = option(
         ReplicaCounts(), "Replicas that are not ready by what they are doing; absent where all are ready."
     )

@@ -5,7 +5,7 @@ from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir_api import names, served_names
 from kvasir_api.state import RuntimeState
@@ -62,10 +62,16 @@ class RoutedService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTable:
-    """All services; by_model holds the one that each model name belongs to."""
+    """All services; by_model holds the one of each name that is listed: the names that services own, and NAMESPACE/NAME
+    of those that own none. by_qualified: all of them by NAMESPACE/NAME."""
 
     services: tuple[RoutedService, ...] = ()
     by_model: Mapping[str, RoutedService]
+    by_qualified: Mapping[str, RoutedService] = field(default_factory=dict)
+
+    def service(self, model: str) -> RoutedService | None:
+        """The service that a request for this model goes to."""
+        return self.by_qualified.get(model) or self.by_model.get(model)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints of all services, ready or not."""
@@ -107,8 +113,11 @@ def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Js
         for service in sorted((_service_of(resource, by_service) for resource in resources), key=lambda s: s.key)
     }
     held = served_names.owners(claim for resource in resources for claim in served_names.name_claims(resource))
-    by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
-    return RoutingTable(services=tuple(found.values()), by_model=by_model)
+    by_qualified = {served_names.qualified_name(*name): service for name, service in found.items()}
+    by_model = {model: by_qualified.get(model) or found[claim.namespace, claim.name] for model, claim in held.items()}
+    named = {service.key for service in by_model.values()}
+    by_model |= {name: service for name, service in by_qualified.items() if service.key not in named}
+    return RoutingTable(services=tuple(found.values()), by_model=by_model, by_qualified=by_qualified)
 
 
 def _is_controlled_by(pod: Json, owner_uid: str, controllers: Mapping[str, str]) -> bool:

@@ -170,15 +170,23 @@ async def test_directory_outside_the_allowed_ones_is_refused(rig):
     assert await rig.all(DEPLOYMENT) == []
 
 
-async def test_second_claimant_of_a_name_waits(rig):
+async def test_second_claimant_of_a_name_is_reached_by_its_namespace_and_name(rig):
     await rig.apply("tiny")
     await rig.until_condition("Ready")
     # Ages are whole seconds: of two made within one, the first in the alphabet counts as the older.
     await rig.apply("tiny-too", model={"uri": "file:///srv/x", "servedName": "tiny"})
     conflict = await rig.until_condition("NameConflict", name="tiny-too")
     assert f"{rig.namespace}/tiny" in conflict["message"]
-    await rig.delete("tiny")
     await rig.until_condition("Ready", name="tiny-too")
+    status = (await rig.client.get(INFERENCE_SERVICE, rig.namespace, "tiny-too"))["status"]
+    assert status["modelName"] == f"{rig.namespace}/tiny-too"
+    await rig.delete("tiny")
+
+    async def owned():
+        status = (await rig.client.get(INFERENCE_SERVICE, rig.namespace, "tiny-too"))["status"]
+        return status["modelName"] == "tiny" and "NameConflict" not in {c["type"] for c in status["conditions"]}
+
+    await rig.until(owned, lambda: "of one namespace the next one has the name")
 
 
 async def test_foreign_service_is_not_taken_over(rig):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from fakes.manifests import service
 from kvasir_api.accelerator import AcceleratorClassSpec, Compute
 from kvasir_api.inspection import Prediction
+from kvasir_api.served_names import NameConflict
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.replica import Replica
@@ -43,6 +44,7 @@ FORECASTS = (
 SCALINGS = (None, *(AutoscalingStatus(desired_replicas=4, raw_replicas=raw) for raw in (3, 4, 5)))
 SCALED = set(ScalerResult.__dataclass_fields__) - {"wanted", "status"}
 """Parts of the autoscaler's result that findings() takes by their names."""
+TAKEN = (NameConflict(served_name="tiny", holder="other/first", refused=True),)
 COURSES = (
     None,
     RolloutTarget(revision="new", phase="Progressing"),
@@ -69,11 +71,14 @@ def findings(
     overdue: bool = False,
     waiting: str = "",
     gateway_url: str = "",
+    name_conflicts: tuple[NameConflict, ...] = (),
     **fields: Any,
 ) -> StatusInputs:
     """A service of generation 3 with these pods, of which one is wanted. fields: parts of the stages by name."""
     obj = obj or service(generation=3)
-    seen = seen or observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None)
+    seen = seen or observed(
+        obj, revisions=(), deployments=(), replicas=replicas, svc=None, name_conflicts=name_conflicts
+    )
     asked, broken, why = (fields.pop(name, "") for name in ("asked", "fault_reason", "fault_message"))
     resolved = Resolved(
         observed=seen,
@@ -132,7 +137,7 @@ def situations(draw: Any) -> StatusInputs:
         )
         for i in range(draw(st.integers(0, 4)))
     ]
-    fault = draw(st.sampled_from(["", "", "InvalidSpec", "NameConflict", "TooSmall"]))
+    fault = draw(st.sampled_from(["", "", "InvalidSpec", "TooSmall"]))
     return findings(
         *replicas,
         obj=service(generation=draw(st.integers(1, 3)), **draw(st.sampled_from([{}, ELASTIC]))),
@@ -149,4 +154,5 @@ def situations(draw: Any) -> StatusInputs:
         overdue=draw(st.booleans()),
         autoscaling=draw(st.sampled_from(SCALINGS)),
         missing=draw(st.sampled_from([(), ("p0",)])),
+        name_conflicts=draw(st.sampled_from([(), TAKEN])),
     )

@@ -120,15 +120,41 @@ def test_all_names_of_a_service_lead_to_it():
     named["spec"]["model"]["aliases"] = ["small", "two"]
     found = routing_table.build([named, service("two")], [])
     # Both are of the same second, so that the first by name holds what both claim.
-    assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "small": "one", "two": "one"}
+    assert {model: s.name for model, s in found.by_model.items()} == {
+        "org/one": "one",
+        "small": "one",
+        "two": "one",
+        "default/two": "two",
+    }
 
 
 def test_a_name_that_two_services_claim_belongs_to_the_older():
     younger = service("a", model="m", created="2026-02-01T00:00:00Z")
     older = service("z", model="m", created="2026-01-01T00:00:00Z")
     found = routing_table.build([younger, older], [])
-    assert {model: s.name for model, s in found.by_model.items()} == {"m": "z"}
+    assert {model: s.name for model, s in found.by_model.items()} == {"m": "z", "default/a": "a"}
     assert [s.name for s in found.services] == ["a", "z"]
+
+
+def refused(resource, *names_):
+    return resource | {"status": {"refusedNames": list(names_)}}
+
+
+def test_a_name_that_was_refused_stays_so_when_its_service_is_gone():
+    waits = refused(service("b", model="m", namespace="theirs"), "m")
+    assert list(routing_table.build([waits], []).by_model) == ["theirs/b"]
+    again = service("a", model="m", created="2026-03-01T00:00:00Z")
+    found = routing_table.build([waits, again], [])
+    assert {model: s.key for model, s in found.by_model.items()} == {"m": "default.a", "theirs/b": "theirs.b"}
+
+
+def test_a_service_is_reached_by_its_namespace_and_name_whatever_others_claim():
+    older = service("a", model="default/b", namespace="theirs", created="2025-01-01T00:00:00Z")
+    found = routing_table.build([older, service("b", model="m"), service("c", model="m")], [])
+    wanted = {"default/b": "default.b", "theirs/a": "theirs.a", "m": "default.b", "default/c": "default.c"}
+    assert {name: found.service(name).key for name in wanted} == wanted
+    assert sorted(found.by_model) == ["default/b", "default/c", "m", "theirs/a"]
+    assert found.service("default/x") is None
 
 
 def test_half_an_object_is_survived():

@@ -45,6 +45,17 @@ async def test_the_model_names_the_service(front, pods):
     assert (await front.post("beta"))[1] == two.whole()
 
 
+async def test_a_service_is_reached_by_its_namespace_and_name(front, pods):
+    one, two = pods
+    front.objects.serve("first", one, model="shared")
+    front.objects.serve("second", two, model="shared")
+    await until(lambda: front.routes("default/second"), "second")
+    assert (await front.post("shared"))[1] == (await front.post("default/first"))[1] == one.whole()
+    assert (await front.post("default/second"))[1] == two.whole()
+    async with front.client.get(f"{front.url}/v1/models/default/first") as response:
+        assert (response.status, (await response.json())["id"]) == (200, "default/first")
+
+
 async def test_a_stream_comes_piece_by_piece_and_byte_by_byte(front, pods):
     pod = pods[0]
     front.objects.serve("streams", pod)

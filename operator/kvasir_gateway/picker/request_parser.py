@@ -102,7 +102,7 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
 def service_of(parsed: ParsedBody, table: RoutingTable) -> RoutedService | ApiError:
     """The service of a model, or the only one that there is where none is named."""
     if parsed.model is not None:
-        return table.by_model.get(parsed.model) or openai_errors.model_not_found(parsed.model)
+        return table.service(parsed.model) or openai_errors.model_not_found(parsed.model)
     found = {service.key: service for service in table.by_model.values()}
     if len(found) == 1:
         return next(iter(found.values()))
@@ -143,9 +143,10 @@ def _models(path: str, table: RoutingTable) -> ImmediateResponse:
     if path == MODELS:
         return _json(msgspec.json.encode(http_apis.model_list(list(cards.values()))), "models")
     name = unquote(path.removeprefix(MODELS + "/"))
-    if name not in cards:
+    service = table.service(name)
+    if service is None:
         return error_response(openai_errors.model_not_found(name), path)
-    return _json(msgspec.json.encode(cards[name]), "models")
+    return _json(msgspec.json.encode(http_apis.model_card(name, _epoch(service.created))), "models")
 
 
 def _epoch(created: str) -> int:

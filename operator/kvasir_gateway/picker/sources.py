@@ -112,6 +112,7 @@ def _service(obj: Json) -> Json:
     return {
         "metadata": _kept(obj, "namespace", "name", "uid", "creationTimestamp"),
         "spec": {"model": {field: model[field] for field in ("servedName", "aliases") if field in model}},
+        "status": {"refusedNames": (obj.get("status") or {}).get("refusedNames") or []},
     }
 
 

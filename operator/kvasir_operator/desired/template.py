@@ -8,6 +8,7 @@ from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec, ClassPod
 from kvasir_api.flags import arguments, flag
 from kvasir_api.hf_config import without_dollars
+from kvasir_api.served_names import qualified_name
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired import hub
@@ -142,7 +143,8 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
     if seen.spec.auth.secret_name:
         given["api_key_file"] = names.KEYS_MOUNT
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
-    aliases = [part for alias in seen.spec.model.aliases for part in (flag("served_model_name"), alias)]
+    others = dict.fromkeys([*seen.spec.model.aliases, qualified_name(seen.namespace, seen.name)])
+    aliases = [part for alias in others if alias != seen.served_name for part in (flag("served_model_name"), alias)]
     options = seen.spec.runtime
     options = options.model_copy(update={"hf_overrides": without_dollars(options.hf_overrides)})
     return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(options))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Final
 
-from kvasir_api import names
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.hub import is_unresolved
 from kvasir_operator.desired.source import allowed, model_source
@@ -94,25 +93,12 @@ def _memory(seen: Observed, placed: Placement, _: OperatorSettings) -> Violation
     return Violation(reason=TOO_SMALL, message=f"spec.resources.memory: {judged.message}")
 
 
-def _served_name(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
-    if seen.holder is None:
-        return None
-    held = seen.holder
-    field = "servedName" if held.served_name == seen.served_name else "aliases"
-    older = f"{held.namespace}/{held.name}"
-    return Violation(
-        reason=names.CONDITION_NAME_CONFLICT,
-        message=f"spec.model.{field}: {held.served_name} is served by the older InferenceService {older}",
-    )
-
-
 CHECKS: Final[tuple[Callable[[Observed, Placement, OperatorSettings], Violation | None], ...]] = (
     _contract,
     _time_zones,
     _directory,
     _claim,
     _hub,
-    _served_name,
     _accelerator,
     _memory,
 )

@@ -1,5 +1,6 @@
 """Which events follow from a reconcile: one per change, compared with the status that was written before."""
 
+from kvasir_api.names import CONDITION_NAME_CONFLICT, CONDITION_READY
 from kvasir_api.status import Condition, InferenceServiceStatus
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.recorder import Recorder
@@ -9,7 +10,6 @@ from kvasir_operator.status.summary import Summary
 
 STALLED_EVENTS = {
     "InvalidSpec": "InvalidSpec",
-    "NameConflict": "InvalidSpec",
     "Unsupported": "InvalidSpec",
     "BadPatch": "InvalidSpec",
     "ModelLoadFailed": "ModelLoadFailed",
@@ -41,13 +41,16 @@ class EventEmitter:
 
     async def changes(self, seen: Observed, service: Json, status: InferenceServiceStatus, answer: Summary) -> None:
         """Events about readiness, refusals, the rollout, failing pods and scaling by hand."""
-        before, after = _ready(seen.status.conditions), _ready(status.conditions)
+        before, after = (_condition(part.conditions, CONDITION_READY) for part in (seen.status, status))
         was_ready = before is not None and before.status == "True"
         if answer.mode == "ready" and not was_ready and status.desired_replicas:
             await self._recorder.event(service, "Ready", answer.message)
         event = STALLED_EVENTS.get(answer.reason)
         if event and answer.mode == "stalled" and not _same(before, after):
             await self._recorder.event(service, event, answer.message, kind="Warning")
+        conflict = _condition(status.conditions, CONDITION_NAME_CONFLICT)
+        if conflict is not None and not _condition(seen.status.conditions, CONDITION_NAME_CONFLICT):
+            await self._recorder.event(service, "NameConflict", conflict.message, kind="Warning")
         await self._course(seen, service, status)
         rolled = status.rollout.last_good_revision
         if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
@@ -127,8 +130,8 @@ def _replicas(count: int) -> str:
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
-def _ready(conditions: list[Condition]) -> Condition | None:
-    return next((c for c in conditions if c.type == "Ready"), None)
+def _condition(conditions: list[Condition], kind: str) -> Condition | None:
+    return next((c for c in conditions if c.type == kind), None)
 
 
 def _same(before: Condition | None, after: Condition | None) -> bool:

@@ -1,6 +1,6 @@
 """Which services claim a model name. The store keeps it up to date, so that a conflict is found without a full scan."""
 
-from kvasir_api.served_names import NameClaim, name_claims, owners
+from kvasir_api.served_names import NameClaim, NameConflict, conflict, name_claims, qualified_name
 from kvasir_kube.kinds import Json, Key, key
 
 
@@ -9,25 +9,34 @@ class NameIndex:
 
     def __init__(self) -> None:
         self._claims: dict[str, dict[Key, NameClaim]] = {}
+        self._qualified: dict[str, Key] = {}
 
     def add(self, service: Json) -> None:
         """The service claims its names, unless it is about to go."""
         if not service["metadata"].get("deletionTimestamp"):
+            self._qualified[qualified_name(*key(service))] = key(service)
             for claim in name_claims(service):
                 self._claims.setdefault(claim.served_name, {})[key(service)] = claim
 
     def remove(self, service: Json) -> None:
         """The service gives its names up."""
+        self._qualified.pop(qualified_name(*key(service)), None)
         for claim in name_claims(service):
             claims = self._claims.get(claim.served_name, {})
             claims.pop(key(service), None)
             if not claims:
                 self._claims.pop(claim.served_name, None)
 
-    def holder(self, service: Json) -> NameClaim | None:
-        """The claim of another service to one of this one's names; None where this one holds all of them."""
-        for mine in name_claims(service):
-            found = owners([mine, *self._claims.get(mine.served_name, {}).values()])[mine.served_name]
-            if (found.namespace, found.name) != key(service):
-                return found
-        return None
+    def conflicts(self, service: Json) -> tuple[NameConflict, ...]:
+        """The names of a service that it does not own."""
+        found = [self._conflict(claim, key(service)) for claim in name_claims(service)]
+        return tuple(one for one in found if one is not None)
+
+    def _conflict(self, mine: NameClaim, name: Key) -> NameConflict | None:
+        qualified = self._qualified.get(mine.served_name, name)
+        if qualified != name:
+            return NameConflict(
+                served_name=mine.served_name, holder=mine.served_name, refused=qualified[0] != mine.namespace
+            )
+        claims = self._claims.get(mine.served_name, {})
+        return conflict(mine, [claim for where, claim in claims.items() if where != name])

@@ -69,7 +69,7 @@ class Observer:
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim_found,
             claim_bound=claim_bound,
-            holder=self._store.names.holder(service),
+            name_conflicts=self._store.names.conflicts(service),
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
             classes=self._accelerators(),
             served_before=self._served_before(name, service, replicas),

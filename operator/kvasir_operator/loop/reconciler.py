@@ -24,7 +24,8 @@ from kvasir_operator.stages import Applied, Resolved, RolloutPlan
 from kvasir_operator.status.refusals import QUOTA_EXCEEDED, refusal
 
 FAULT_RETRY_S: Final = 5.0
-"""A violation may end without an event of anything that is watched, such as a claim that appears."""
+"""A violation may end without an event of anything that is watched, such as a claim that appears; a name conflict ends
+by a change of another service."""
 FIRST_READINGS_S: Final = 0.5
 """Pause of a new operator between two checks whether all ready pods have been read."""
 QUOTA_S: Final = 120.0
@@ -84,9 +85,9 @@ class Reconciler:
             waiting = await self._inspector.inspect(seen, resolved, service, wanted=scaler.wanted)
         planned: RolloutPlan | None = None
         applied, error = Applied(foreign=seen.foreign), None
-        if resolved.revision is None:
+        if resolved.revision is None or seen.name_conflicts:
             self._workqueue.mark(name, FAULT_RETRY_S)
-        elif not waiting:
+        if resolved.revision is not None and not waiting:
             planned = await self._planned(resolved, resolved.revision, scaler.wanted)
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)

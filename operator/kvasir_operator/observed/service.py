@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.served_names import NameClaim, served_name
+from kvasir_api.served_names import NameConflict, served_name
 from kvasir_api.service import InferenceServiceSpec, ModelSpec
 from kvasir_api.state import ServedTotals
 from kvasir_api.status import InferenceServiceStatus, ModelStatus
@@ -56,9 +56,9 @@ class Observed:
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
     quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
-    model: what they read, as status has it until more is known. holder: the claim of another service to a name that
-    this one is to serve, None where there is none. classes: the accelerator classes of the cluster by name.
-    served_before: what each replica had served when the step of the rollout began, by uid.
+    model: what they read, as status has it until more is known. name_conflicts: names of its spec that it does not own.
+    classes: the accelerator classes of the cluster by name. served_before: what each replica had served when the step
+    of the rollout began, by uid.
     """
 
     namespace: str
@@ -78,7 +78,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     claim_bound: bool = True
-    holder: NameClaim | None = None
+    name_conflicts: tuple[NameConflict, ...] = ()
     inspections: tuple[Inspection, ...] = ()
     model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def observed(
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
-    holder: NameClaim | None = None,
+    name_conflicts: tuple[NameConflict, ...] = (),
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
     served_before: Mapping[str, ServedTotals] | None = None,
@@ -150,7 +150,7 @@ def observed(
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
         claim_bound=claim_bound,
-        holder=holder,
+        name_conflicts=name_conflicts,
         inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),
         model=status.model,
         classes=classes if isinstance(classes, Mapping) else dict(map(parsed_class, classes)),

@@ -4,9 +4,11 @@ from statistics import median
 from typing import Any, Final
 
 from kvasir_api import names
+from kvasir_api.served_names import qualified_name
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
 from kvasir_kube.kinds import Json
+from kvasir_operator.observed.service import Observed
 from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status import cost, decode_speed
 from kvasir_operator.status.cold_start import cold_start
@@ -51,7 +53,8 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
         replicas=len(live),
         ready_replicas=sum(r.phase == "ready" for r in live),
         desired_replicas=found.wanted,
-        model_name=seen.served_name,
+        model_name=_model_name(seen),
+        refused_names=[one.served_name for one in seen.name_conflicts if one.refused],
         counts=_counts(found),
         model=seen.model,
         capacity=_capacity(found),
@@ -61,6 +64,12 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
     )
     return status, answer
+
+
+def _model_name(seen: Observed) -> str:
+    """The name under which clients reach the service."""
+    lost = {one.served_name for one in seen.name_conflicts}
+    return qualified_name(seen.namespace, seen.name) if seen.served_name in lost else seen.served_name
 
 
 def document(status: InferenceServiceStatus) -> Json:

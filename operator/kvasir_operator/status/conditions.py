@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvasir_api import names
+from kvasir_api.served_names import qualified_name
 from kvasir_api.status import Condition
+from kvasir_operator.observed.service import Observed
 from kvasir_operator.status import decode_speed
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
@@ -53,9 +55,8 @@ def _inactive(found: StatusInputs) -> tuple[str, str] | None:
 
 def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
     """Type, reason and message of each fault that is there now."""
-    broken = found.resolved.violation
-    if broken is not None and broken.reason == "NameConflict":
-        yield names.CONDITION_NAME_CONFLICT, "NameConflict", broken.message
+    if found.seen.name_conflicts:
+        yield names.CONDITION_NAME_CONFLICT, "NameConflict", _name_conflicts(found.seen)
     if unplaced := found.first("unschedulable"):
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
     elif reason := refusal(found.refused_pods):
@@ -76,6 +77,22 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_METRICS_STALE, "ReadingsImplausible", f"{said}: its readings are not used"
     elif missing := found.scaler.missing or found.scaler.lost:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(missing)}"
+
+
+def _name_conflicts(seen: Observed) -> str:
+    """The names that the service does not own, and under which one it gets requests."""
+    said = []
+    for one in seen.name_conflicts:
+        field = "servedName" if one.served_name == seen.served_name else "aliases"
+        if one.holder:
+            what = f"is served by InferenceService {one.holder}"
+        else:
+            what = (
+                "belonged to another namespace when this service claimed it, and is free now; to take it over, take it "
+                "out of the spec and, when this condition is gone, put it in again"
+            )
+        said.append(f"spec.model.{field}: {one.served_name} {what}")
+    return f"{'; '.join(said)}. Clients reach this service as {qualified_name(seen.namespace, seen.name)}"
 
 
 def _at_max(found: StatusInputs) -> int:

@@ -66,11 +66,7 @@ class StatusInputs:
 
     @property
     def rolling_out(self) -> bool:
-        """Whether the spec's revision has not replaced the one before yet. A service whose name another one holds does
-        not count: clients do not reach it."""
-        broken = self.resolved.violation
-        if broken is not None and broken.reason == "NameConflict":
-            return False
+        """Whether the spec's revision has not replaced the one before yet."""
         good = self.seen.status.rollout.last_good_revision
         given_up = self.plan is not None and bool(self.plan.target.rolled_back)
         return bool(self.outdated) or given_up or good not in ("", self.current)

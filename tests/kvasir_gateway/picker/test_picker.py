@@ -210,13 +210,16 @@ def test_results_for_an_answer_that_no_pod_writes_are_refused(holding, name):
         ([service("s", model="m")], b"[]", "default.s"),
         ([service("s", model="m")], b'{"model": ""}', " does not exist here."),
         ([service("s", model="m")], b'{"model": 5}', "The field `model` is a string that names a model."),
-        ([service("s", model="m"), service("t", model="m")], b"{}", "default.s"),
+        (
+            [service("s", model="m"), service("t", model="m")],
+            b"{}",
+            "The field `model` is needed, since 2 services have one.",
+        ),
         ([service("s", model="m"), service("t")], b"{}", "The field `model` is needed, since 2 services have one."),
         ([], b"{}", "The field `model` is needed, since no service has one yet."),
     ],
 )
 def test_a_model_may_be_left_out_where_one_service_is_all_there_is(picker, services, body, found):
-    """A service whose name belongs to another cannot be named either."""
     picker.table = routing_table.build(services, [pod("s", "one", ip="10.0.0.1")])
     for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/score"):
         answer = picker.pick(body, path, path)

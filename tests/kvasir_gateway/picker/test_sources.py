@@ -70,4 +70,5 @@ async def test_names_are_those_of_the_whole_object(objects):
     named = service("t")
     named["spec"]["model"]["aliases"] = ["small"]
     await objects.put(kinds.INFERENCE_SERVICE, named)
-    assert set((await table(objects)).by_model) == {"m", "t", "small"}
+    await objects.put(kinds.INFERENCE_SERVICE, service("u", model="x") | {"status": {"refusedNames": ["x"]}})
+    assert set((await table(objects)).by_model) == {"m", "t", "small", "default/u"}

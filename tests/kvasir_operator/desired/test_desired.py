@@ -7,7 +7,6 @@ import pytest
 from fakes.manifests import service
 from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api import names
-from kvasir_api.served_names import NameClaim
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.revision import revision_id, surplus
 from kvasir_operator.desired.source import allowed, model_source
@@ -66,11 +65,6 @@ def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
             "spec.model.uri: /etc/x is not below a directory that the operator allows (--allow-model-dir: /srv/models)",
         ),
         (service(), {"claim_found": False}, "spec.model.uri: there is no PersistentVolumeClaim default/models"),
-        (
-            service(model={"uri": "pvc://models/tiny", "servedName": "big"}),
-            {"holder": NameClaim(served_name="big", namespace="other", name="first", created="")},
-            "spec.model.servedName: big is served by the older InferenceService other/first",
-        ),
         (
             service(runtime={"maxBatchTokens": 4, "blockSize": 16}),
             {},
@@ -139,7 +133,8 @@ def test_arguments_are_said_and_not_defaulted():
     assert container(obj)["args"] == [
         "/models/tiny", "--served-model-name", "Big", "--host", "$(POD_IP)", "--port", "8000", "--ops-port", "8001",
         "--device", "cpu", "--drain-timeout", "600", "--log-format", "json", "--pod-revision", "rev",
-        "--kv-cache-tokens", "4096", "--memory-fraction", "0.5", "--no-prefix-cache",
+        "--served-model-name", "default/tiny", "--kv-cache-tokens", "4096", "--memory-fraction", "0.5",
+        "--no-prefix-cache",
     ]  # fmt: skip
 
 
@@ -253,19 +248,10 @@ def pods(**spec):
     return pod_template(seen(service(**spec)), "rev", SETTINGS)
 
 
-def test_an_alias_that_is_served_by_another_is_a_conflict():
-    held = NameClaim(served_name="small", namespace="other", name="first", created="")
-    found = resolved(
-        seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS
-    ).violation
-    assert found.reason == "NameConflict"
-    assert found.message == "spec.model.aliases: small is served by the older InferenceService other/first"
-
-
 def test_every_name_reaches_the_server():
     args = pods(model={"uri": "pvc://models/a", "aliases": ["x", "y"]})["spec"]["containers"][0]["args"]
     given = [args[i + 1] for i, arg in enumerate(args) if arg == "--served-model-name"]
-    assert given == ["tiny", "x", "y"]
+    assert given == ["tiny", "x", "y", "default/tiny"]
 
 
 def test_claims_of_devices_are_passed_through_and_computed_on():

@@ -44,23 +44,53 @@ MINE = claimant("mine", created=5, servedName="m")
     ],
 )
 def test_a_name_is_held_by_the_oldest_service(others: list[Json], holder: str | None) -> None:
-    found = filled(MINE, *others).names.holder(MINE)
-    assert (found.name if found else None) == holder
+    found = filled(MINE, *others).names.conflicts(MINE)
+    assert [one.holder for one in found] == ([f"default/{holder}"] if holder else [])
 
 
 def test_a_name_is_free_when_its_service_renames_itself_goes_or_is_gone() -> None:
     old = claimant("old", created=1, servedName="m")
     store = filled(MINE, old)
     assert store.put(INFERENCE_SERVICE, claimant("old", version=2, created=1, servedName="n"))
-    assert store.names.holder(MINE) is None
+    assert not store.names.conflicts(MINE)
     assert store.put(INFERENCE_SERVICE, claimant("old", version=3, created=1, aliases=["m"]))
-    assert store.names.holder(MINE) is not None
+    assert store.names.conflicts(MINE)
     assert store.put(INFERENCE_SERVICE, claimant("old", version=4, created=1, aliases=["m"], going=True))
-    assert store.names.holder(MINE) is None
+    assert not store.names.conflicts(MINE)
     assert store.put(INFERENCE_SERVICE, claimant("old", version=5, created=1, servedName="m"))
-    assert store.names.holder(MINE) is not None
+    assert store.names.conflicts(MINE)
     assert store.drop(INFERENCE_SERVICE, ("default", "old"))
-    assert store.names.holder(MINE) is None
+    assert not store.names.conflicts(MINE)
+
+
+def test_a_service_that_is_made_again_finds_its_name_although_another_namespace_waits_for_it() -> None:
+    """Else the clients of the first would come to the second, with their keys and prompts."""
+    first = claimant("first", created=1, servedName="m")
+    theirs = claimant("theirs", created=5, servedName="m")
+    theirs["metadata"]["namespace"] = "other"
+    store = filled(first, theirs)
+    (found,) = store.names.conflicts(theirs)
+    assert (found.holder, found.refused) == ("default/first", True)
+    waiting = theirs | {"status": {"refusedNames": ["m"]}}
+    waiting["metadata"] |= {"resourceVersion": "2"}
+    store.put(INFERENCE_SERVICE, waiting)
+    store.drop(INFERENCE_SERVICE, ("default", "first"))
+    (found,) = store.names.conflicts(waiting)
+    assert (found.holder, found.refused) == ("", True)
+    again = claimant("first", version=9, created=59, servedName="m")
+    store.put(INFERENCE_SERVICE, again)
+    assert not store.names.conflicts(again)
+    (found,) = store.names.conflicts(waiting)
+    assert (found.holder, found.refused) == ("default/first", True)
+
+
+def test_the_qualified_name_of_a_service_is_not_to_be_had() -> None:
+    claims = claimant("older", created=1, servedName="default/mine")
+    store = filled(MINE, claims)
+    (found,) = store.names.conflicts(claims)
+    assert (found.served_name, found.holder, found.refused) == ("default/mine", "default/mine", False)
+    store.drop(INFERENCE_SERVICE, ("default", "mine"))
+    assert not store.names.conflicts(claims)
 
 
 def test_it_costs_the_same_with_a_thousand_services() -> None:
@@ -68,6 +98,6 @@ def test_it_costs_the_same_with_a_thousand_services() -> None:
     for number in (1, 1000):
         store = filled(MINE, *(claimant(f"s{i}") for i in range(number)), claimant("old", created=1, aliases=["m"]))
         with calls() as found:
-            assert store.names.holder(MINE) is not None
+            assert store.names.conflicts(MINE)
         counted.append(found.total())
     assert counted[0] == counted[1] <= 40

@@ -9,7 +9,7 @@ from hypothesis import given
 import kvasir_operator
 from fakes.flux import breaches
 from fakes.manifests import service
-from fakes.situations import ELASTIC, LATER, NOW, again, findings, replica, situations
+from fakes.situations import ELASTIC, LATER, NOW, TAKEN, again, findings, replica, situations
 from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState
 from kvasir_api.status import AutoscalingStatus, InferenceServiceStatus
@@ -122,9 +122,8 @@ def test_zero_replicas_say_what_sets_the_count(rules, expected):
             "InvalidSpec",
             {"Ready", "Stalled"},
         ),
-        (findings(current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
-        # clients do not reach a service whose name another one holds
-        (findings(OLD, current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
+        # clients reach it as NAMESPACE/NAME
+        (findings(READY, name_conflicts=TAKEN), "AllReplicasReady", {"Ready", "NameConflict"}),
         # a rollout in which no replica serves
         (findings(LOADING, replica("loading", revision="old", name="old")), "RollingOut", {"Reconciling"}),
     ],
@@ -363,10 +362,10 @@ def test_every_published_reason_is_given_in_the_code():
     code = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
     given_ = {reason for reason in names.REASONS if f'"{reason}"' in code}
     assert "names.REFUSALS" in code
-    assert given_ | {names.CONDITION_NAME_CONFLICT} | set(names.REFUSALS.values()) == set(names.REASONS)
+    assert given_ | set(names.REFUSALS.values()) == set(names.REASONS)
 
 
-@pytest.mark.parametrize("broken", ["InvalidSpec", "NameConflict", ""], ids=["spec", "name", "waiting"])
+@pytest.mark.parametrize("broken", ["InvalidSpec", ""], ids=["spec", "waiting"])
 def test_a_rollback_is_remembered_while_nothing_can_be_planned(broken):
     """Else the revision that was given up would be rolled out again, or a canary would begin from its first step."""
     since = "2026-01-01T00:00:00Z"
