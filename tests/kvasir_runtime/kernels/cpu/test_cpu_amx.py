@@ -9,14 +9,16 @@ from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.quantized import QuantFormat, dequantized
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
+EMULATED_AMX = pytest.param("emulated_amx", marks=pytest.mark.xdist_group("emulated-amx"))
+"""On one worker, since the library that it needs is compiled for the run."""
 FLOAT32_UNIT, BFLOAT16_UNIT = 2**-24, 2**-8
 """Largest relative error of one rounding."""
 
 
-@pytest.fixture(params=["emulated", "processor"])
+@pytest.fixture(params=[EMULATED_AMX, "processor_amx"])
 def library(request: pytest.FixtureRequest) -> Library:
     """With AMX in use."""
-    found: Library = request.getfixturevalue(f"{request.param}_amx")
+    found: Library = request.getfixturevalue(request.param)
     return found
 
 

@@ -20,7 +20,11 @@ HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64,
 WORST = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # absolute and relative: two roundings of weights and result
 
 
-@pytest.fixture(params=[*build.VARIANTS, "processor_amx", "emulated_amx"])
+EMULATED_AMX = pytest.param("emulated_amx", marks=pytest.mark.xdist_group("emulated-amx"))
+"""On one worker, since the library that it needs is compiled for the run."""
+
+
+@pytest.fixture(params=[*build.VARIANTS, "processor_amx", EMULATED_AMX])
 def variant(request: pytest.FixtureRequest, cpu_library: Library) -> CpuKernels:
     """Each variant that this processor can run: those up to its own, and AMX, the processor's or emulated."""
     names = list(build.VARIANTS)
