@@ -126,12 +126,12 @@ def namespace(api: "client.ApiClient") -> Iterator[str]:
     core = client.CoreV1Api(api)
     name = f"test-{uuid.uuid4().hex[:8]}"
     core.create_namespace({"metadata": {"name": name}})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (
         any(found.metadata.name == "default" for found in core.list_namespaced_service_account(name).items)
         and any(found.metadata.name == "kube-root-ca.crt" for found in core.list_namespaced_config_map(name).items)
     ):
-        assert time.monotonic() < deadline, f"no default service account or CA in namespace {name} after 20 s"
+        assert time.monotonic() < deadline, f"no default service account or CA in namespace {name} after 60 s"
         time.sleep(0.02)
     yield name
     core.delete_namespace(name)

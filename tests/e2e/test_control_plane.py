@@ -80,9 +80,9 @@ def test_deployments_make_pods_and_deletion_collects_them(cluster, api, namespac
         f"--namespace={namespace}",
         "deployment/x",
         "--for=jsonpath={.status.replicas}=2",
-        "--timeout=30s",
+        "--timeout=60s",
     )
-    kubectl(cluster, "delete", f"--namespace={namespace}", "deployment/x", "--cascade=foreground", "--timeout=30s")
+    kubectl(cluster, "delete", f"--namespace={namespace}", "deployment/x", "--cascade=foreground", "--timeout=60s")
     assert client.CoreV1Api(api).list_namespaced_pod(namespace).items == []
 
 

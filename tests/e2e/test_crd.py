@@ -42,9 +42,9 @@ def kubectl(cluster: ControlPlane, namespace: str) -> Kubectl:
     found = Kubectl(cluster.kubectl, namespace)
     done = found("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     assert done.returncode == 0, done.stderr
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     # kubectl wait fails on a definition that has no condition yet.
-    while (done := found("wait", "--for=condition=Established", ESTABLISHED, "--timeout=20s")).returncode:
+    while (done := found("wait", "--for=condition=Established", ESTABLISHED, "--timeout=60s")).returncode:
         assert time.monotonic() < deadline, done.stderr
     return found
 

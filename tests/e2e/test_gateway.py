@@ -112,7 +112,7 @@ def manifests(namespace: str) -> Iterator[Json]:
 def bench(cluster_node: ControlPlane, namespace: str) -> Iterator[Bench]:
     found = Bench(cluster_node, namespace)
     found.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    found.kubectl("wait", "--for=condition=Established", f"crd/{names.PLURAL}.{names.GROUP}", "--timeout=20s")
+    found.kubectl("wait", "--for=condition=Established", f"crd/{names.PLURAL}.{names.GROUP}", "--timeout=60s")
     written = list(manifests(namespace))
     found.apply(*written)
     yield found

@@ -38,7 +38,7 @@ def state_dir(tmp_path):
     assert processes.marked(tmp_path / "state") == []
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

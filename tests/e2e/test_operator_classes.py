@@ -153,7 +153,7 @@ def limited(control):
     }
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "limited", "annotations": notes}}
     kubectl(control, "create", "-f", "-", text=json.dumps(body))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "allows 3" not in create(control, "limited", replicas=9):
         assert time.monotonic() < deadline, "the policy is not in force"
         time.sleep(0.05)

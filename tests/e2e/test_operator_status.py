@@ -62,7 +62,11 @@ async def test_a_value_that_is_gone_leaves_the_status(rig):
     """Server-side apply removes what the operator applied before and does not apply now."""
     await rig.apply(autoscaling={"minReplicas": 1})
     await rig.until_condition("Ready", reason="AllReplicasReady")
-    assert (await rig.status())["autoscaling"]["desiredReplicas"] == 1
+
+    async def decided():
+        return (await rig.status()).get("autoscaling", {}).get("desiredReplicas") == 1
+
+    await rig.until(decided, lambda: rig.dump("tiny"))
     await rig.apply(replicas=1)
 
     async def gone():

@@ -69,6 +69,6 @@ async def test_a_kind_that_is_uninstalled_and_installed_again_is_heard_again(pro
     kubectl(rig.control, "delete", "crd", CLASSES)
     await rig.until(lambda: said(rig, "watches:"), rig.tail, s=60)
     kubectl(rig.control, "apply", "--server-side", "-f", str(ROOT / "crds" / f"{names.ACCELERATOR_PLURAL}.yaml"))
-    kubectl(rig.control, "wait", "--for=condition=Established", f"crd/{CLASSES}", "--timeout=30s")
+    kubectl(rig.control, "wait", "--for=condition=Established", f"crd/{CLASSES}", "--timeout=60s")
     await cured_by_a_class(rig, f"again-{rig.namespace}")
     assert rig.running

@@ -60,7 +60,7 @@ def monitors(control):
     """The kinds PodMonitor and PrometheusRule, known for as long as this file runs."""
     crds = [f"crd/{kind['metadata']['name']}" for kind in MONITORING]
     kubectl(control, "apply", "--server-side", "-f", "-", text=yaml.safe_dump_all(MONITORING))
-    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=30s")
+    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=60s")
     yield
     kubectl(control, "delete", *crds)
 

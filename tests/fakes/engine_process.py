@@ -1,8 +1,8 @@
 """The real engine process with a fake runner: python -m fakes.engine_process, as kvasir_runtime.engine_main.
 
 The name of the model says what happens: `broken` cannot be loaded, `crash` fails while loading, `slow` reports progress
-twenty times, `poison` fails every step, `ecc` does so as a device would that is broken, `endless` never says EOS,
-`paced` takes time for each step; any other works.
+twenty times, `poison` fails every step, `ecc` does so as a device would that is broken, `endless` never draws an end,
+`paced` takes time for each step and does not either; any other works.
 """
 
 import sys
@@ -17,9 +17,12 @@ from kvasir_runtime.core.plan import StepResults
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.wire import Progress
 
+ENDLESS = tuple(range(3, 61))
+"""Without the special tokens of a tiny checkpoint: neither the end of a sequence nor that of a message is drawn."""
+
 
 class PacedRunner(FakeRunner):
-    """A step takes 50 ms and half of one for each token, and answers never say EOS."""
+    """A step takes 50 ms and half of one for each token."""
 
     def collect(self, handle: StepResults) -> StepResults:
         """In order of launch."""
@@ -39,7 +42,7 @@ def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRu
         time.sleep(0.01 if name == "slow" else 0)
     endless = name in ("endless", "paced")
     return (PacedRunner if name == "paced" else FakeRunner)(
-        model=FakeModel(table=tuple(range(1, 61)), loses=False) if endless else FakeModel(loses=False),
+        model=FakeModel(table=ENDLESS, loses=False) if endless else FakeModel(loses=False),
         num_blocks=(options.kv_cache_tokens or 4096) // options.block_size,
         block_size=options.block_size,
         vector_size=8,

@@ -5,7 +5,6 @@ Nothing of ours is patched: app.run gets these through its parameters.
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -21,16 +20,9 @@ from kvasir_gateway.picker import app, drain_server
 from kvasir_kube import process
 from kvasir_kube.kinds import Json
 from kvasir_kube.state_reader import StateReader
+from kvasir_local import addresses
 
-DEADLINE_S = 20.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+DEADLINE_S = 60.0
 
 
 async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
@@ -147,7 +139,7 @@ class Gateway:
 
     def __init__(self, directory: Path, objects: FakeObjects, reader: StateReader, max_body: int) -> None:
         self.directory, self.objects = directory, objects
-        self.port, self.state_port = free_port(), free_port()
+        self.port, self.state_port = addresses.free_ports(2)
         self._reader = reader
         self._max_body_bytes = max_body
         self.url = f"http://127.0.0.1:{self.port}"

@@ -50,13 +50,13 @@ def install(control: ControlPlane) -> None:
     for name in ("serviceaccount", "rbac"):
         kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/operator/{name}.yaml"))
     crds = [f"crd/{plural}.{names.GROUP}" for plural in (names.PLURAL, names.ACCELERATOR_PLURAL)]
-    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=30s")
+    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=60s")
 
 
 def kubectl(control: ControlPlane, *arguments: str, check: bool = True, text: str | None = None) -> str:
     """Output of a kubectl command, stderr included."""
     done = subprocess.run(
-        [*control.kubectl, *arguments], capture_output=True, text=True, check=False, timeout=60, input=text
+        [*control.kubectl, *arguments], capture_output=True, text=True, check=False, timeout=90, input=text
     )
     assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr

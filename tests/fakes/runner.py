@@ -323,6 +323,7 @@ class FakeRunner:
         context = list(row.tokens)  # which every group was found to hold
         sampling = row.join.sampling
         forbidden = {*self.eos_token_ids, *sampling.stop_token_ids} if chunk.min_tokens_left > 0 else ()
-        token = self.model.next_token(context, sampling.seed, forbidden)
+        seed = sampling.seed if sampling.temperature > 0 else 0
+        token = self.model.next_token(context, seed, forbidden)
         row.tokens.append(token)
         return token

@@ -19,15 +19,16 @@ from kvasir_runtime import wire
 
 
 class Faults(msgspec.Struct, kw_only=True):
-    """step_s: seconds between steps. gate: a file that must exist before tokens flow. fail: words to fail with at
-    the start, incurable: whether a retry would fail too. refuse: words that every request is refused with.
-    cached: prompt tokens reported as found in the cache. load_gate: a file that must exist before it is ready.
-    eos_after: tokens after which requests end by themselves. log: a file that gets a line per message heard.
-    invalid: a file; while it exists, the output of every request is not finite.
+    """step_s: seconds between steps. pace: a file; once it is gone, steps take no time. gate: a file that must exist
+    before tokens flow. fail: words to fail with at the start, incurable: whether a retry would fail too. refuse: words
+    that every request is refused with. cached: prompt tokens reported as found in the cache. load_gate: a file that
+    must exist before it is ready. eos_after: tokens after which requests end by themselves. log: a file that gets a
+    line per message heard. invalid: a file; while it exists, the output of every request is not finite.
     waiting: what the state reports. says: a file with the ids to answer with, as JSON, in place of the prompt's; it is
     read for each request."""
 
     step_s: float = 0.0
+    pace: str = ""
     gate: str = ""
     load_gate: str = ""
     fail: str = ""
@@ -207,7 +208,8 @@ class Stub:
                     self.send(client, wire.StepOutputs((), self.state()))
             if self.live:
                 self.step()
-                time.sleep(self.faults.step_s)
+                if not self.faults.pace or Path(self.faults.pace).exists():
+                    time.sleep(self.faults.step_s)
         self.socket.close(linger=200)
 
 

@@ -14,7 +14,7 @@ def pod(name, **labels):
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the condition is a look at plain data
             await asyncio.sleep(0.005)
 

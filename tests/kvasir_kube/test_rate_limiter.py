@@ -57,6 +57,6 @@ async def test_every_verb_but_the_watch_takes_its_turn():
     await throttled.create(SERVICE, WHERE)
     assert paced.slept == [1.0, 2.0, 3.0, 4.0, 5.0]
     stream = throttled.watch(SERVICE, resource_version="0")
-    assert (await asyncio.wait_for(anext(stream), 1)).verb == "ADDED"
+    assert (await asyncio.wait_for(anext(stream), 60)).verb == "ADDED"
     await stream.aclose()
     assert len(paced.slept) == 5

@@ -85,7 +85,7 @@ def test_processes_left_behind_are_stopped(tmp_path):
     left = processes.start(
         ["/bin/sleep", "600"], log=tmp_path / "log", environment={processes.STATE_DIR_VARIABLE: str(tmp_path / "state")}
     )
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not processes.marked(tmp_path / "state"):
         assert time.monotonic() < deadline
         time.sleep(0.01)

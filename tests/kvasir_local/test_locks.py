@@ -63,10 +63,10 @@ def test_a_lock_is_free_once_its_holder_was_killed(holder):
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    assert told.first.wait(30)
+    assert told.first.wait(60)
     assert not got.is_set()
     process.kill()
-    waiter.join(30)
+    waiter.join(60)
     assert got.is_set()
     assert told.text.startswith("somebody builds… ")
 

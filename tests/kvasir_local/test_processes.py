@@ -31,7 +31,7 @@ def started(tmp_path):
     processes.stop(found, grace_s=0)
 
 
-def until(condition, timeout_s=10.0):
+def until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -79,7 +79,7 @@ def test_a_chat_on_a_terminal_streams_stops_and_leaves(server):
 
     def until(words: bytes, again=lambda: None):
         nonlocal shown
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while words not in shown:
             assert time.monotonic() < deadline, shown
             if select.select([ours], [], [], 1)[0]:
@@ -96,7 +96,7 @@ def test_a_chat_on_a_terminal_streams_stops_and_leaves(server):
         # In the moment before the library waits for a key a signal is lost, so it may take another one.
         until(b"/exit or ctrl-D leaves", again=lambda: process.send_signal(signal.SIGINT))
         os.write(ours, b"/exit\n")
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

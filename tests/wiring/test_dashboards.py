@@ -22,12 +22,13 @@ from aiohttp import web
 
 from fakes import checkpoints
 from fakes.api_process import api_process
-from fakes.gateway import DEADLINE_S, FakeObjects, free_port, gateway, until
+from fakes.gateway import DEADLINE_S, FakeObjects, gateway, until
 from fakes.models import words
 from fakes.operator_bench import FILE, KEY, Bench
 from kvasir_api import state
 from kvasir_api.status import ModelStatus
 from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
+from kvasir_local import addresses
 
 MONITORING = Path(__file__).parents[2] / "manifests" / "components" / "monitoring"
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
@@ -69,7 +70,7 @@ async def prometheus(folder: Path, **targets: tuple[str, dict[str, str]]):
     }
     (folder / "rules.yml").write_text(yaml.safe_dump(rules))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
+    (port,) = addresses.free_ports(1)
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             "prometheus", "--config.file", str(folder / "prometheus.yml"), "--storage.tsdb.path", str(folder / "data"),
@@ -120,8 +121,7 @@ async def operator(runtime):
     app.router.add_get("/metrics", metrics)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     async def turn():
         document = await asyncio.to_thread(runtime.ask, "/state", ops=True)
@@ -131,7 +131,7 @@ async def operator(runtime):
         bench.operator.telemetry.reconciled("ok", time.monotonic() - started)
 
     try:
-        yield bench, f"127.0.0.1:{port}", turn
+        yield bench, f"127.0.0.1:{runner.addresses[0][1]}", turn
     finally:
         await runner.cleanup()
 

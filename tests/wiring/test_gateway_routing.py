@@ -97,6 +97,14 @@ async def test_a_service_without_ready_pods_is_unavailable_for_now(front, pods):
     assert (demand.refused, demand.inflight) == (1, 0)
 
 
+async def left_alone(front, service, pod):
+    """Whether none of twelve requests, which are all served, reached a pod."""
+    before = len(pod.seen)
+    answers = [await front.post(service) for _ in range(12)]
+    assert [status for status, _, _ in answers] == [200] * 12
+    return len(pod.seen) == before
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [({"draining": True}, "draining"), ({"deleted": True}, "terminating"), ({"ready": False}, "not ready")],
@@ -107,11 +115,7 @@ async def test_a_pod_that_leaves_gets_nothing(front, pods, fields, code):
     front.objects.serve(service, stays, leaves)
     await until(lambda: front.routes(service), service)
     front.objects.edit(service, leaves, **fields)
-    await asyncio.sleep(0.05)
-    before = len(leaves.seen)
-    answers = [await front.post(service) for _ in range(12)]
-    assert [status for status, _, _ in answers] == [200] * 12
-    assert len(leaves.seen) == before
+    await until(lambda: left_alone(front, service, leaves), "the pod that leaves is left alone")
 
 
 async def test_a_pod_that_says_that_it_drains_gets_nothing(front, pods):
@@ -119,14 +123,7 @@ async def test_a_pod_that_says_that_it_drains_gets_nothing(front, pods):
     front.objects.serve("says", stays, leaves)
     await until(lambda: front.routes("says"), "says")
     leaves.state = RuntimeState(phase="draining")
-
-    async def quiet():
-        before = len(leaves.seen)
-        answers = [await front.post("says") for _ in range(12)]
-        assert [status for status, _, _ in answers] == [200] * 12
-        return len(leaves.seen) == before
-
-    await until(quiet, "the pod that drains is left alone")
+    await until(lambda: left_alone(front, "says", leaves), "the pod that drains is left alone")
 
 
 async def test_other_surfaces_are_routed_by_their_model_too(front, pods):

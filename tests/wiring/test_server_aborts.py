@@ -49,7 +49,7 @@ def test_a_whole_answer_is_refused_under_the_id_that_came_with_it(server):
     thread = threading.Thread(target=lambda: found.append(server.ask("/v1/completions", body, headers=headers)))
     thread.start()
     server.until("aborted", lambda: server.ask("/abort_request", {"rid": "mine.1"}).json["num_aborted"])
-    thread.join(30)
+    thread.join(60)
     (answer,) = found
     assert (answer.status, answer.error["code"]) == (499, "request_aborted")
     assert answer.headers["x-should-retry"] == "false"

@@ -286,7 +286,8 @@ def test_every_chunk_counts_where_it_is_asked_to(server: ApiProcess):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_times_of_a_request_come_where_they_are_requested(server: ApiProcess, stream):
-    answer = server.ask("/v1/completions", COMPLETION | {"include_metrics": True, "stream": stream})
+    body = COMPLETION | {"include_metrics": True, "ignore_eos": True}
+    answer = server.ask("/v1/completions", body | {"stream": stream})
     found = json.loads(answer.body.split(b"data: ")[-2]) if stream else answer.json
     times = found["metrics"]
     assert set(times) == {
@@ -294,7 +295,7 @@ def test_times_of_a_request_come_where_they_are_requested(server: ApiProcess, st
     }
     assert times["time_to_first_token_ms"] > 0
     assert "metrics" not in server.ask("/v1/completions", COMPLETION).json
-    assert "metrics" not in server.ask("/v1/completions", COMPLETION | {"n": 2, "include_metrics": True}).json
+    assert "metrics" not in server.ask("/v1/completions", body | {"n": 2}).json
 
 
 def test_a_chat_may_repeat_the_message_that_it_continues(server: ApiProcess):

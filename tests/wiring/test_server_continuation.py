@@ -159,8 +159,12 @@ def same(answer: bytes) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_a_stream_goes_on_at_another_server_wherever_it_was_cut(first, second, case):
     path, body = CASES[case]
-    whole = Stream(first, path, body, pieces=True).begin().read()
-    ends = [place + 1 for place, event in enumerate(whole.events) if COMMENT.search(event)]
+    # Without a seed the end may be drawn at once; that leaves nothing to cut.
+    for _ in range(20 if "seed" not in body else 1):
+        whole = Stream(first, path, body, pieces=True).begin().read()
+        ends = [place + 1 for place, event in enumerate(whole.events) if COMMENT.search(event)]
+        if len(ends) > 1:
+            break
     assert len(ends) > 1
     for end in {ends[0], ends[1], ends[len(ends) // 3], ends[len(ends) // 2], ends[-2], ends[-1]}:
         cut = Stream.__new__(Stream)
@@ -175,7 +179,7 @@ def test_a_stream_goes_on_at_another_server_wherever_it_was_cut(first, second, c
 
 def long(body):
     """So that it runs when its server is told to end."""
-    return body | {"max_tokens": 800} if "ignore_eos" in body else body
+    return body | {"max_tokens": 400} if "ignore_eos" in body else body
 
 
 def test_streams_that_a_drain_ends_go_on_at_another_server(model, options, second):

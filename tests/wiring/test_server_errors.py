@@ -107,7 +107,7 @@ def test_a_compressed_body_is_refused(server: ApiProcess):
 
 
 def test_a_chunked_body_over_the_limit_is_cut_off(server: ApiProcess):
-    with socket.create_connection(server.http, timeout=20) as connection:
+    with socket.create_connection(server.http, timeout=60) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
@@ -123,7 +123,7 @@ def test_a_chunked_body_over_the_limit_is_cut_off(server: ApiProcess):
 
 
 def test_what_is_not_http_does_no_harm(server: ApiProcess):
-    with socket.create_connection(server.http, timeout=20) as connection:
+    with socket.create_connection(server.http, timeout=60) as connection:
         connection.sendall(b"\x16\x03\x01garbage\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")
     assert server.ask("/v1/completions", COMPLETION).status == 200

@@ -158,6 +158,7 @@ class Stream(threading.Thread):
             self._connection.close()
 
 
+@pytest.mark.timeout(300)
 def test_hostile_grammars_are_refused_while_others_go_on(server):
     chat(server, guided_regex="[ab]")  # the vocabulary is loaded
     stream = Stream(server)
@@ -167,7 +168,9 @@ def test_hostile_grammars_are_refused_while_others_go_on(server):
 
     def send(name):
         raw = b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"max_tokens":8,%s}' % HOSTILE[name].encode()
-        answer = server.ask("/v1/chat/completions", raw, timeout_s=100.0)  # they are tried out one after another
+        # They are tried out one after another, and those that wait for 30 s are refused, as on a busy machine.
+        while (answer := server.ask("/v1/chat/completions", raw)).status == 429:
+            pass
         refused[name] = (answer.status, answer.error)
 
     senders = [threading.Thread(target=send, args=(name,)) for name in HOSTILE]
@@ -175,7 +178,7 @@ def test_hostile_grammars_are_refused_while_others_go_on(server):
     for sender in senders:
         sender.start()
     for sender in senders:
-        sender.join(120)
+        sender.join(240)
     pieces = len(stream.gaps) - before
     stream.over.set()
     stream.join(60)

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.xdist_group("server-interrupts")  # its process is shar
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    faults = {"step_s": 0.004}
     folder = tmp_path_factory.mktemp("interrupts")
-    with scripted(folder, "--max-model-len", "1024", chat_template=TEMPLATE, faults=faults) as running:
+    faults = {"step_s": 0.01, "pace": str(folder / "pace")}
+    with scripted(folder, "--max-model-len", "4096", chat_template=TEMPLATE, faults=faults) as running:
         yield running
 
 
@@ -46,7 +46,9 @@ def injected(engine):
 
 
 def read(engine, client, before_results=lambda: None):
-    """The chunks of an answer whose first call is answered as soon as it was told."""
+    """The chunks of an answer whose first call is answered as soon as it was told; then the model writes at once."""
+    pace = engine.script.with_name("pace")
+    pace.touch()
     stream = client.chat.completions.create(
         model="tiny",
         messages=CHAT,
@@ -62,6 +64,7 @@ def read(engine, client, before_results=lambda: None):
         if calls and calls[0].id is not None:
             before_results()
             answered = results(engine, chunk.id, calls[0].id)
+            pace.unlink()
     return chunks, answered
 
 
@@ -70,7 +73,8 @@ def content(chunks):
 
 
 def test_a_result_is_read_while_the_model_goes_on(engine, client):
-    rest = "\n" + "I go on and on. " * 30 + "The end."
+    # For 14 s, or until the result is there; a text goes on behind it as a message begins, without a leading space.
+    rest = "on-and-" * 250 + "on."
     engine.says(CALL + rest)
     chunks, answered = read(engine, client)
     assert (answered.status, answered.json["object"]) == (200, "chat.completion.tool_results")

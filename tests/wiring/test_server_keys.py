@@ -30,7 +30,7 @@ def test_keys_are_changed_under_a_stream(model, tmp_path):
     (folder / "team").write_text("old-key\n")
     with api_process(model, "--api-key-file", str(folder), faults={"gate": str(gate)}) as server:
         assert [status(server, key) for key in ("old-key", "new-key", "")] == [200, 401, 401]
-        streaming = http.client.HTTPConnection(*server.http, timeout=30)
+        streaming = http.client.HTTPConnection(*server.http, timeout=60)
         headers = {"content-type": "application/json", "authorization": "Bearer old-key"}
         streaming.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}), headers)
         server.until("a stream", lambda: server.state()["running"] == 1)

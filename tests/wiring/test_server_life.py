@@ -30,7 +30,7 @@ class Stream:
     """A streamed request on a thread of its own, read to its end."""
 
     def __init__(self, server: ApiProcess, **fields) -> None:
-        self._connection = http.client.HTTPConnection(*server.http, timeout=30)
+        self._connection = http.client.HTTPConnection(*server.http, timeout=60)
         body = json.dumps({**BODY, "stream": True, **fields})
         self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         self.body = b""
@@ -44,7 +44,7 @@ class Stream:
         self.body = response.read()
 
     def join(self) -> bytes:
-        self._thread.join(30)
+        self._thread.join(60)
         self._connection.close()
         return self.body
 
@@ -81,7 +81,7 @@ def test_a_startup_probe_that_waits_is_answered_when_the_model_is_loaded(model, 
             server.until("progress", lambda: server.ask("/startupz", ops=True).json["phase"] == "loading")
             assert not held.done()
             gate.touch()
-            assert held.result(timeout=30).status == 200
+            assert held.result(timeout=60).status == 200
         assert server.ask("/startupz?wait_s=-1", ops=True).status == 422
 
 
@@ -91,7 +91,7 @@ def test_a_startup_probe_that_waits_does_not_hold_up_a_process_that_ends(model, 
             held = pool.submit(server.ask, "/startupz?wait_s=60", ops=True)
             server.until("loading", lambda: server.state()["phase"] == "loading")
             server.signal(signal.SIGTERM)
-            assert held.result(timeout=10).status == 503
+            assert held.result(timeout=60).status == 503
         assert server.wait() == 0
 
 
@@ -115,7 +115,7 @@ def test_a_startup_probe_that_waits_gets_the_reason_of_a_failed_start(model, tmp
         with ThreadPoolExecutor() as pool:
             held = pool.submit(server.ask, "/startupz?wait_s=60", ops=True)
             gate.touch()
-            answer = held.result(timeout=30)
+            answer = held.result(timeout=60)
         assert (answer.status, answer.json["reason"], answer.json["message"]) == (503, reason, says)
         assert server.wait() == (3 if reason == "DeviceFailed" else 1)
 
@@ -324,7 +324,7 @@ def test_the_engine_ends_with_its_parent(model):
     with api_process(model) as server:
         engine = server.engine_pid
         server.process.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{engine}").exists():
             assert time.monotonic() < deadline, "an orphan is left"
             time.sleep(0.01)

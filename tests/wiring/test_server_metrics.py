@@ -147,7 +147,7 @@ def test_clients_add_no_series_beyond_the_routes_and_methods_that_there_are(serv
         server.ask("/v1/completions", {"model": model, "prompt": "a", "user": model}, headers=headers)
         server.ask("/v1/completions", {"model": "tiny", "prompt": "a", "user": model, "max_tokens": 1}, headers=headers)
         server.ask("/v1/embeddings", {"model": model, "input": "a"}, headers=headers)
-        connection = http.client.HTTPConnection(*server.http, timeout=10)
+        connection = http.client.HTTPConnection(*server.http, timeout=60)
         with contextlib.closing(connection):
             connection.request(f"VERB{number}", "/v1/completions")
             connection.getresponse().read()

@@ -358,7 +358,7 @@ def test_many_at_once_keep_their_own_events(engine, client):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(found) == 8
     assert {text for text, _ in found} == {"the operator watches the services"}
     assert all(numbers == list(range(len(numbers))) for _, numbers in found)

@@ -116,7 +116,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_and_the_work(server, client
     parts = list(made) if stream else [made]
     assert "".join(part.choices[0].text for part in parts) == "the oper"
     assert parts[-1].choices[0].finish_reason == "stop"
-    server.until("the engine to be idle", lambda: server.state()["running"] == 0, 5)
+    server.until("the engine to be idle", lambda: server.state()["running"] == 0)
 
 
 def test_the_stop_string_is_kept_on_request(client):
@@ -182,7 +182,7 @@ async def test_32_streams_at_once_are_whole_and_in_order(server: ApiProcess):
 
         texts = await asyncio.gather(*(one(number) for number in range(32)))
     assert [f"number {number} of the plan" in text for number, text in enumerate(texts)] == [True] * 32
-    server.until("all ended", lambda: server.state()["kv"]["pinned_tokens"] == 0, 5)
+    server.until("all ended", lambda: server.state()["kv"]["pinned_tokens"] == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -191,9 +191,9 @@ def test_a_client_that_hangs_up_frees_its_blocks(server: ApiProcess, stream):
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     with socket.create_connection(server.http) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
-        server.until("it to run", lambda: server.state()["running"] == 1, 5)
-    server.until("its blocks to be free", lambda: server.state()["kv"]["pinned_tokens"] == 0, 5)
-    server.until("the count", lambda: 'finish_reason="abort"' in server.ask("/metrics").body.decode(), 5)
+        server.until("it to run", lambda: server.state()["running"] == 1)
+    server.until("its blocks to be free", lambda: server.state()["kv"]["pinned_tokens"] == 0)
+    server.until("the count", lambda: 'finish_reason="abort"' in server.ask("/metrics").body.decode())
 
 
 def test_a_reader_that_stops_reading_stalls_no_other(server: ApiProcess, client):
@@ -204,12 +204,12 @@ def test_a_reader_that_stops_reading_stalls_no_other(server: ApiProcess, client)
     slow.connect(server.http)
     try:
         slow.sendall(head.encode() + b"\r\n\r\n" + body)
-        server.until("it to run", lambda: server.state()["running"] == 16, 5)
+        server.until("it to run", lambda: server.state()["running"] == 16)
         answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=64)
         assert answer.usage.completion_tokens == 64
     finally:
         slow.close()
-    server.until("its blocks to be free", lambda: server.state()["running"] == 0, 20)
+    server.until("its blocks to be free", lambda: server.state()["running"] == 0)
 
 
 def test_what_is_measured_is_exposed(server: ApiProcess, client):

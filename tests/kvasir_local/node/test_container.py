@@ -51,7 +51,7 @@ class Bench:
     async def output(self, *argv: str, **options: object) -> tuple[int, str]:
         """Exit code and log of a container that ends by itself."""
         found = await self.start(*argv, **options)  # type: ignore[arg-type]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             code = await found.wait()
         return code, container_logs.read(self.log, LogOptions()).decode()
 
@@ -69,7 +69,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.02)
 
@@ -125,7 +125,7 @@ async def test_sigterm_reaches_the_program_and_its_exit_code_comes_back(bench: B
     found = await bench.start("sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done")
     await until(lambda: bench.log.exists() and b"up" in bench.log.read_bytes())
     found.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await found.wait() == 7
     assert "bye" in container_logs.read(bench.log, LogOptions()).decode()
 
@@ -133,7 +133,7 @@ async def test_sigterm_reaches_the_program_and_its_exit_code_comes_back(bench: B
 async def test_a_program_without_a_handler_dies_of_sigterm(bench: Bench):
     found = await bench.start("sleep", "1000")
     found.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await found.wait() == 143
 
 
@@ -142,7 +142,7 @@ async def test_kill_ends_every_process_of_the_container(bench: Bench):
     await until(lambda: bench.log.exists() and b"up" in bench.log.read_bytes())
     found.terminate()
     found.kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await found.wait() == 137
     assert not alive(found.pid)
 
@@ -151,7 +151,7 @@ async def test_nothing_survives_the_death_of_the_shim(bench: Bench):
     found = await bench.start("sh", "-c", "(setsid sleep 1235 &) ; echo up; sleep 1000")
     await until(lambda: bench.log.exists() and b"up" in bench.log.read_bytes())
     os.kill(found._shim.pid, signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await found.wait() == 137
     await until(lambda: not alive(found.pid))
 

@@ -67,7 +67,7 @@ async def test_following_shows_what_is_added_and_goes_on_in_a_new_file(tmp_path:
             seen.append(part)  # noqa: PERF401 - it is looked at while it grows
 
     async def until(text: bytes) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while text not in b"".join(seen):  # noqa: ASYNC110 - nothing tells when
                 await asyncio.sleep(0.01)
 

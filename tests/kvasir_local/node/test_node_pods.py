@@ -78,7 +78,7 @@ def test_a_deployment_serves_follows_its_config_and_leaves_no_process(bench: Nod
 
     def fetch(path: str) -> set[str]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        answers = (opener.open(f"http://{address}:8000/{path}", timeout=10) for address in addresses)
+        answers = (opener.open(f"http://{address}:8000/{path}", timeout=60) for address in addresses)
         return {answer.read().decode() for answer in answers}
 
     assert fetch("greeting") == {"hello"}
@@ -121,10 +121,10 @@ def test_a_container_gets_its_grace_and_is_killed_after_it(bench: NodeBench):
     follow = subprocess.Popen(
         [*bench.cluster.kubectl, "-n", bench.namespace, "logs", "-f", "polite"], stdout=subprocess.PIPE, text=True
     )
-    bench.kubectl("delete", "pod", "polite", "--wait=true", "--timeout=20s")
-    output, _ = follow.communicate(timeout=20)
+    bench.kubectl("delete", "pod", "polite", "--wait=true", "--timeout=60s")
+    output, _ = follow.communicate(timeout=60)
     assert output.split() == ["up", "pre", "bye"]
-    bench.kubectl("delete", "pod", "stubborn", "--grace-period=1", "--timeout=20s")
+    bench.kubectl("delete", "pod", "stubborn", "--grace-period=1", "--timeout=60s")
     assert bench.pods() == []
 
 
@@ -256,8 +256,8 @@ def test_a_claim_is_bound_shared_and_dropped(bench: NodeBench):
     volume = bench.kubectl("get", "pvc", "data", "-o", "jsonpath={.spec.volumeName}")
     directory = Path(bench.core.read_persistent_volume(volume).spec.host_path.path)
     assert (directory / "x").read_text() == "shared\n"
-    bench.kubectl("delete", "pod", "writer", "reader", "--timeout=20s")
-    bench.kubectl("delete", "pvc", "data", "--timeout=20s")
+    bench.kubectl("delete", "pod", "writer", "reader", "--timeout=60s")
+    bench.kubectl("delete", "pvc", "data", "--timeout=60s")
     until(lambda: not directory.exists(), "the end of the directory")
 
 
@@ -269,5 +269,5 @@ def test_gpus_are_counted_and_hidden_from_others(bench: NodeBench):
     waiting = next(f"g{index}" for index in range(3) if not running(bench, f"g{index}"))
     until(lambda: bench.events("FailedScheduling"), "the scheduler's word")
     other = next(f"g{index}" for index in range(3) if f"g{index}" != waiting)
-    bench.kubectl("delete", "pod", other, "--timeout=20s")
+    bench.kubectl("delete", "pod", other, "--timeout=60s")
     until(lambda: running(bench, waiting), "the third pod")

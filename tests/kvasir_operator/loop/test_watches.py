@@ -30,7 +30,7 @@ class Runs:
         end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
         if end is not None:
             raise end
-        stop.wait(10)
+        stop.wait(60)
 
 
 class Bench:
@@ -52,11 +52,9 @@ class Bench:
         return self.telemetry.registry.get_sample_value("kvasir_operator_watch_failures_total", {"why": why}) or 0
 
     async def until(self, look):
-        for _ in range(1000):
-            if look():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(f"not within 5 s, have {len(self.runs.stops)} runs")
+        async with asyncio.timeout(60):
+            while not look():  # noqa: ASYNC110 - a look at plain data
+                await asyncio.sleep(0.005)
 
 
 async def test_a_watch_that_keeps_failing_ends_the_process():
@@ -114,7 +112,7 @@ async def test_a_stale_watch_is_started_again_and_not_before_its_time():
 
 async def test_a_thread_that_does_not_stop_ends_the_process():
     def hangs(_stop):
-        hold.wait(10)
+        hold.wait(60)
 
     bench, hold = Bench(None), threading.Event()
     bench.watches = Watches(
@@ -127,7 +125,7 @@ async def test_a_thread_that_does_not_stop_ends_the_process():
     await bench.resync.once()
     bench.clock.advance(STALE_WATCH_S + 1)
     with pytest.raises(KubeError, match="does not end"):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
     hold.set()
 
 

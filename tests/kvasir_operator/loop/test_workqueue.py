@@ -32,7 +32,7 @@ async def test_a_key_marked_often_is_reconciled_once():
     for _ in range(5):
         workqueue.mark(A)
         workqueue.mark(B)
-    async with working(workqueue, reconcile), asyncio.timeout(5):
+    async with working(workqueue, reconcile), asyncio.timeout(60):
         await done.wait()
         await asyncio.sleep(0.02)
     assert sorted(calls) == [A, B]
@@ -54,7 +54,7 @@ async def test_a_key_marked_while_it_is_worked_on_comes_again_and_never_twice_at
             done.set()
 
     workqueue.mark(A, 0.0)
-    async with working(workqueue, reconcile), asyncio.timeout(5):
+    async with working(workqueue, reconcile), asyncio.timeout(60):
         await done.wait()
     assert (most, calls) == (1, 2)
 
@@ -71,7 +71,7 @@ async def test_a_failure_pauses_longer_each_time_and_other_keys_go_on():
 
     workqueue.mark(A, 0.0)
     workqueue.mark(B, 0.0)
-    async with working(workqueue, reconcile), asyncio.timeout(5):
+    async with working(workqueue, reconcile), asyncio.timeout(60):
         await served.wait()
         await asyncio.sleep(0.02)
         assert sorted(calls) == [A, B]
@@ -114,7 +114,7 @@ async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_aft
         raise KubeError("busy", status=429, retry_after_s=retry_after_s)
 
     workqueue.mark(A, 0.0)
-    async with working(workqueue, reconcile), asyncio.timeout(5):
+    async with working(workqueue, reconcile), asyncio.timeout(60):
         for number in range(failures):
             await failed.wait()
             failed.clear()
@@ -139,7 +139,7 @@ async def test_a_pause_of_a_reconcile_outlasts_it_and_what_was_marked_before(new
         paused.set()
 
     workqueue.mark(A, 0.0)
-    async with working(workqueue, reconcile), asyncio.timeout(5):
+    async with working(workqueue, reconcile), asyncio.timeout(60):
         await paused.wait()
         await asyncio.sleep(0)
         assert 90.0 <= -workqueue.oldest_s() <= 100.0

@@ -29,7 +29,7 @@ class Engine:
         self.client = b""
 
     async def hear(self) -> wire.ToEngine:
-        self.client, payload = await asyncio.wait_for(self.socket.recv_multipart(), 5)
+        self.client, payload = await asyncio.wait_for(self.socket.recv_multipart(), 60)
         return msgspec.msgpack.decode(payload, type=wire.ToEngine)
 
     async def say(self, message: wire.FromEngine | bytes) -> None:
@@ -62,7 +62,7 @@ def event(request_id, *tokens, reason=None):
 
 
 async def take(queue):
-    return await asyncio.wait_for(queue.take(5), 5)
+    return await asyncio.wait_for(queue.take(60), 60)
 
 
 async def test_the_start_is_told_step_by_step(tmp_path):
@@ -71,14 +71,14 @@ async def test_the_start_is_told_step_by_step(tmp_path):
         progress = wire.Progress("loading", 0.5)
         await engine.say(progress)
         await engine.say(READY)
-        assert await asyncio.wait_for(client.wait_ready(), 5) == FACTS
+        assert await asyncio.wait_for(client.wait_ready(), 60) == FACTS
         assert seen == [progress]
 
 
 async def test_a_packed_prompt_crosses_the_socket_once_and_the_salt_comes_back(tmp_path):
     async with connected(tmp_path) as (client, engine):
         await engine.say(wire.Ready(FACTS, b"secret"))
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 60)
         assert client.hash_salt == b"secret"
         ids = (1, 2**20, 7)
         whole = wire.EngineRequest(
@@ -141,7 +141,7 @@ async def test_what_is_not_understood_is_a_failure_not_a_crash(tmp_path):
     async with connected(tmp_path) as (client, engine):
         await engine.say(b"\xc1nonsense")
         with pytest.raises(EngineDeadError, match="cannot be decoded"):
-            await asyncio.wait_for(client.wait_ready(), 5)
+            await asyncio.wait_for(client.wait_ready(), 60)
 
 
 async def test_interrupted_streams_say_why_and_the_engine_forgets_them(tmp_path):

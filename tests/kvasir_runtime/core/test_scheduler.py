@@ -369,7 +369,7 @@ def test_no_step_is_spent_beyond_the_known_end(depth):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_choices_of_one_prompt_wait_for_the_first_and_share_its_blocks(depth):
     served = endless(depth=depth)
-    served.submit(*(request(name, range(1, 22), seed=seed) for seed, name in enumerate("abcd")))
+    served.submit(*(request(name, range(1, 22), temperature=1.0, seed=seed) for seed, name in enumerate("abcd")))
     served.finish()
     assert [served.answers[name].cached_tokens for name in "abcd"] == [0, 20, 20, 20]
     assert sum(chunk.num_tokens for plan in served.plans for chunk in plan.chunks) < 2 * 21 + 4 * 8

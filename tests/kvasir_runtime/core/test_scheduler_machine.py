@@ -36,6 +36,7 @@ SAMPLING = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 3),
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (3,), (3, 5)]),
+        "temperature": st.just(1.0),
         "seed": st.integers(0, 1),
         "salt": st.sampled_from([b"", b"s"]),
         "grammar": st.sampled_from([None, Grammar(kind="json_object")]),

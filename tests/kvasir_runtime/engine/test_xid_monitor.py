@@ -42,7 +42,7 @@ class Driver:
 
     def nvmlEventSetWait_v2(self, events, data, timeout_ms) -> int:
         assert (events.value, timeout_ms) == (77, 1000)
-        code, kind, number = self.events.get(timeout=10)
+        code, kind, number = self.events.get(timeout=60)
         data._obj.event_type, data._obj.event_data = kind, number
         return code
 

@@ -151,7 +151,7 @@ async def test_a_result_reaches_a_running_answer_between_its_tokens():
     await stream.says("on.")
     await stream.says(" It is noon.", injected=len(ids(BLOCK)))
     await stream.says("", "stop")
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert stream.content() == "\nI go on. It is noon."
     assert (stream.reason(), stream.meter.ends, len(stream.client.submitted)) == ("stop", ["stop"], 1)
     assert stream.usage()["prompt_tokens"] == len(request.prompt) + len(ids(BLOCK))
@@ -172,7 +172,7 @@ async def test_nothing_is_handed_in_within_a_call_or_within_thoughts():
     await stream.says(" so</think>")
     assert len(stream.client.injected) == 2
     await stream.says("Noon.", "stop", injected=len(ids(BLOCK)))
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert (stream.content(), stream.reason()) == ("Noon.", "stop")
     assert "".join(delta.get("reasoning", "") for delta in stream.deltas()) == "hm so"
     assert [name for _, name in stream.calls()] == ["clock", "sun"]
@@ -187,7 +187,7 @@ async def test_an_answer_whose_turn_ended_goes_on_in_its_next_turn():
     assert SERVED.tokenizer.decode(second.prompt) == SERVED.tokenizer.decode(first.prompt) + CALL + BLOCK
     assert second.sampling.max_tokens == 100 - len(ids(CALL))
     await stream.says("Noon.", "stop")
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert (stream.content(), stream.reason(), stream.meter.ends) == ("Noon.", "stop", ["stop"])
 
 
@@ -211,7 +211,7 @@ async def test_what_the_model_did_not_read_before_its_end_opens_the_next_turn():
     await stream.says(" Well.", "stop")
     assert len(stream.client.submitted) == 2
     await stream.says("Noon.", "stop")
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert stream.content() == " Well.Noon."
 
 
@@ -219,7 +219,7 @@ async def test_no_request_waits_for_ever():
     stream = Stream()
     await stream.says(CALL, "stop")
     stream.now += 61
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert (stream.reason(), stream.meter.ends) == ("tool_calls", ["stop"])
     with pytest.raises(Refused) as caught:
         await stream.result()
@@ -230,7 +230,7 @@ async def test_no_request_waits_for_ever():
 async def test_an_answer_without_calls_just_ends(reason):
     stream = Stream()
     await stream.says("Yes.", reason)
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 60)
     assert (stream.content(), stream.reason()) == ("Yes.", reason)
 
 

@@ -10,7 +10,7 @@ from kvasir_runtime.core.plan import BlockLoad, BlockStore, StepPlan
 from kvasir_runtime.runner.kv_offload import transfer_thread
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(params=[1, 4])

@@ -111,7 +111,7 @@ async def run(client, *, count=5, window=2, hang_up=False, abort=""):
         wire.hung_up.set()
     if abort:
         assert running.abort(abort) == 1
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert ended == [1]
     assert running.abort("e") == 0
     return wire, meter, answer
