@@ -288,6 +288,14 @@ def restarted(before: RuntimeState, after: RuntimeState) -> bool:
     return new.arrivals < old.arrivals or new.completions < old.completions
 
 
+def unchanged(before: RuntimeState, after: RuntimeState) -> bool:
+    """Whether nothing has happened between two documents: they differ at most in their number and their age."""
+    same = msgspec.structs.replace(
+        after, sequence_number=before.sequence_number, heartbeat_age_s=before.heartbeat_age_s
+    )
+    return before == same
+
+
 def encode(state: RuntimeState | GatewayState) -> bytes:
     """Compact JSON."""
     return msgspec.json.encode(state)

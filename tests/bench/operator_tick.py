@@ -48,21 +48,24 @@ class TickCost:
 
     services: int
     pods: int
+    idle: bool
     cpu_s: list[float]
     due: float
     unread: int
     rss: int
 
 
-async def measure(services: int, pods: int, *, ticks: int, profiler: cProfile.Profile | None = None) -> TickCost:
-    """So many ticks, after a few that count for nothing."""
+async def measure(
+    services: int, pods: int, *, ticks: int, idle: bool = False, profiler: cProfile.Profile | None = None
+) -> TickCost:
+    """So many ticks, after a few that count for nothing. idle: no pod has requests."""
     clock, due, cpu_s = FakeClock(), 0, []
 
     async def reconcile(_: Key) -> None:
         nonlocal due
         due += 1
 
-    async with StateReader() as reader, serving(pods) as ports:
+    async with StateReader() as reader, serving(pods, idle=idle) as ports:
         operator = Operator(FakeCluster(), reader, settings=OperatorSettings(), instance="bench", clock=clock)
         fill(operator, services, ports)
         queue = asyncio.create_task(operator.workqueue.run(reconcile))
@@ -81,14 +84,15 @@ async def measure(services: int, pods: int, *, ticks: int, profiler: cProfile.Pr
         queue.cancel()
         answers = await reader.states({port: base(port) for port in ports}, deadline_s=10.0)
     del cpu_s[:WARM_TICKS]
-    return TickCost(services=services, pods=pods, cpu_s=cpu_s, due=due / ticks, unread=pods - len(answers), rss=rss())
+    unread = pods - len(answers)
+    return TickCost(services=services, pods=pods, idle=idle, cpu_s=cpu_s, due=due / ticks, unread=unread, rss=rss())
 
 
 @contextlib.asynccontextmanager
-async def serving(pods: int) -> AsyncGenerator[list[int]]:
+async def serving(pods: int, *, idle: bool) -> AsyncGenerator[list[int]]:
     """The ops ports of so many pods, in a process of their own."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fakes.state_ports", str(pods)),
+        *(sys.executable, "-m", "fakes.state_ports", str(pods), *(["idle"] if idle else [])),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 20,
@@ -130,10 +134,12 @@ def rss() -> int:
 def sentence(cost: TickCost) -> str:
     """For the page."""
     low, middle, high = (1000 * f(cost.cpu_s) for f in (min, statistics.median, max))
+    how = "idle" if cost.idle else "under load"
     unread = f"; {cost.unread} pods did not answer" if cost.unread else ""
     return (
-        f"One tick with {cost.services:,} services and {cost.pods:,} pods under load: {low:.0f} / {middle:.0f} / "
-        f"{high:.0f} ms of processor time (smallest / median / largest of {len(cost.cpu_s)} ticks), of which "
+        f"One tick with {cost.services:,} services and {cost.pods:,} pods {how}: {low:.0f} / {middle:.0f} / "
+        f"{high:.0f} ms of processor time (smallest / median / largest of {len(cost.cpu_s)} ticks, on the mean "
+        f"{1000 * statistics.fmean(cost.cpu_s):.0f}), of which "
         f"{cost.due:.0f} services are to be reconciled on the mean; {cost.rss >> 20} MiB for that process{unread}."
     )
 
@@ -144,11 +150,12 @@ def main() -> int:
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=4000)
     parser.add_argument("--ticks", type=int, default=60)
+    parser.add_argument("--idle", action="store_true", help="pods without requests")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--profile", action="store_true", help="print the functions that took the most time")
     given = parser.parse_args()
     profiler = cProfile.Profile() if given.profile else None
-    cost = asyncio.run(measure(given.services, given.pods, ticks=given.ticks, profiler=profiler))
+    cost = asyncio.run(measure(given.services, given.pods, ticks=given.ticks, idle=given.idle, profiler=profiler))
     print(json.dumps(asdict(cost)) if given.json else sentence(cost))
     if profiler:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)

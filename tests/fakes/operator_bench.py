@@ -29,11 +29,11 @@ class Bench:
         self.cluster, self.reader, self.clock = FakeCluster(), FakeReader(), FakeClock()
         self.operator = self.started()
 
-    def started(self) -> Operator:
+    def started(self, **settings: Any) -> Operator:
         return Operator(
             self.cluster,
             self.reader,  # type: ignore[arg-type]  # what the operator asks of one
-            settings=OperatorSettings(model_dirs=("/srv",), gateway_url="http://gw"),
+            settings=OperatorSettings(model_dirs=("/srv",), gateway_url="http://gw", **settings),
             instance="test",
             clock=self.clock,
         )

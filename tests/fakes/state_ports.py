@@ -1,12 +1,16 @@
-"""Many ops ports in one process, each of a pod under steady load: `python -m fakes.state_ports COUNT`.
+"""Many ops ports in one process, each of a pod under steady load: `python -m fakes.state_ports COUNT [idle]`.
 
 It prints the ports on one line and serves until its input ends. Each read of a port is some seconds later for its pod:
-requests have come and ended, tokens were computed, and the load is a little higher or lower than before.
+requests have come and ended, tokens were computed, and the load is a little higher or lower than before. With idle
+nothing happens any more.
 """
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from kvasir_api import state
 
@@ -16,6 +20,14 @@ PROMPT, ANSWER = 500, 200
 ENDED: Final = 2
 """Requests that end between two reads."""
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+
+
+def idle(number: int, reads: int) -> state.RuntimeState:
+    """What a pod says whose requests have all ended before the first read."""
+    ended = reading(number, 1)
+    kv = state.KvState(capacity_tokens=CAPACITY, free_tokens=CAPACITY)
+    totals = msgspec.structs.replace(ended.totals, completions=ended.totals.arrivals)
+    return msgspec.structs.replace(ended, kv=kv, running=0, totals=totals, sequence_number=4 * reads)
 
 
 def reading(number: int, reads: int) -> state.RuntimeState:
@@ -48,8 +60,8 @@ def reading(number: int, reads: int) -> state.RuntimeState:
 class StatePort(asyncio.Protocol):
     """One connection of a reader that sends one request at a time."""
 
-    def __init__(self, number: int, reads: list[int]) -> None:
-        self._number, self._reads, self._received = number, reads, b""
+    def __init__(self, number: int, reads: list[int], says: Callable[[int, int], state.RuntimeState]) -> None:
+        self._number, self._reads, self._says, self._received = number, reads, says, b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -62,15 +74,15 @@ class StatePort(asyncio.Protocol):
             return
         self._received = b""
         self._reads[self._number] += 1
-        body = state.encode(reading(self._number, self._reads[self._number]))
+        body = state.encode(self._says(self._number, self._reads[self._number]))
         self._transport.write(HEAD + str(len(body)).encode() + b"\r\n\r\n" + body)
 
 
-async def main(count: int) -> None:
+async def main(count: int, says: Callable[[int, int], state.RuntimeState]) -> None:
     """Listen, print the ports, and serve until standard input ends."""
     loop, reads = asyncio.get_running_loop(), [0] * count
     servers = [
-        await loop.create_server(lambda number=number: StatePort(number, reads), "127.0.0.1", 0)  # type: ignore[misc]
+        await loop.create_server(lambda number=number: StatePort(number, reads, says), "127.0.0.1", 0)  # type: ignore[misc]
         for number in range(count)
     ]
     sys.stdout.write(" ".join(str(server.sockets[0].getsockname()[1]) for server in servers) + "\n")
@@ -79,4 +91,4 @@ async def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), idle if sys.argv[2:] == ["idle"] else reading))

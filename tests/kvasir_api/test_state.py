@@ -73,3 +73,18 @@ def test_every_field_is_written() -> None:
 def test_a_restart_is_another_instance_or_fewer_requests(before, after, restarted) -> None:
     old, new = (RuntimeState(instance=name, totals=RequestTotals(arrivals=count)) for name, count in (before, after))
     assert state.restarted(old, new) is restarted
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"sequence_number": 9, "heartbeat_age_s": 0.4}, True),
+        ({"running": 1}, False),
+        ({"totals": RequestTotals(arrivals=1)}, False),
+        ({"stalled_s": 2.0}, False),
+        ({"instance": "another"}, False),
+    ],
+)
+def test_a_document_says_something_new_unless_it_is_only_numbered(fields, same) -> None:
+    before = RuntimeState(model="m", phase="ready", sequence_number=4, heartbeat_age_s=0.1)
+    assert state.unchanged(before, msgspec.structs.replace(before, **fields)) is same

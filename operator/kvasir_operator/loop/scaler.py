@@ -30,6 +30,7 @@ from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
 from kvasir_operator.scaling.pressure import LoadPressure, pressure
+from kvasir_operator.scaling.rest import due
 from kvasir_operator.scaling.schedule import bounds
 from kvasir_operator.scaling.tick import TickInputs, tick
 from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
@@ -44,7 +45,8 @@ BY_HAND: Final = ("Advisory", "External")
 
 @dataclass(slots=True, kw_only=True)
 class ScalerMemory:
-    """What is kept of one service between ticks. uid: whose it is; another may have come under its name."""
+    """What is kept of one service between ticks. uid: whose it is; another may have come under its name. rested: what
+    was read last since, where no tick followed because nothing has changed."""
 
     uid: str
     window: LoadWindow = EMPTY
@@ -57,6 +59,17 @@ class ScalerMemory:
     held: bool = False
     mode: str = ""
     parsed: "ParsedService | None" = None
+    looked: "Look | None" = None
+    rested: TickInputs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What the last tick of a service was made of. pods: as _digest_of_pods."""
+
+    inputs: TickInputs
+    parsed: "ParsedService"
+    pods: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +211,29 @@ class Scaler:
         memory = self._current(name, service)
         if memory is None or (parsed := memory.parsed) is None:
             return
-        spec, by_hand = parsed.autoscaling, parsed.by_hand
         replicas = self._scraper.replicas(name)
-        inputs = self._inputs(name, replicas, parsed)
+        inputs, pods = self._inputs(name, replicas, parsed), _digest_of_pods(replicas)
+        before = memory.looked
+        unchanged = before is not None and before.parsed is parsed and before.pods == pods
+        looked = before.inputs if before is not None and unchanged else None
+        ticks = due(looked, memory.rested, inputs, spec=parsed.autoscaling, decision=memory.decision)
+        if not ticks:
+            memory.rested = inputs
+            return
+        memory.rested, memory.looked = None, Look(inputs=inputs, parsed=parsed, pods=pods)
+        for read in ticks:
+            await self._tick(name, service, memory, parsed, replicas, read)
+
+    async def _tick(
+        self,
+        name: Key,
+        service: Json,
+        memory: ScalerMemory,
+        parsed: ParsedService,
+        replicas: tuple[Replica, ...],
+        inputs: TickInputs,
+    ) -> None:
+        spec, by_hand = parsed.autoscaling, parsed.by_hand
         result = tick(spec, memory.window, memory.state, inputs, by_hand=by_hand)
         begins, before = not memory.window.samples, memory.state
         self._log.write(
@@ -333,12 +366,16 @@ def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object
     decision = memory.decision
     last = memory.window.last
     return (
-        tuple((r.uid, r.phase, _serving(r)) for r in replicas),
+        _digest_of_pods(replicas),
         tuple((uid, rate.evidence) for uid, rate in memory.decode_rates.items() if rate.evidence),
         (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
         _digest_of(last) if last else None,
         _digest_of_pressure(memory.pressure),
     )
+
+
+def _digest_of_pods(replicas: tuple[Replica, ...]) -> tuple[object, ...]:
+    return tuple((r.uid, r.phase, _serving(r)) for r in replicas)
 
 
 def _digest_of(last: LoadSample) -> tuple[object, ...]:

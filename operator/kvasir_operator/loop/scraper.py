@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api import names
-from kvasir_api.state import RuntimeState, ServiceDemand
+from kvasir_api.state import RuntimeState, ServiceDemand, unchanged
 from kvasir_kube.kinds import POD, Json, Key, controller_uid, key, labels, uid
 from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
@@ -74,7 +74,7 @@ class Scraper:
         )
         now = self._clock.steady()
         self._began = min(self._began, now)
-        self._readings.update({id_: LastReading(state=state, at=now) for id_, state in states.items()})
+        self._readings.update({id_: self._taken(id_, state, now) for id_, state in states.items()})
         self._readings = {id_: reading for id_, reading in self._readings.items() if id_ in pods}
         self._parsed = {id_: parsed for id_, parsed in self._parsed.items() if id_ in pods}
         # A gateway that has just become ready counts as read, without demand.
@@ -86,6 +86,11 @@ class Scraper:
                 continue  # what it held was answered or given up since
             for demand in gateway.services:
                 self._demands.setdefault((demand.namespace, demand.name), []).append(demand)
+
+    def _taken(self, id_: str, state: RuntimeState, now: float) -> LastReading:
+        """A new reading. Of an idle pod the document is kept, so that nothing made of it is made again."""
+        known = self._readings.get(id_)
+        return LastReading(state=known.state if known and unchanged(known.state, state) else state, at=now)
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
         """The replicas of a service with their last readings, without inspection pods and quarantined pods."""

@@ -62,7 +62,7 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
         return Workload()
     present = [s.gauges for s in window.since(now - PRESENT_S)] or [last.gauges]
     minute = window.since(now - RECENT_S)
-    whole, recent = total(s.counts for s in window.samples), total(s.counts for s in minute)
+    whole = total(s.counts for s in window.samples)
     if whole.ended - whole.expired < LEAST_ARRIVALS:
         whole = added(whole, window.known.past)  # of few requests, those that ran long are not among the ended ones
     pinned, running = fmean(g.pinned_tokens for g in present), fmean(g.running for g in present)
@@ -71,8 +71,10 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
     # Those that were refused while they waited took nothing.
     passed = (whole.arrivals + whole.ended) / 2 - whole.expired
     seconds = whole.running_s / passed if passed else 0.0
-    each = recent if recent.running_s else whole
-    kv_tokens = each.pinned_s / each.running_s if each.running_s else 0.0
+    pinned_s, running_s = sum(s.counts.pinned_s for s in minute), sum(s.counts.running_s for s in minute)
+    if not running_s:
+        pinned_s, running_s = whole.pinned_s, whole.running_s
+    kv_tokens = pinned_s / running_s if running_s else 0.0
     rate = _rate(window, now, residence_s=seconds)
     most = (running + waiting) / seconds + rate.refused if seconds else rate.all
     return Workload(

@@ -259,7 +259,6 @@ async def test_a_new_service_starts_one_goes_to_zero_and_comes_back(bench):
     await put_gateway(bench, last_request_age_s=0.5)
     await bench.turn()
     assert bench.replicas() == [1]
-    assert bench.reason() != "ScaledToZero"
     assert bench.events("ScaledUp") == ["0 → 1 replica: a request came within spec.autoscaling.idleSeconds"]
 
 
@@ -312,3 +311,26 @@ async def test_sequences_that_lose_their_cache_and_an_uneven_load_reach_status_a
         bench.say(1, pinned=450)
         await bench.turn()
     assert {c["type"] for c in bench.status()["conditions"]} == {"Ready"}
+
+
+async def test_an_idle_service_is_decided_for_rarely_and_at_once_when_something_happens(bench, tmp_path):
+    """Its recorded readings are those of ticks."""
+    bench.operator = bench.started(readings_dir=str(tmp_path))
+    await bench.put_service(autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    await bench.turn()
+    await bench.put_pods(1)
+
+    def ticks():
+        return len((tmp_path / "default.tiny.readings.jsonl").read_text().splitlines())
+
+    for _ in range(10):
+        await bench.turn()
+    settled = ticks()
+    for number in range(60):
+        bench.say(0, sequence_number=number, heartbeat_age_s=0.1 * (number % 5))
+        await bench.turn()
+    assert ticks() - settled <= 60 * 2 / 20 + 1
+    bench.say(0, pinned=950, running=8)
+    for _ in range(2):
+        await bench.turn()
+    assert bench.replicas() == [2]

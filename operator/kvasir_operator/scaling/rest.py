@@ -1,0 +1,71 @@
+"""Whether a service rests: a tick would read and decide what the one before did, but for the time that has passed.
+
+Called by `loop/scaler.py` before a tick. What is skipped is made up for by the tick that ends a rest: the autoscaler
+sees that nothing happened until then.
+"""
+
+from typing import Final
+
+from kvasir_api.autoscaling import Autoscaling
+from kvasir_api.state import ServiceDemand, unchanged
+from kvasir_operator.scaling.decide import ScalingDecision
+from kvasir_operator.scaling.tick import TickInputs
+from kvasir_operator.scaling.window import ScaledReplica
+
+REST_S: Final = 20.0
+"""After so long a tick comes whatever is read, since windows move by time alone."""
+CALM: Final = ("", "floor", "idle")
+"""Limits of a decision that time does not change."""
+
+
+def due(
+    looked: TickInputs | None,
+    rested: TickInputs | None,
+    now: TickInputs,
+    *,
+    spec: Autoscaling | None,
+    decision: ScalingDecision | None,
+) -> tuple[TickInputs, ...]:
+    """What ticks are to be made of, in this order; nothing while a service rests.
+
+    looked: what the last tick was made of, None where something else than readings has changed since. rested: what was
+    read last since, where no tick was made of it. decision: of the last tick.
+    """
+    if looked is None or not _alike(looked, now):
+        return (rested, now) if rested is not None else (now,)
+    return () if _settled(spec, decision) and now.at - looked.at < REST_S else (now,)
+
+
+def _settled(spec: Autoscaling | None, decision: ScalingDecision | None) -> bool:
+    """Whether a decision stays while the same is read. Schedules move its bounds by time."""
+    if spec is None:
+        return True
+    return decision is not None and not decision.changed and decision.limited_by in CALM and not spec.schedules
+
+
+def _alike(before: TickInputs, now: TickInputs) -> bool:
+    """Whether the same is read as before, of replicas and gateways that answer and have nothing to do."""
+    return (
+        len(before.pods) == len(now.pods)
+        and all(_same_pod(*pair) for pair in zip(before.pods, now.pods, strict=True))
+        and len(before.gateways) == len(now.gateways)
+        and all(_idle(*pair) for pair in zip(before.gateways, now.gateways, strict=True))
+        and not (now.missing_gateways or now.unplaced_s or before.unplaced_s)
+        and (before.cold_starts_s, before.expected) == (now.cold_starts_s, now.expected)
+    )
+
+
+def _same_pod(before: ScaledReplica, now: ScaledReplica) -> bool:
+    if before.reading is None or now.reading is None or now.reading.running or now.reading.waiting:
+        return False
+    if not (before.fresh and now.fresh):
+        return False
+    return (before.uid, before.serving, before.current) == (now.uid, now.serving, now.current) and (
+        before.reading is now.reading or unchanged(before.reading, now.reading)
+    )
+
+
+def _idle(before: ServiceDemand, now: ServiceDemand) -> bool:
+    if now.held or now.inflight:
+        return False
+    return (before.requests, before.refused, before.held) == (now.requests, now.refused, now.held)
