@@ -324,6 +324,11 @@ class ServeOptions(RuntimeOptions):
     watchdog_timeout: int = option(
         30, "Least silence of an engine that ends the process; 0 never ends it.", unit="seconds", ge=0, le=86_400
     )
+    ops_key_file: str = option(
+        "",
+        "File, or a directory of files, with what may change something by the ops port (drain, forget), one per line: public keys (ed25519:…) of an operator that signs its calls, and tokens for `Authorization: Bearer`. Without it such calls are accepted over loopback only. Read again when it changes.",
+        metavar="PATH",
+    )
     continuation_key_file: str = option(
         "",
         "File with keys, one per line, or a directory of such files, that sign continuation tokens: streams that end in a drain go on at another server with the same keys. The first signs, the others are accepted too. Read again when it changes.",

@@ -34,12 +34,16 @@ Done = Callable[[HttpAnswer | None], None]
 
 
 class Exchange:
-    """One request. base: such as http://10.1.2.3:8001. most_bytes: a longer body is no answer."""
+    """One request. base: such as http://10.1.2.3:8001. most_bytes: a longer body is no answer. authorization: that
+    header, empty for none."""
 
-    __slots__ = ("_done", "base", "method", "most_bytes", "on_cancel", "over", "path", "retried")
+    __slots__ = ("_done", "authorization", "base", "method", "most_bytes", "on_cancel", "over", "path", "retried")
 
-    def __init__(self, base: str, method: str, path: str, *, most_bytes: int, done: Done) -> None:
+    def __init__(
+        self, base: str, method: str, path: str, *, most_bytes: int, done: Done, authorization: str = ""
+    ) -> None:
         self.base, self.method, self.path, self.most_bytes, self._done = base, method, path, most_bytes, done
+        self.authorization = authorization
         self.on_cancel: Callable[[], object] | None = None
         self.over = self.retried = False
 
@@ -79,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._received, self._complete = 0, False
         self._body.clear()
         if self._transport is not None:
-            self._transport.write(self._request(exchange.method, exchange.path))
+            self._transport.write(self._request(exchange))
 
     def close(self) -> None:
         """At once; an exchange that is open gets no answer."""
@@ -126,12 +130,14 @@ class Connection(asyncio.Protocol):
         answer = HttpAnswer(status=self._status, body=body) if whole else None
         self._ended(self, exchange, answer, self._kept and whole)
 
-    def _request(self, method: str, path: str) -> bytes:
+    def _request(self, exchange: Exchange) -> bytes:
+        method, path = exchange.method, exchange.path
         if (method, path) not in self._requests:
             length = "" if method == "GET" else "Content-Length: 0\r\n"
-            text = f"{method} {self._where.path}{path} HTTP/1.1\r\nHost: {self._where.netloc}\r\n{length}\r\n"
+            text = f"{method} {self._where.path}{path} HTTP/1.1\r\nHost: {self._where.netloc}\r\n{length}"
             self._requests[method, path] = text.encode()
-        return self._requests[method, path]
+        authorized = f"Authorization: {exchange.authorization}\r\n" if exchange.authorization else ""
+        return self._requests[method, path] + f"{authorized}\r\n".encode()
 
 
 class HttpConnections:

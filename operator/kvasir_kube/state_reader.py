@@ -22,6 +22,13 @@ REQUESTS_AT_A_TIME: Final = 256
 
 Id = TypeVar("Id", bound=Hashable)
 Document = TypeVar("Document", state.RuntimeState, state.GatewayState)
+Sign = Callable[[str, str], str]
+"""The Authorization header of a call by its method and target (`kvasir_api.ops_tokens`); empty for none."""
+
+
+def unsigned(method: str, target: str) -> str:  # noqa: ARG001 - a Sign
+    """For pods that ask for no signature."""
+    return ""
 
 
 def url(host: str, port: int, path: str) -> str:
@@ -67,23 +74,25 @@ class StateReader:
         """Documents of gateway pods."""
         return await self._read(targets, deadline_s, state.decode_gateway, {})
 
-    async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
+    async def drain(self, base: str, *, on: bool, sign: Sign = unsigned, deadline_s: float = 2.0) -> bool:
         """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
-        return await self._confirmed(base, "POST" if on else "DELETE", names.PATH_DRAIN, deadline_s)
+        return await self._confirmed(base, "POST" if on else "DELETE", names.PATH_DRAIN, sign, deadline_s)
 
-    async def introduce(self, base: str, peers: Sequence[str], *, deadline_s: float = 1.0) -> bool:
+    async def introduce(
+        self, base: str, peers: Sequence[str], *, sign: Sign = unsigned, deadline_s: float = 1.0
+    ) -> bool:
         """Name replicas that serve to one that starts. False when it did not confirm within the deadline."""
         path = f"{names.PATH_PEERS}?{urlencode([('address', peer) for peer in peers])}"
-        return await self._confirmed(base, "POST", path, deadline_s)
+        return await self._confirmed(base, "POST", path, sign, deadline_s)
 
-    async def _confirmed(self, base: str, method: str, path: str, deadline_s: float) -> bool:
+    async def _confirmed(self, base: str, method: str, path: str, sign: Sign, deadline_s: float) -> bool:
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def done(answer: HttpAnswer | None) -> None:
             if not confirmed.done():
                 confirmed.set_result(answer is not None and answer.status < 300)
 
-        exchange = Exchange(base, method, path, most_bytes=MAX_BYTES, done=done)
+        exchange = Exchange(base, method, path, most_bytes=MAX_BYTES, done=done, authorization=sign(method, path))
         self._connections.send(exchange)
         try:
             async with asyncio.timeout(deadline_s):

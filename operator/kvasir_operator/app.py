@@ -45,6 +45,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         namespace=options.namespace,
         interval_s=options.interval,
         resync_s=options.resync,
+        signs_calls=bool(options.lease_namespace),
         readings_dir=options.record_readings,
     )
     async with contextlib.AsyncExitStack() as stack:

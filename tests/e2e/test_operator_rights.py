@@ -21,6 +21,7 @@ from kvasir_kube.kinds import (
     LEASE,
     NETWORK_POLICY,
     POD,
+    SECRET,
     SERVICE,
     labels,
 )
@@ -63,7 +64,7 @@ def used(requests: list[audit.AuditedRequest]) -> set[Right]:
     for request in requests:
         if request.resource:
             resource = f"{request.resource}/{request.subresource}" if request.subresource else request.resource
-            where = request.namespace if request.resource == LEASE.plural else ""
+            where = request.namespace if request.resource in (LEASE.plural, SECRET.plural) else ""
             found.add(Right(request.group, resource, request.verb, where))
             if request.verb == "patch" and request.code == 201:
                 found.add(Right(request.group, resource, "create", where))
@@ -79,6 +80,8 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
     rig = still
     with contextlib.suppress(NotFoundError):
         await rig.client.delete(LEASE, names.SYSTEM_NAMESPACE, names.OPERATOR)
+    nothing = {"metadata": {}, "data": None}
+    await rig.client.merge(SECRET, names.SYSTEM_NAMESPACE, names.SIGNING_SECRET, nothing, manager="test")
     mark = rig.audit_mark()
     # As the Deployment of the base runs it: for all namespaces, under a Lease.
     flags = ("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
@@ -241,7 +244,7 @@ def rendered(home: str, watched: str) -> list[dict]:
         "--namespace", home, "--set", f"watchNamespace={watched},crds.install=false",
     ]  # fmt: skip
     text = subprocess.run(helm, capture_output=True, text=True, check=True, timeout=60).stdout
-    kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Secret")
     found = [d for d in yaml.safe_load_all(text) if d and d["kind"] in kinds]
     for document in found:
         if document["kind"].startswith("ClusterRole"):

@@ -47,7 +47,7 @@ def install(control: ControlPlane) -> None:
     for plural in (names.PLURAL, names.ACCELERATOR_PLURAL):
         kubectl(control, "apply", "--server-side", "-f", str(ROOT / "crds" / f"{plural}.yaml"))
     kubectl(control, "apply", "--server-side", "-f", str(ROOT / "manifests/base/namespace.yaml"))
-    for name in ("serviceaccount", "rbac"):
+    for name in ("serviceaccount", "rbac", "secret"):
         kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/operator/{name}.yaml"))
     crds = [f"crd/{plural}.{names.GROUP}" for plural in (names.PLURAL, names.ACCELERATOR_PLURAL)]
     kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=60s")

@@ -56,6 +56,7 @@ CHANGED = {
     "drain_timeout": 5,
     "watchdog_timeout": 90,
     "continuation_key_file": "/continuation",
+    "ops_key_file": "/ops-keys",
     "log_format": "json",
     "trace": "plans.bin",
     "profile": "steps.json",

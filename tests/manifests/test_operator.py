@@ -59,12 +59,25 @@ def test_two_operators_of_which_the_holder_of_the_lease_acts():
     spec = one(OPERATOR / "deployment.yaml", "Deployment")["spec"]
     assert spec["replicas"] == 2
     assert "--lease-namespace=$(POD_NAMESPACE)" in spec["template"]["spec"]["containers"][0]["args"]
-    (rule,) = one(OPERATOR / "rbac.yaml", "Role")["rules"]
-    assert rule == {
+    lease, secret = one(OPERATOR / "rbac.yaml", "Role")["rules"]
+    assert lease == {
         "apiGroups": [kinds.LEASE.group],
         "resources": [kinds.LEASE.plural],
         "verbs": ["get", "create", "patch"],
     }
+    assert secret == {
+        "apiGroups": [kinds.SECRET.group],
+        "resources": [kinds.SECRET.plural],
+        "resourceNames": [names.SIGNING_SECRET],
+        "verbs": ["get", "patch"],
+    }
+
+
+def test_the_secret_of_the_signing_keys_comes_empty():
+    secret = one(OPERATOR / "secret.yaml", "Secret")
+    assert secret["metadata"]["name"] == names.SIGNING_SECRET
+    assert not {"data", "stringData", "immutable"} & secret.keys()
+    assert "secret.yaml" in yaml.safe_load((OPERATOR / "kustomization.yaml").read_text())["resources"]
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])

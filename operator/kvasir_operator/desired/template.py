@@ -75,7 +75,13 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
         "securityContext": pod_security(),
         "containers": [_container(seen, placed, where, settings)],
-        "volumes": [volume(seen, where), {"name": "scratch", "emptyDir": {}}, *_keys(seen), *hub.secret(seen)],
+        "volumes": [
+            volume(seen, where),
+            {"name": "scratch", "emptyDir": {}},
+            *_keys(seen),
+            *hub.secret(seen),
+            *_ops_keys(settings),
+        ],
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
@@ -114,6 +120,10 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
             *model_mounts(seen, where),
             {"name": "scratch", "mountPath": SCRATCH},
             *({"name": key["name"], "mountPath": names.KEYS_MOUNT, "readOnly": True} for key in _keys(seen)),
+            *(
+                {"name": key["name"], "mountPath": names.OPS_KEYS_MOUNT, "readOnly": True}
+                for key in _ops_keys(settings)
+            ),
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -142,6 +152,8 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
     }
     if seen.spec.auth.secret_name:
         given["api_key_file"] = names.KEYS_MOUNT
+    if settings.signs_calls:
+        given["ops_key_file"] = names.OPS_KEYS_MOUNT
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     others = dict.fromkeys([*seen.spec.model.aliases, qualified_name(seen.namespace, seen.name)])
     aliases = [part for alias in others if alias != seen.served_name for part in (flag("served_model_name"), alias)]
@@ -234,6 +246,16 @@ def _keys(seen: Observed) -> list[Json]:
     """
     secret = seen.spec.auth.secret_name
     return [{"name": "keys", "secret": {"secretName": secret, "optional": True}}] if secret else []
+
+
+def _ops_keys(settings: OperatorSettings) -> list[Json]:
+    """The operator's public keys, from an annotation that it keeps up to date: a change needs neither a right to write
+    ConfigMaps nor new pods."""
+    if not settings.signs_calls:
+        return []
+    path = f"metadata.annotations['{names.ANNOTATION_OPS_KEYS}']"
+    item = {"path": "public", "fieldRef": {"fieldPath": path}}
+    return [{"name": names.OPS_KEYS_VOLUME, "downwardAPI": {"items": [item]}}]
 
 
 def model_mounts(seen: Observed, where: ModelSource) -> list[Json]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvasir_api import names
-from kvasir_kube.state_reader import StateReader
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.observed.replica import Replica
 
 LOG: Final = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str
 class Introducer:
     """Sends each process its peers once, in a task of its own: no tick waits for a process that does not answer."""
 
-    def __init__(self, reader: StateReader) -> None:
-        self._reader = reader
+    def __init__(self, calls: OpsCalls) -> None:
+        self._calls = calls
         self._found: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._told: set[str] = set()
         self._news = asyncio.Event()
@@ -52,6 +52,7 @@ class Introducer:
 
     async def _introduce(self, found: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
         new = {instance: told for instance, told in found.items() if instance not in self._told}
-        done = await asyncio.gather(*(self._reader.introduce(base, peers) for base, peers in new.values()))
+        told = [self._calls.introduce(base, instance, peers) for instance, (base, peers) in new.items()]
+        done = await asyncio.gather(*told)
         confirmed = {instance for instance, heard in zip(new, done, strict=True) if heard}
         self._told = (self._told & set(found)) | confirmed

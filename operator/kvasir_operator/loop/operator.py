@@ -8,7 +8,7 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
-from kvasir_kube.kinds import Key
+from kvasir_kube.kinds import INFERENCE_SERVICE, Key, key
 from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
@@ -17,11 +17,13 @@ from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.resync import Resync
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.scraper import Scraper
+from kvasir_operator.loop.signing_secret import SigningSecret
 from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -65,8 +67,11 @@ class Operator:
             cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )
         recorder = Recorder(cluster, instance=instance, clock=clock)
+        keys = SigningSecret(cluster, namespace=settings.system_namespace, clock=clock)
+        self._signing = keys if settings.signs_calls else None
+        calls = OpsCalls(reader, self._signing)
         scraper = Scraper(self.store, reader, clock=clock, system_namespace=settings.system_namespace)
-        self._introducer = Introducer(reader)
+        self._introducer = Introducer(calls)
         self.scaler = Scaler(
             self.store,
             scraper,
@@ -77,7 +82,7 @@ class Operator:
             settings=settings,
             clock=clock,
         )
-        writer = Writer(cluster, self.store, reader, recorder, self.telemetry, workqueue=self.workqueue, clock=clock)
+        writer = Writer(cluster, self.store, calls, recorder, self.telemetry, workqueue=self.workqueue, clock=clock)
         reporter = StatusReporter(
             writer,
             EventEmitter(recorder),
@@ -124,6 +129,8 @@ class Operator:
                 if self._leader:
                     await self._leader.acquire()
                     group.create_task(self._lead(self._leader))
+                if self._signing:
+                    group.create_task(self._signing.run(self._mark_all))
                 self._acting = True
                 self.telemetry.leading(True)
                 await self.scaler.tick()
@@ -132,6 +139,11 @@ class Operator:
                 group.create_task(self._introducer.run())
         except* LeaseLostError as lost:
             raise lost.exceptions[0] from None
+
+    def _mark_all(self) -> None:
+        """Every service is to be looked at: pods are to trust other keys."""
+        for service in self.store.all(INFERENCE_SERVICE):
+            self.workqueue.mark(key(service))
 
     async def _reconcile(self, name: Key) -> None:
         started = self._clock.steady()

@@ -127,6 +127,7 @@ class Reconciler:
             if written.changed and not foreign:
                 self._workqueue.mark((seen.namespace, seen.name))
             await self._reporter.revision(seen, service, asked)
+            await self._writer.publish_keys(seen)
             for action in planned.actions:
                 await self._writer.act(seen, service, action)
         except KubeError as error:

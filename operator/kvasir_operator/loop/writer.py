@@ -26,11 +26,11 @@ from kvasir_kube.kinds import (
     key,
     resource_version,
 )
-from kvasir_kube.state_reader import StateReader
 from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.field_ownership import owned_by_apply
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -67,14 +67,14 @@ class Writer:
         self,
         cluster: Cluster,
         store: Store,
-        reader: StateReader,
+        calls: OpsCalls,
         recorder: Recorder,
         telemetry: Telemetry,
         *,
         workqueue: Workqueue,
         clock: Clock,
     ) -> None:
-        self._cluster, self._store, self._reader, self._workqueue = cluster, store, reader, workqueue
+        self._cluster, self._store, self._calls, self._workqueue = cluster, store, calls, workqueue
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
         self._conflicts = WriteConflicts(clock)
         self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
@@ -101,6 +101,13 @@ class Writer:
         if refused is not None:
             raise refused
         return ChildrenWritten(foreign=foreign, changed=changed)
+
+    async def publish_keys(self, seen: Observed) -> None:
+        """Give pods that read them the public keys by which they accept our calls. Raises KubeError."""
+        public = self._calls.public_keys
+        for r in seen.replicas:
+            if public and r.live and r.ops_keys is not None and r.ops_keys != public:
+                await self._annotate(seen, r, {names.ANNOTATION_OPS_KEYS: public})
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -258,7 +265,7 @@ class Writer:
     async def _ask(self, r: Replica, *, drain: bool) -> None:
         """Best effort: the next reading shows whether it drains, and the action is repeated until it does."""
         if r.ops_url:
-            await self._reader.drain(r.ops_url, on=drain)
+            await self._calls.drain(r.ops_url, r.reading.instance if r.reading else "", on=drain)
 
     async def _delete(self, seen: Observed, r: Replica) -> None:
         await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)

@@ -47,7 +47,8 @@ class Replica:
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
     said, when it ended last, that its device failed. watchdog: how it said then that its engine stood still. ends: how
     often it has ended. unhealthy: devices of it that the kubelet calls so.
-    quarantined_at: when it was quarantined last.
+    quarantined_at: when it was quarantined last. ops_keys: the operator's public keys that it was given; None where it
+    reads none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Replica:
     ends: int = 0
     unhealthy: tuple[str, ...] = ()
     quarantined_at: float | None = None
+    ops_keys: str | None = None
     last_words: str = ""
     reading: RuntimeState | None = None
     node: str = ""
@@ -167,6 +169,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         ends=int(runtime.get("restartCount") or 0) + (not (runtime.get("state") or {}).get("running")),
         unhealthy=_unhealthy(runtime),
         quarantined_at=epoch(notes.get(names.ANNOTATION_QUARANTINED_AT)),
+        ops_keys=notes.get(names.ANNOTATION_OPS_KEYS, "") if _reads_ops_keys(pod) else None,
         last_words=_last_words(pod, runtime),
         reading=reading,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
@@ -291,6 +294,10 @@ def _true_since(status: Json, kind: str) -> float | None:
 
 def _condition(status: Json, kind: str) -> Json:
     return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _reads_ops_keys(pod: Json) -> bool:
+    return any(one.get("name") == names.OPS_KEYS_VOLUME for one in (pod.get("spec") or {}).get("volumes") or ())
 
 
 def _ops_port(pod: Json) -> int:

@@ -16,7 +16,8 @@ class OperatorSettings:
     otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
-    resync_s: mean time between two lists of everything. readings_dir: where the autoscaler's readings are written,
+    resync_s: mean time between two lists of everything. signs_calls: whether pods take calls that change something from
+    this operator alone, by its keys in system_namespace. readings_dir: where the autoscaler's readings are written,
     empty for nowhere."""
 
     runtime_image: str = names.IMAGE_RUNTIME
@@ -30,4 +31,5 @@ class OperatorSettings:
     namespace: str = ""
     interval_s: float = 2.0
     resync_s: float = RESYNC_S
+    signs_calls: bool = False
     readings_dir: str = ""

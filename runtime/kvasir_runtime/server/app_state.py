@@ -24,9 +24,11 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.continuation_keys import ContinuationKeys
+from kvasir_runtime.server.key_file import KeyFile
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
+from kvasir_runtime.server.ops_guard import OpsKeys, ops_keys
 from kvasir_runtime.server.prefix_warmup import PIECE_TOKENS
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.server.senders import Senders
@@ -72,6 +74,7 @@ class AppState:
     api_keys: ApiKeys = field(init=False)
     senders: Senders = field(init=False)
     continuation_keys: ContinuationKeys = field(init=False)
+    ops_keys: KeyFile[OpsKeys] = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: WorkerThreads = field(init=False, default_factory=WorkerThreads)
     idle: asyncio.Event = field(init=False)
@@ -91,6 +94,7 @@ class AppState:
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
         self.continuation_keys = ContinuationKeys(self.options.continuation_key_file)
+        self.ops_keys = ops_keys(self.options.ops_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
         self.idle = asyncio.Event()
         self.idle.set()

@@ -1,5 +1,5 @@
 """The ops port, for the control plane and replicas of the same service: probes, the /state document, drain, forgetting,
-and what a new replica needs of its peers.
+and what a new replica needs of its peers. What changes something is guarded (`ops_guard`).
 
 Built once by the process. The probes answer from what the process knows, without asking the engine, so a busy engine
 never fails one; readiness and liveness fail when the watchdog finds that it does not keep the time it announced.
@@ -10,24 +10,26 @@ from typing import Annotated, Final
 
 from fastapi import FastAPI, Query
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from kvasir_api import names, state
 from kvasir_api.prefix_digest import WHOLE
 from kvasir_runtime.server import prefix_warmup
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
+from kvasir_runtime.server.ops_guard import OpsGuard
 
 MOST_WAIT_S: Final = 86_400.0
 
 
-def ops_app(app_state: AppState) -> FastAPI:
-    """The application of the ops port."""
+def ops_app(app_state: AppState) -> ASGIApp:
+    """The application of the ops port, with its guard."""
     app = FastAPI(title="Kvasir ops", docs_url=None, redoc_url=None, openapi_url=None)
     _add_probes(app, app_state)
     _add_drain(app, app_state)
     _add_reset(app, app_state)
     _add_prefixes(app, app_state)
-    return app
+    return OpsGuard(app, keys=app_state.ops_keys, instance=app_state.instance)
 
 
 def _add_probes(app: FastAPI, app_state: AppState) -> None:

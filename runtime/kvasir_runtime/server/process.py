@@ -31,7 +31,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, continuation_keys, download, listen, periodic, ports, prefix_warmup
+from kvasir_runtime.server import auth, download, key_file, listen, periodic, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -227,18 +227,18 @@ class ServeProcess:
             raise EngineDeadError(self._client.failure)
 
     async def _load_keys(self) -> None:
-        """Load the keys of clients and of continuation tokens, and follow their files. Raises ModelError."""
+        """Load the keys of clients, of the ops port and of continuations, and follow their files. Raises ModelError."""
         api_keys = self._app_state.api_keys
         await asyncio.to_thread(api_keys.load, may_come=bool(self._options.pod_revision))
         if api_keys.watched:
             self._tasks.append(asyncio.create_task(auth.watch(api_keys)))
-        if self._options.continuation_key_file:
-            keys = self._app_state.continuation_keys
-            await asyncio.to_thread(keys.load)
-            watch = periodic.repeat(
-                lambda: asyncio.to_thread(keys.load), every_s=continuation_keys.RELOAD_S, ended=self._dead.done
-            )
-            self._tasks.append(asyncio.create_task(watch))
+        for keys in (self._app_state.ops_keys, self._app_state.continuation_keys):
+            if keys.watched:
+                await asyncio.to_thread(keys.load)
+                watch = periodic.repeat(
+                    partial(asyncio.to_thread, keys.load), every_s=key_file.RELOAD_S, ended=self._dead.done
+                )
+                self._tasks.append(asyncio.create_task(watch))
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""

@@ -8,7 +8,9 @@ from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
 from kvasir_api.state import RuntimeState
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
+from kvasir_kube.state_reader import unsigned
 from kvasir_operator.loop.introducer import Introducer, introductions
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.observed.replica import Replica
 
 
@@ -38,8 +40,8 @@ class WaitingReader(FakeReader):
         super().__init__()
         self.answers, self.told = asyncio.Event(), asyncio.Event()
 
-    async def introduce(self, base, peers, *, deadline_s=1.0):
-        confirmed = await super().introduce(base, peers, deadline_s=deadline_s)
+    async def introduce(self, base, peers, *, sign=unsigned, deadline_s=1.0):
+        confirmed = await super().introduce(base, peers, sign=sign, deadline_s=deadline_s)
         self.told.set()
         await self.answers.wait()
         return confirmed
@@ -63,7 +65,7 @@ async def turned():
 
 async def test_each_process_is_told_once_and_one_that_did_not_hear_again():
     reader = FakeReader()
-    introducer = Introducer(reader)
+    introducer = Introducer(OpsCalls(reader))
     replicas = [one("r1", "ready"), one("r2", "loading"), one("r3", "loading")]
     reader.deaf = {url(3)}
     async with running(introducer):
@@ -82,7 +84,7 @@ async def test_each_process_is_told_once_and_one_that_did_not_hear_again():
 
 async def test_one_that_does_not_answer_holds_up_no_tick_and_is_told_by_one_at_a_time():
     reader = WaitingReader()
-    introducer = Introducer(reader)
+    introducer = Introducer(OpsCalls(reader))
     replicas = [one("r1", "ready"), one("r2", "loading")]
     async with running(introducer):
         introducer.found([replicas])

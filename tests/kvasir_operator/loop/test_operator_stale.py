@@ -12,6 +12,7 @@ from fakes.readings import FakeReader
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_operator.diff import Write
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -32,7 +33,8 @@ def server():
 def writer(server):
     clock = FakeClock()
     recorder = Recorder(server, instance="test", clock=clock)
-    return Writer(server, Store(), FakeReader(), recorder, Telemetry(), workqueue=Workqueue(clock.steady), clock=clock)
+    calls, queue = OpsCalls(FakeReader()), Workqueue(clock.steady)
+    return Writer(server, Store(), calls, recorder, Telemetry(), workqueue=queue, clock=clock)
 
 
 def seen():

@@ -12,6 +12,7 @@ from fakes.readings import FakeReader
 from kvasir_api.state import GatewayState, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
 from kvasir_operator.loop.introducer import Introducer
+from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.scraper import Scraper
@@ -109,7 +110,7 @@ def scaler_of(clock, telemetry, *, reader=None, services=(), pods=(), **settings
         store.put(kind, {**found, "metadata": {**found["metadata"], "resourceVersion": "1"}})
     recorder = Recorder(FakeCluster(), instance="test", clock=clock)
     reader = reader or FakeReader()
-    scraper, introducer = Scraper(store, reader, clock=clock), Introducer(reader)
+    scraper, introducer = Scraper(store, reader, clock=clock), Introducer(OpsCalls(reader))
     queue, settings = Workqueue(clock.steady), OperatorSettings(**settings)
     return Scaler(store, scraper, introducer, queue, recorder, telemetry, settings=settings, clock=clock)
 
