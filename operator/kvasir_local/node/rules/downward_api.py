@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 
+from kvasir_api.quantity import parse
 from kvasir_kube.kinds import Json
-from kvasir_local.node.rules import quantity
 from kvasir_local.node.rules.kinds import ConfigError, named
 
 
@@ -50,7 +51,13 @@ def resource(pod: Json, placement: PodPlacement, ref: Json, container: str | Non
     amount = (resources.get(group) or {}).get(name)
     if amount is None:
         amount = placement.allocatable.get(name, "0") if group == "limits" else "0"
-    return quantity.divided(amount, ref.get("divisor") or "1")
+    return divided(amount, ref.get("divisor") or "1")
+
+
+def divided(quantity: str | int, divisor: str | int) -> str:
+    """The quantity counted in divisors, rounded up to a whole number. A divisor of 0 means 1."""
+    unit = parse(divisor) or Decimal(1)
+    return str(int((parse(quantity) / unit).to_integral_value(rounding=ROUND_CEILING)))
 
 
 def _lines(pairs: Mapping[str, str]) -> str:

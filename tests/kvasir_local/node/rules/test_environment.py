@@ -4,7 +4,8 @@ import base64
 
 import pytest
 
-from kvasir_local.node.rules import container_config, downward_api, environment, quantity
+from kvasir_api import quantity
+from kvasir_local.node.rules import container_config, downward_api, environment
 from kvasir_local.node.rules.environment import NamespaceConfig
 from kvasir_local.node.rules.images import Image
 from kvasir_local.node.rules.kinds import ConfigError
