@@ -6,7 +6,6 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Final
 
-from kvasir_operator.scaling.load_counts import total
 from kvasir_operator.scaling.window import RECENT_S, LoadSample, LoadWindow
 
 LEAST_PREEMPTIONS: Final = 3
@@ -37,13 +36,14 @@ def pressure(window: LoadWindow) -> LoadPressure:
         return LoadPressure()
     recent = reversed(window.since(last.at - RECENT_S))
     alike: list[LoadSample] = list(takewhile(lambda sample: sample.serving == last.serving, recent))
-    counts = total(sample.counts for sample in alike[:-1])  # the oldest one counted for another number of replicas
-    sequences = counts.arrivals + last.gauges.running
+    counts = [sample.counts for sample in alike[:-1]]  # the oldest one counted for another number of replicas
+    preemptions, drafted = sum(c.preemptions for c in counts), sum(c.drafted for c in counts)
+    sequences = sum(c.arrivals for c in counts) + last.gauges.running
     settled = last.at - alike[-1].at >= SETTLED_S
     return LoadPressure(
-        preemptions=counts.preemptions,
-        exhausted=counts.preemptions >= max(LEAST_PREEMPTIONS, PREEMPTED_SHARE * sequences),
+        preemptions=preemptions,
+        exhausted=preemptions >= max(LEAST_PREEMPTIONS, PREEMPTED_SHARE * sequences),
         imbalance=fmean(sample.imbalance for sample in alike) if settled else 0.0,
         busiest=last.busiest,
-        acceptance=counts.accepted / counts.drafted if counts.drafted >= LEAST_DRAFTED else 1.0,
+        acceptance=sum(c.accepted for c in counts) / drafted if drafted >= LEAST_DRAFTED else 1.0,
     )
