@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-neighbours bench-operator bench-autoscaling bench-start bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-neighbours bench-operator bench-autoscaling bench-routing bench-start bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ bench-operator: setup  ## Measure the operator with 500 services on stub nodes (
 
 bench-autoscaling: setup  ## Simulate the autoscaler beside rules of its peers, and write docs/benchmarks/autoscaling.*
 	@PYTHONPATH=tests $(BIN)/python -m bench.autoscaling
+
+bench-routing: setup  ## Simulate the gateway's choice of replicas on ten workloads, and write docs/benchmarks/gateway.*
+	@PYTHONPATH=tests $(BIN)/python -m bench.routing
 
 bench-start: setup  ## Measure kvasir serve from its start until it is ready, with a warm startup cache (BENCH_ARGS="--shapes tiny")
 	@PYTHONPATH=tests $(BIN)/python -m bench.start $(BENCH_ARGS)

@@ -35,7 +35,7 @@ MAX_GLOSSARY_TERMS = 40
 
 PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
-    "kvasir_gateway": ("choose",),
+    "kvasir_gateway": ("choose", "load_history", "prefix", "router", "routing_table"),
     "kvasir_local": ("node/rules",),
     "kvasir_runtime": (
         "core",

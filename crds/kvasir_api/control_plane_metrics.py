@@ -113,7 +113,7 @@ GATEWAY: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_gateway_choices_total",
         kind="counter",
-        help="Choices of an endpoint, by reason: only, cheapest, tie, bounded (the cheapest has its share of requests), no_reading, holder (of a stored response).",
+        help="Choices of an endpoint, by reason: only, cheapest, tie, copy (of a prefix whose holder is busy), session, least_load, turn, no_reading, holder (of a stored response).",
         labels=(*_SERVICE, "reason"),
     ),
     Metric(

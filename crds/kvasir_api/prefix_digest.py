@@ -72,13 +72,14 @@ class FollowedPrefixes:
             for route_hash in (*split(digest.added), *split(digest.removed)):
                 self._set.toggle(route_hash)
         else:
-            self._forget()
+            self.forget()
             return False
         self.instance, self.after = instance, digest.sequence
         if (len(self._set.hashes), self._set.checksum) != (digest.entries, digest.checksum):
-            self._forget()
+            self.forget()
             return False
         return True
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Know nothing: the process that held the set is gone."""
         self._set, self.instance, self.after = PrefixSet(), "", WHOLE

@@ -174,8 +174,12 @@ class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True):
     of the set now, and the exclusive or of its hashes in hexadecimal. added, removed: hashes, one behind the other, by
     which the set differs from what it was at the change with the number `after`; of the whole set where that is -1.
     A document lists them for a reader that names `after`, else it is `sequence` and both are empty.
+    by_key, by_header: the salts of the hashes follow from keys, and from names of tenants in that header where it is
+    not empty and a request has it (`tenants`); where neither does, tenants share the cache.
     """
 
+    by_key: bool = False
+    by_header: str = ""
     sequence: Count = 0
     entries: Count = 0
     checksum: str = "0" * 16

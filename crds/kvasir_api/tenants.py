@@ -8,6 +8,8 @@ import re
 from hashlib import blake2b, sha256
 from typing import Final
 
+from kvasir_api.hashes import OWNER_BYTES
+
 SALT_BYTES: Final = 32
 NAME: Final = re.compile(r"[A-Za-z0-9._/:@-]{1,128}")
 WEIGHTS_PATTERN: Final = (
@@ -28,6 +30,17 @@ def salt_of_key_digest(digest: bytes) -> bytes:
 def salt_of_name(name: str) -> bytes:
     """The salt of a tenant that is named by a trusted proxy."""
     return _salt(b"name", name.encode())
+
+
+def salt_of_request(salt: bytes, cache_salt: str) -> bytes:
+    """What separates the cache of a request from others'; it begins as the tenant's, which marks its blocks.
+
+    salt: of the tenant, b"" where tenants share the cache. cache_salt: the field of the request's body, "" without one.
+    """
+    if not cache_salt:
+        return salt
+    digest = blake2b(salt + cache_salt.encode(), digest_size=SALT_BYTES, person=b"kvasir-salt").digest()
+    return salt[:OWNER_BYTES] + digest[len(salt[:OWNER_BYTES]) :]
 
 
 def weights(text: str) -> dict[str, float]:

@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from kvasir_api.command import click_options, parse
+from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy import bootstrap as envoy
 from kvasir_gateway.envoy import files
 from kvasir_gateway.options import BootstrapOptions, DrainOptions, PickerOptions
+from kvasir_gateway.simulation.command import simulate
 from kvasir_kube import process
 
 
@@ -37,6 +39,7 @@ async def _run(options: PickerOptions) -> None:
         directory=options.config_dir,
         max_body_bytes=options.max_body_bytes,
         reading_period_s=options.reading_period,
+        policy=ChoicePolicy(strategy=options.strategy),
     )
     stop = process.stop_event()
     config = await configuration(options.kubeconfig)
@@ -72,6 +75,8 @@ def drain(**values: Any) -> None:
     except OSError as error:
         raise click.ClickException(str(error)) from error
 
+
+gateway.add_command(simulate)
 
 if __name__ == "__main__":
     gateway()

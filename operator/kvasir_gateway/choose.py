@@ -1,25 +1,43 @@
-"""Chooses the endpoints of one request by the least cost in seconds, from the pods' readings and own in-flight counts.
+"""Chooses the endpoints of one request by the least cost in seconds, from what the pods measured and what they hold.
 
-Called by the picker once per request, never per token. Knows no clock, no Kubernetes and not what an address means.
+Called once per request, never per token. Knows no clock, no Kubernetes and not what an address means. The cost and the
+rule for copies are our own: its first terms hold LMetric (OSDI 2026) and llm-d's token load as special cases.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Final, Literal, get_args
 
-Reason = Literal["only", "cheapest", "tie", "bounded", "no_reading"]
+Strategy = Literal["cost", "least-load", "round-robin"]
+STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
+Reason = Literal["only", "cheapest", "tie", "copy", "session", "least_load", "turn", "no_reading"]
+
+MEMORY_S: Final = 30.0
+"""Over which the load of a pod is remembered, and beyond which no request is taken to delay another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointLoad:
-    """The load that a pod reported. age_s: seconds since then; the speeds are 0 before a first measurement."""
+    """What a pod reported and measured; a speed is 0 before a first measurement.
 
-    age_s: float
+    kind: of device and kernels; pods of one kind are equally fast. age_s: seconds since the report. queue_s: seconds to
+    the first token of a request that has nothing to compute, -1 where the pod does not know. arrivals_per_s,
+    busy_fraction: over the last MEMORY_S, of requests and of the time in which their prompts are computed.
+    """
+
+    kind: str = ""
+    age_s: float = 0.0
     running: int = 0
     waiting: int = 0
     waiting_uncached_tokens: int = 0
+    queue_s: float = -1.0
     prefill_tokens_per_s: float = 0.0
-    decode_step_s: float = 0.0
+    stall_fraction: float = 0.0
+    decode_slope_s: float = 0.0
+    max_sequences: int = 0
+    arrivals_per_s: float = 0.0
+    busy_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +45,18 @@ class Candidate:
     """One endpoint that may be chosen.
 
     inflight: requests that this gateway forwarded there and that have not ended. recent, recent_tokens: those of them
-    that are newer than the load, and their estimated prompt tokens. load: None without a fresh reading of a ready pod.
+    that are newer than the load, and their tokens that had to be computed. cached_tokens: of the prompt, that the pod
+    holds. rent_s: what keeping requests with this prefix together has cost so far. cold_s: when the pod got a prompt
+    last that it did not hold. load: None without a fresh reading of a ready pod.
     """
 
     address: str
     inflight: int = 0
     recent: int = 0
-    recent_tokens: int = 0
+    recent_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    rent_s: float = 0.0
+    cold_s: float = float("-inf")
     load: EndpointLoad | None = None
 
     @property
@@ -44,79 +67,240 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
+    """prompt_tokens, output_tokens: estimates, since the gateway has no tokenizer. session: of the client, "" for
+    none; turn: how many requests the service got before."""
+
+    prompt_tokens: float
+    output_tokens: float = 0.0
+    session: str = ""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicePolicy:
     """Parameters of the choice.
 
-    load_factor: an endpoint gets at most this times the mean of requests, plus one, while another one is below that.
     fresh_s: age up to which a reading costs nothing; every second beyond it is a second of cost, since a pod that does
-    not answer may be in a long step. tie_fraction: costs this close are equal. prefill_tokens_per_s, decode_step_s:
-    speeds assumed before a first measurement. max_endpoints: length of the list, for retries.
+    not answer may be in a long step. tie_fraction: costs this close are equal. prefill_tokens_per_s, stall_fraction,
+    decode_slope_s, output_tokens: assumed where no pod of the service has measured them. max_endpoints: length of the
+    list, for retries.
     """
 
-    load_factor: float = 1.25
-    fresh_s: float = 1.0
+    strategy: Strategy = "cost"
+    fresh_s: float = 2.0
     tie_fraction: float = 0.05
     prefill_tokens_per_s: float = 1000.0
-    decode_step_s: float = 0.05
+    stall_fraction: float = 1.0
+    decode_slope_s: float = 0.001
+    output_tokens: float = 256.0
     max_endpoints: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointCost:
+    """The cost of one endpoint in seconds, by terms.
+
+    wait_s: until the prompt's turn. compute_s: of what is not cached. stall_s: put on sequences that run. decode_s: by
+    which this answer and theirs are slower beside each other. later_s: by which requests that come later will wait for
+    the computation. silence_s: beyond which the pod did not report.
+    """
+
+    address: str
+    uncached_tokens: float
+    wait_s: float
+    compute_s: float
+    stall_s: float
+    decode_s: float
+    later_s: float
+    silence_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All terms."""
+        return self.wait_s + self.compute_s + self.stall_s + self.decode_s + self.later_s + self.silence_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointChoice:
-    """Addresses in order of preference, best first, and why the first one was chosen."""
+    """Addresses in order of preference, best first, and why the first one was chosen.
+
+    costs: of every endpoint with a reading, in that order; empty where costs do not decide. uncached_tokens: that the
+    first one has to compute. is_cold: that is most of the prompt. rented: the endpoint whose prefix keeps requests
+    together, and what that has cost so far.
+    """
 
     addresses: tuple[str, ...]
     reason: Reason
+    uncached_tokens: float = 0.0
+    is_cold: bool = False
+    rented: tuple[str, float] | None = None
+    costs: tuple[EndpointCost, ...] = ()
 
 
-def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: ChoicePolicy, seed: int) -> EndpointChoice:
+def choose(
+    candidates: Sequence[Candidate], request: RequestSize, *, policy: ChoicePolicy, seed: int = 0
+) -> EndpointChoice:
     """Order the endpoints for one request.
 
-    prompt_tokens: an estimate, since the gateway has no tokenizer. seed: any non-negative number; it breaks ties.
-    Endpoints without a load come last. Raises ValueError for no candidates: the caller answers 503 instead.
+    seed: any non-negative number; it breaks ties. Endpoints without a load come last. Raises ValueError for no
+    candidates: the caller answers 503 instead.
     """
     if not candidates:
         raise ValueError("no candidates to choose from")
     known = [c for c in candidates if c.load is not None]
     unread = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
+    if request.session:
+        return _by_session(known or unread, candidates, request, policy)
+    if policy.strategy == "round-robin":
+        return _in_turn(known or unread, candidates, request, policy)
     if not known:
-        return _without_readings(unread, policy, seed)
-    costs = {c.address: _cost_s(c, prompt_tokens, policy) for c in known}
-    limit = policy.load_factor * (sum(c.requests for c in known) + 1) / len(known) + 1
-    ranked = sorted(known, key=lambda c: (c.requests + 1 > limit, costs[c.address]))
-    within = [c for c in ranked if c.requests + 1 <= limit]
-    near = [c for c in within if costs[c.address] <= costs[within[0].address] * (1 + policy.tie_fraction) + 1e-6]
-    first = _lighter_of_two(near, seed)
-    if len(candidates) == 1:
-        reason: Reason = "only"
-    elif costs[within[0].address] > min(costs.values()):
-        reason = "bounded"
-    else:
-        reason = "tie" if len(near) > 1 else "cheapest"
-    rest = [c for c in (*ranked, *unread) if c is not first]
-    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason=reason)
+        first = _one_of([c for c in unread if c.inflight == unread[0].inflight], seed)
+        return _chosen(first, unread, request, policy, "no_reading")
+    if policy.strategy == "least-load":
+        ranked = sorted(known, key=lambda c: c.requests)
+        first = _one_of([c for c in ranked if c.requests == ranked[0].requests], seed)
+        return _chosen(first, [*ranked, *unread], request, policy, "least_load")
+    return _by_cost(known, unread, request, policy, seed)
 
 
-def _without_readings(unread: list[Candidate], policy: ChoicePolicy, seed: int) -> EndpointChoice:
-    least = [c for c in unread if c.inflight == unread[0].inflight]
-    first = _lighter_of_two(least, seed)
-    rest = [c for c in unread if c is not first]
-    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason="no_reading")
+def cost_of(
+    candidate: Candidate, request: RequestSize, *, uncached_tokens: float, policy: ChoicePolicy
+) -> EndpointCost:
+    """What a request costs at an endpoint that has a load, in seconds: for itself, and for others there.
 
-
-def _cost_s(candidate: Candidate, prompt_tokens: int, policy: ChoicePolicy) -> float:
-    """Seconds until the prompt is computed, plus one decode step for every request beside it."""
+    With u uncached tokens, R sequences there, and the pod's own prefill rate V, stall fraction s and slope b: the wait,
+    u/V, s*R*u/V, and 2*b*O*R for O output tokens. Those who come later wait for u/V more each; there are as many as
+    arrive until the queue is empty again, which takes (wait + u/V) / (1 - busy) in a queue with one server.
+    """
     load = candidate.load
     assert load is not None
-    prefill = load.prefill_tokens_per_s or policy.prefill_tokens_per_s
-    step_s = load.decode_step_s or policy.decode_step_s
-    queued_tokens = load.waiting_uncached_tokens + candidate.recent_tokens + prompt_tokens
+    rate = load.prefill_tokens_per_s or policy.prefill_tokens_per_s
     beside = load.running + load.waiting + candidate.recent
-    return queued_tokens / prefill + beside * step_s + max(0.0, load.age_s - policy.fresh_s)
+    beside = min(beside, load.max_sequences) if load.max_sequences else beside
+    queued_s = load.waiting_uncached_tokens / rate
+    if load.running or load.waiting:
+        queued_s = max(queued_s, load.queue_s)
+    wait_s, compute_s = queued_s + candidate.recent_tokens / rate, uncached_tokens / rate
+    free = 1.0 - load.busy_fraction
+    until_empty_s = min(MEMORY_S, (wait_s + compute_s) / free) if free > 0 else MEMORY_S
+    return EndpointCost(
+        address=candidate.address,
+        uncached_tokens=uncached_tokens,
+        wait_s=wait_s,
+        compute_s=compute_s,
+        stall_s=load.stall_fraction * beside * compute_s,
+        decode_s=2 * load.decode_slope_s * request.output_tokens * beside,
+        later_s=compute_s * load.arrivals_per_s * until_empty_s,
+        silence_s=max(0.0, load.age_s - policy.fresh_s),
+    )
 
 
-def _lighter_of_two(candidates: list[Candidate], seed: int) -> Candidate:
-    """Power of two choices: the one with fewer requests of two drawn by seed, so that gateways spread their picks."""
+def _by_cost(
+    known: list[Candidate], unread: list[Candidate], request: RequestSize, policy: ChoicePolicy, seed: int
+) -> EndpointChoice:
+    known = _with_speeds(known, policy)
+    costs = {c.address: cost_of(c, request, uncached_tokens=_uncached(c, request), policy=policy) for c in known}
+    ranked = sorted(known, key=lambda c: costs[c.address].total_s)
+    most_s = costs[ranked[0].address].total_s * (1 + policy.tie_fraction) + 1e-6
+    near = [c for c in ranked if costs[c.address].total_s <= most_s]
+    least_cold = min(c.cold_s for c in near)
+    first = _one_of([c for c in near if c.cold_s == least_cold], seed)
+    reason: Reason = "only" if len(known) + len(unread) == 1 else "tie" if len(near) > 1 else "cheapest"
+    other, rent_s = _copied(first, known, costs, request, policy)
+    rented = (first.address, rent_s) if first.cached_tokens and len(known) > 1 else None
+    if other is not None:
+        first, reason = other, "copy"
+    choice = _chosen(first, [*ranked, *unread], request, policy, reason)
+    return replace(choice, rented=rented, costs=tuple(costs[c.address] for c in ranked))
+
+
+def _copied(
+    first: Candidate,
+    known: list[Candidate],
+    costs: dict[str, EndpointCost],
+    request: RequestSize,
+    policy: ChoicePolicy,
+) -> tuple[Candidate | None, float]:
+    """The endpoint that shall compute the prefix too, or None; and what staying with its holder has cost by now.
+
+    Rent or buy: staying costs what the holder is slower than the others would be on average if they held it as well;
+    less than nothing where it is quicker. When the sum reaches the price of the copy, it is made, once (the rule of
+    Karlin et al. 1988). The best of the others instead of their mean would make every busy holder copy.
+    """
+    lacking = [c for c in known if c.cached_tokens < first.cached_tokens]
+    if not lacking:
+        return None, first.rent_s
+    uncached = _uncached(first, request)
+    held = {c.address: cost_of(c, request, uncached_tokens=uncached, policy=policy).total_s for c in lacking}
+    excess_s = costs[first.address].total_s - sum(held.values()) / len(held)
+    rent_s = max(0.0, first.rent_s + excess_s)
+    best = min(lacking, key=lambda c: (held[c.address], c.cold_s))
+    price_s = costs[best.address].total_s - held[best.address]
+    if excess_s <= 0 or rent_s < price_s:
+        return None, rent_s
+    return best, 0.0
+
+
+def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate]:
+    """Pods of one kind are equally fast: what each measured also depends on what it happened to compute, and cold
+    prompts would all go to the one that measured most. A pod of a kind that measured nothing is like all others."""
+    loads = [c.load for c in known if c.load is not None]
+    filled = []
+    for candidate, load in zip(known, loads, strict=True):
+        alike = [other for other in loads if other.kind == load.kind]
+        rates = ([other.prefill_tokens_per_s for other in group] for group in (alike, loads))
+        stalls = ([other.stall_fraction for other in group] for group in (alike, loads))
+        slopes = ([other.decode_slope_s for other in group] for group in (alike, loads))
+        speeds = replace(
+            load,
+            prefill_tokens_per_s=_measured(*rates, otherwise=policy.prefill_tokens_per_s),
+            stall_fraction=_measured(*stalls, otherwise=policy.stall_fraction),
+            decode_slope_s=_measured(*slopes, otherwise=policy.decode_slope_s),
+        )
+        filled.append(replace(candidate, load=speeds))
+    return filled
+
+
+def _measured(*groups: list[float], otherwise: float) -> float:
+    """The mean of the first group in which anything was measured."""
+    for values in groups:
+        if measured := [value for value in values if value > 0]:
+            return sum(measured) / len(measured)
+    return otherwise
+
+
+def _uncached(candidate: Candidate, request: RequestSize) -> float:
+    """At least one token is computed, or there is nothing to sample from."""
+    return max(1.0, request.prompt_tokens - candidate.cached_tokens)
+
+
+def _by_session(
+    among: list[Candidate], candidates: Sequence[Candidate], request: RequestSize, policy: ChoicePolicy
+) -> EndpointChoice:
+    """The same endpoint for the same session, at every gateway (rendezvous hashing, Thaler and Ravishankar 1998): when
+    one leaves, its sessions alone move."""
+    ranked = sorted(among, key=_rank(request.session), reverse=True)
+    reason: Reason = "session" if len(candidates) > 1 else "only"
+    return _chosen(ranked[0], [*ranked, *candidates], request, policy, reason)
+
+
+def _rank(session: str) -> Callable[[Candidate], bytes]:
+    return lambda c: blake2b(f"{c.address}\0{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def _in_turn(
+    among: list[Candidate], candidates: Sequence[Candidate], request: RequestSize, policy: ChoicePolicy
+) -> EndpointChoice:
+    ordered = sorted(among, key=lambda c: c.address)
+    start = request.turn % len(ordered)
+    ranked = [*ordered[start:], *ordered[:start]]
+    reason: Reason = "turn" if len(candidates) > 1 else "only"
+    return _chosen(ranked[0], [*ranked, *candidates], request, policy, reason)
+
+
+def _one_of(candidates: list[Candidate], seed: int) -> Candidate:
+    """The one with fewer requests of two that are drawn by seed, so that gateways spread what they forward."""
     count = len(candidates)
     if count == 1:
         return candidates[0]
@@ -125,5 +309,14 @@ def _lighter_of_two(candidates: list[Candidate], seed: int) -> Candidate:
     return min(candidates[one], candidates[other], key=lambda c: c.requests)
 
 
-def _addresses(ordered: list[Candidate], policy: ChoicePolicy) -> tuple[str, ...]:
-    return tuple(c.address for c in ordered[: policy.max_endpoints])
+def _chosen(
+    first: Candidate, ranked: list[Candidate], request: RequestSize, policy: ChoicePolicy, reason: Reason
+) -> EndpointChoice:
+    addresses = dict.fromkeys([first.address, *(c.address for c in ranked)])
+    uncached = _uncached(first, request)
+    return EndpointChoice(
+        addresses=tuple(addresses)[: policy.max_endpoints],
+        reason=reason,
+        uncached_tokens=uncached,
+        is_cold=2 * uncached > request.prompt_tokens,
+    )

@@ -11,12 +11,12 @@ MAX_EARLY_ENDS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflightRequest:
-    """One forwarded request. added_s: on the caller's clock. prompt_tokens: an estimate."""
+    """One forwarded request. added_s: on the caller's clock. uncached_tokens: that its pod computes, estimated."""
 
     id: str
     service: str
     address: str
-    prompt_tokens: int
+    uncached_tokens: float
     added_s: float
 
 
@@ -79,14 +79,14 @@ class InflightRequests:
         """Requests in flight at all addresses."""
         return len(self._by_id)
 
-    def since(self, address: str, moment_s: float) -> tuple[int, int]:
-        """Requests in flight at an address that are newer than a moment, and the sum of their prompt tokens."""
-        requests = tokens = 0
+    def since(self, address: str, moment_s: float) -> tuple[int, float]:
+        """Requests in flight at an address that are newer than a moment, and the sum of their uncached tokens."""
+        requests, tokens = 0, 0.0
         for request in reversed(self._by_address.get(address, {}).values()):
             if request.added_s <= moment_s:
                 break
             requests += 1
-            tokens += request.prompt_tokens
+            tokens += request.uncached_tokens
         return requests, tokens
 
     def counts(self, service: str) -> ServiceCounts:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from kvasir_api import names
 from kvasir_api.option_fields import OptionsBase, option
+from kvasir_gateway.choose import Strategy
 
 DIRECTORY = "/run/kvasir-gateway"
 CONFIG_DIR = "Directory shared with Envoy: its configuration and the sockets between the two."
@@ -25,6 +26,10 @@ class PickerOptions(GatewayOptions):
     state_port: int = option(names.PORT_GATEWAY_STATE, "Port of /state.", ge=1, le=65535)
     namespace: str = option("", "Serve the services of this namespace only. Default: all.", metavar="NAME")
     kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
+    strategy: Strategy = option(
+        "cost",
+        "How a replica is chosen: by cost in seconds and what it has cached, by fewest requests, or in turn.",
+    )
     reading_period: float = option(
         0.5, "Time between two readings of the pods' /state.", unit="seconds", ge=0.05, le=60
     )

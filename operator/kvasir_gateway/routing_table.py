@@ -190,14 +190,14 @@ def candidates(
     *,
     now_s: float,
     inflight: Callable[[str], int],
-    since: Callable[[str, float], tuple[int, int]],
+    since: Callable[[str, float], tuple[int, float]],
 ) -> list[Candidate]:
     """The endpoints of a service that may be chosen now; none of them drains.
 
     readings: by address. inflight: own requests in flight at an address. since: those newer than a moment, and their
-    tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load. One
-    of last resort counts as any other while it has just reported that it serves; else only where no other does, while
-    it reports that nothing but its stalled engine is wrong.
+    uncached tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no
+    load. One of last resort counts as any other while it has just reported that it serves; else only where no other
+    does, while it reports that nothing but its stalled engine is wrong.
     """
     found: list[Candidate] = []
     stalled: list[Candidate] = []
@@ -237,10 +237,14 @@ def _only_stalled(state: RuntimeState) -> bool:
 def _load(reading: StateReading, now_s: float) -> EndpointLoad:
     state = reading.state
     return EndpointLoad(
+        kind=f"{state.device}/{state.kernels}",
         age_s=now_s - reading.at_s + max(0.0, state.heartbeat_age_s),
         running=max(0, state.running),
         waiting=max(0, state.waiting),
         waiting_uncached_tokens=max(0, state.waiting_uncached_tokens),
+        queue_s=state.ttft.queue_s,
         prefill_tokens_per_s=max(0.0, state.rates.prefill_tokens_per_s),
-        decode_step_s=max(0.0, state.rates.decode_step_s),
+        stall_fraction=min(1.0, max(0.0, state.rates.stall_fraction)),
+        decode_slope_s=max(0.0, state.rates.decode_slope_s),
+        max_sequences=max(0, state.max_sequences),
     )

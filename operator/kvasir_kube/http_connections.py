@@ -131,13 +131,16 @@ class Connection(asyncio.Protocol):
         self._ended(self, exchange, answer, self._kept and whole)
 
     def _request(self, exchange: Exchange) -> bytes:
+        """What is kept is without a query: those with one do not come again."""
         method, path = exchange.method, exchange.path
-        if (method, path) not in self._requests:
+        request = self._requests.get((method, path))
+        if request is None:
             length = "" if method == "GET" else "Content-Length: 0\r\n"
-            text = f"{method} {self._where.path}{path} HTTP/1.1\r\nHost: {self._where.netloc}\r\n{length}"
-            self._requests[method, path] = text.encode()
+            request = f"{method} {self._where.path}{path} HTTP/1.1\r\nHost: {self._where.netloc}\r\n{length}".encode()
+            if "?" not in path:
+                self._requests[method, path] = request
         authorized = f"Authorization: {exchange.authorization}\r\n" if exchange.authorization else ""
-        return self._requests[method, path] + f"{authorized}\r\n".encode()
+        return request + f"{authorized}\r\n".encode()
 
 
 class HttpConnections:

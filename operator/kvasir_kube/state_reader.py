@@ -61,18 +61,22 @@ class StateReader:
         """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001.
 
         prefixes: sets that follow those of pods. What a pod's document cannot prove complete is empty afterwards, and
-        read as a whole the next time; the set of a pod that did not answer stays as it was.
+        read as a whole the next time; so is the set of a pod that accepts no connection. The set of one that is late
+        stays as it was.
         """
         followed = prefixes or {}
         queries = {id_: _query(mine) for id_, mine in followed.items()}
-        found = await self._read(targets, deadline_s, state.decode, queries)
+        refused: set[Id] = set()
+        found = await self._read(targets, deadline_s, state.decode, queries, refused)
+        for id_ in followed.keys() & refused:
+            followed[id_].forget()
         for id_ in followed.keys() & found.keys():
             followed[id_].take(found[id_].instance, found[id_].prefixes)
         return found
 
     async def gateway_states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.GatewayState]:
         """Documents of gateway pods."""
-        return await self._read(targets, deadline_s, state.decode_gateway, {})
+        return await self._read(targets, deadline_s, state.decode_gateway, {}, set())
 
     async def drain(self, base: str, *, on: bool, sign: Sign = unsigned, deadline_s: float = 2.0) -> bool:
         """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
@@ -108,6 +112,7 @@ class StateReader:
         deadline_s: float,
         decode: Callable[[bytes], Document],
         queries: Mapping[Id, str],
+        refused: set[Id],
     ) -> dict[Id, Document]:
         found: dict[Id, Document] = {}
         left, complete = len(targets), asyncio.Event()
@@ -117,6 +122,8 @@ class StateReader:
             document = _decoded(answer, decode)
             if document is not None:
                 found[name] = document
+            elif answer is None:
+                refused.add(name)
             left -= 1
             if not left:
                 complete.set()

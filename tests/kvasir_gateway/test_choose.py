@@ -1,24 +1,83 @@
-"""The choice of an endpoint: costs in seconds, the bound, ties, missing readings."""
+"""The choice of an endpoint: costs in seconds by their terms, ties, copies of prefixes, sessions, missing readings."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, choose
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize, choose, cost_of
 
 POLICY = ChoicePolicy()
+SIZE = RequestSize(prompt_tokens=1000, output_tokens=100)
 
 
-def candidate(address, *, age_s=0.1, inflight=0, recent=0, recent_tokens=0, **said):
-    load = EndpointLoad(age_s=age_s, **{"prefill_tokens_per_s": 1000.0, "decode_step_s": 0.02, **said})
-    return Candidate(address=address, inflight=inflight, recent=recent, recent_tokens=recent_tokens, load=load)
+def candidate(address, *, inflight=0, recent=0, recent_tokens=0, cached_tokens=0, rent_s=0.0, cold_s=0.0, **load):
+    speeds = {"prefill_tokens_per_s": 1000.0, "stall_fraction": 0.5, "decode_slope_s": 0.001}
+    return Candidate(
+        address=address,
+        inflight=inflight,
+        recent=recent,
+        recent_tokens=recent_tokens,
+        cached_tokens=cached_tokens,
+        rent_s=rent_s,
+        cold_s=cold_s,
+        load=EndpointLoad(**{**speeds, **load}),
+    )
 
 
 def blind(address, inflight=0):
     return Candidate(address=address, inflight=inflight)
 
 
+@pytest.mark.parametrize(
+    ("one", "uncached", "terms"),
+    [
+        (candidate("a"), 1000, {"compute_s": 1.0}),
+        (candidate("a"), 200, {"compute_s": 0.2}),
+        (candidate("a", waiting_uncached_tokens=3000), 1000, {"wait_s": 3.0, "compute_s": 1.0}),
+        (candidate("a", running=0, queue_s=9.0), 1000, {"compute_s": 1.0}),
+        (
+            candidate("a", running=4, queue_s=2.5),
+            1000,
+            {"wait_s": 2.5, "compute_s": 1.0, "stall_s": 2.0, "decode_s": 0.8},
+        ),
+        (
+            candidate("a", recent=2, recent_tokens=500),
+            1000,
+            {"wait_s": 0.5, "compute_s": 1.0, "stall_s": 1.0, "decode_s": 0.4},
+        ),
+        (
+            candidate("a", waiting=40, max_sequences=10, queue_s=1.0),
+            1000,
+            {"wait_s": 1.0, "compute_s": 1.0, "stall_s": 5.0, "decode_s": 2.0},
+        ),
+        (candidate("a", arrivals_per_s=2.0), 1000, {"compute_s": 1.0, "later_s": 2.0}),
+        (candidate("a", arrivals_per_s=2.0, busy_fraction=0.75), 1000, {"compute_s": 1.0, "later_s": 8.0}),
+        (candidate("a", arrivals_per_s=2.0, busy_fraction=1.0), 1000, {"compute_s": 1.0, "later_s": 60.0}),
+        (candidate("a", age_s=5.0), 1000, {"compute_s": 1.0, "silence_s": 3.0}),
+    ],
+)
+def test_each_term_is_what_was_measured(one, uncached, terms):
+    cost = cost_of(one, SIZE, uncached_tokens=uncached, policy=POLICY)
+    found = {name: getattr(cost, name) for name in ("wait_s", "compute_s", "stall_s", "decode_s", "later_s")}
+    found["silence_s"] = cost.silence_s
+    assert {name: seconds for name, seconds in found.items() if seconds} == pytest.approx(terms)
+    assert cost.total_s == pytest.approx(sum(terms.values()))
+
+
 CASES = {
+    "the pod that holds the prompt": ([candidate("a"), candidate("b", cached_tokens=800)], ("b", "a"), "cheapest"),
+    "the holder, where waiting costs less than computing": (
+        [candidate("a"), candidate("b", cached_tokens=800, waiting_uncached_tokens=500)],
+        ("b", "a"),
+        "cheapest",
+    ),
+    "another one, where waiting costs more": (
+        [candidate("a"), candidate("b", cached_tokens=800, waiting_uncached_tokens=900)],
+        ("a", "b"),
+        "cheapest",
+    ),
     "less queued prompt": (
         [candidate("a", waiting_uncached_tokens=4000), candidate("b", waiting_uncached_tokens=100)],
         ("b", "a"),
@@ -27,16 +86,12 @@ CASES = {
     "the same queue on a faster pod": (
         [
             candidate("a", waiting_uncached_tokens=4000),
-            candidate("b", waiting_uncached_tokens=4000, prefill_tokens_per_s=9000.0),
+            candidate("b", waiting_uncached_tokens=4000, prefill_tokens_per_s=9000.0, kind="fast"),
         ],
         ("b", "a"),
         "cheapest",
     ),
-    "fewer sequences beside": (
-        [candidate("a", running=2, decode_step_s=0.2), candidate("b", running=1, decode_step_s=0.2)],
-        ("b", "a"),
-        "cheapest",
-    ),
+    "fewer sequences beside": ([candidate("a", running=2), candidate("b", running=1)], ("b", "a"), "cheapest"),
     "what was sent since the reading counts": (
         [candidate("a", inflight=1, recent=1, recent_tokens=5000), candidate("b", running=1)],
         ("b", "a"),
@@ -52,91 +107,178 @@ CASES = {
         ("b", "a"),
         "cheapest",
     ),
-    "the cheapest has too many requests": (
-        [
-            candidate("a", running=20, decode_step_s=0.001),
-            candidate("b", running=2, waiting_uncached_tokens=2000),
-            candidate("c", running=1, waiting_uncached_tokens=9000),
-        ],
-        ("b", "c", "a"),
-        "bounded",
+    "a tie goes to the pod that got a cold prompt longest ago": (
+        [candidate("a", cold_s=9.0), candidate("b", cold_s=3.0), candidate("c", cold_s=5.0)],
+        ("b", "a", "c"),
+        "tie",
+    ),
+    "costs within a twentieth are a tie": (
+        [candidate("a", cold_s=9.0), candidate("b", cold_s=3.0, prefill_tokens_per_s=970.0, kind="other")],
+        ("b", "a"),
+        "tie",
     ),
     "one endpoint": ([candidate("a", running=500)], ("a",), "only"),
-    "nobody has a reading": ([blind("a", 3), blind("b", 1), blind("c", 2)], ("b", "c", "a"), "no_reading"),
+    "no pod has a reading": ([blind("a", 3), blind("b", 1), blind("c", 2)], ("b", "c", "a"), "no_reading"),
 }
 
 
 @pytest.mark.parametrize(("candidates", "addresses", "reason"), CASES.values(), ids=CASES.keys())
 def test_cost_in_seconds_orders_the_endpoints(candidates, addresses, reason):
-    choice = choose(candidates, prompt_tokens=100, policy=POLICY, seed=0)
+    choice = choose(candidates, SIZE, policy=POLICY)
     assert (choice.addresses, choice.reason) == (addresses, reason)
 
 
-def test_unmeasured_speeds_are_assumed():
-    fresh = candidate("a", prefill_tokens_per_s=0.0, decode_step_s=0.0, waiting_uncached_tokens=1000)
-    slower = candidate("b", waiting_uncached_tokens=3000)
-    assert choose([slower, fresh], prompt_tokens=10, policy=POLICY, seed=0).addresses[0] == "a"
+def test_pods_of_one_kind_are_equally_fast_whatever_each_has_measured():
+    pods = [candidate("a", prefill_tokens_per_s=400.0, cold_s=1.0), candidate("b", cold_s=2.0)]
+    choice = choose(pods, SIZE, policy=POLICY)
+    assert (choice.reason, choice.addresses[0]) == ("tie", "a")
+    assert {cost.compute_s for cost in choice.costs} == {1000 / 700}
+
+
+def test_speeds_that_a_pod_has_not_measured_are_those_of_the_others():
+    fresh = candidate("a", prefill_tokens_per_s=0.0, stall_fraction=0.0, decode_slope_s=0.0, running=1)
+    twin = candidate("b", running=1)
+    mine, others = choose([fresh, twin], SIZE, policy=POLICY).costs
+    assert replace(mine, address="b") == others
+
+
+def test_without_any_measurement_the_load_still_decides():
+    unmeasured = {"prefill_tokens_per_s": 0.0, "stall_fraction": 0.0, "decode_slope_s": 0.0}
+    busy, idle = candidate("a", running=5, **unmeasured), candidate("b", **unmeasured)
+    assert choose([busy, idle], SIZE, policy=POLICY).addresses[0] == "b"
 
 
 @pytest.mark.parametrize(("seed", "first"), [(0, "a"), (1, "b"), (2, "c"), (3, "a")])
 def test_equal_costs_are_drawn(seed, first):
-    choice = choose([candidate(name) for name in "abc"], prompt_tokens=50, policy=POLICY, seed=seed)
+    choice = choose([candidate(name) for name in "abc"], SIZE, policy=POLICY, seed=seed)
     assert (choice.addresses[0], choice.reason) == (first, "tie")
 
 
 def test_of_two_drawn_the_one_with_fewer_requests_is_taken():
     near = [candidate("a", inflight=2), candidate("b", inflight=1)]
-    firsts = {choose(near, prompt_tokens=50, policy=POLICY, seed=seed).addresses[0] for seed in range(8)}
-    assert firsts == {"b"}
+    assert {choose(near, SIZE, policy=POLICY, seed=seed).addresses[0] for seed in range(8)} == {"b"}
 
 
 def test_the_list_for_retries_is_short():
-    choice = choose([candidate(str(n), running=n) for n in range(9)], prompt_tokens=1, policy=POLICY, seed=0)
+    choice = choose([candidate(str(n), running=n) for n in range(9)], SIZE, policy=POLICY)
     assert choice.addresses == ("0", "1", "2", "3")
 
 
 def test_no_candidates_is_the_callers_case():
     with pytest.raises(ValueError, match="no candidates"):
-        choose([], prompt_tokens=1, policy=POLICY, seed=0)
+        choose([], SIZE, policy=POLICY)
+
+
+def test_a_prefix_is_copied_once_waiting_for_its_holder_has_cost_what_a_copy_costs():
+    rent_s, reasons, rents = 0.0, [], []
+    for _ in range(5):
+        holder = candidate("a", cached_tokens=900, waiting_uncached_tokens=310, rent_s=rent_s)
+        choice = choose([holder, candidate("b")], SIZE, policy=POLICY)
+        _, rent_s = choice.rented
+        reasons.append((choice.reason, choice.addresses[0]))
+        rents.append(round(rent_s, 3))
+    assert reasons == [("cheapest", "a"), ("cheapest", "a"), ("copy", "b"), ("cheapest", "a"), ("cheapest", "a")]
+    assert rents == [0.31, 0.62, 0.0, 0.31, 0.62]
+
+
+def test_a_holder_that_is_no_busier_than_the_others_costs_no_rent():
+    holder = candidate("a", cached_tokens=900, rent_s=0.4)
+    others = [candidate("b", waiting_uncached_tokens=300), candidate("c")]
+    choice = choose([holder, *others], SIZE, policy=POLICY)
+    assert (choice.reason, choice.rented) == ("cheapest", ("a", pytest.approx(0.25)))
+
+
+def test_nothing_is_paid_where_every_pod_holds_the_prefix():
+    pods = [candidate(name, cached_tokens=900, waiting_uncached_tokens=n * 500) for n, name in enumerate("abc")]
+    choice = choose(pods, SIZE, policy=POLICY)
+    assert (choice.reason, choice.addresses[0], choice.rented) == ("cheapest", "a", ("a", 0.0))
+
+
+def test_a_session_stays_and_moves_alone_when_its_pod_leaves():
+    pods = [candidate(str(n), waiting_uncached_tokens=n * 1000) for n in range(5)]
+
+    def placed(among, session):
+        return choose(among, replace(SIZE, session=session), policy=POLICY, seed=len(session)).addresses[0]
+
+    sessions = [f"session {n}" for n in range(200)]
+    before = {session: placed(pods, session) for session in sessions}
+    assert set(before.values()) == {"0", "1", "2", "3", "4"}
+    assert before == {session: placed(pods[::-1], session) for session in sessions}
+    after = {session: placed(pods[1:], session) for session in sessions}
+    assert {s for s in sessions if after[s] != before[s]} == {s for s in sessions if before[s] == "0"}
+
+
+def test_other_strategies_read_no_costs():
+    pods = [
+        candidate("a", inflight=3),
+        candidate("b", inflight=1, waiting_uncached_tokens=9000),
+        candidate("c", running=4),
+    ]
+    least = choose(pods, SIZE, policy=ChoicePolicy(strategy="least-load"))
+    assert (least.addresses, least.reason) == (("b", "a", "c"), "least_load")
+    in_turn = ChoicePolicy(strategy="round-robin")
+    firsts = [choose(pods, replace(SIZE, turn=turn), policy=in_turn).addresses[0] for turn in range(5)]
+    assert firsts == ["a", "b", "c", "a", "b"]
 
 
 count = st.integers(0, 200)
-readings = st.builds(
+loads = st.builds(
     EndpointLoad,
     age_s=st.floats(0, 60),
     running=count,
     waiting=count,
     waiting_uncached_tokens=st.integers(0, 10**6),
+    queue_s=st.floats(-1, 100),
     prefill_tokens_per_s=st.floats(0, 1e5),
-    decode_step_s=st.floats(0, 10),
+    stall_fraction=st.floats(0, 1),
+    decode_slope_s=st.floats(0, 1),
+    max_sequences=count,
+    arrivals_per_s=st.floats(0, 1e3),
+    busy_fraction=st.floats(0, 1),
 )
 
 
 @st.composite
 def pools(draw):
-    known = draw(st.lists(readings, min_size=1, max_size=8))
+    known = draw(st.lists(st.none() | loads, min_size=1, max_size=8))
     return [
         Candidate(
             address=str(index),
             inflight=draw(count),
             recent=draw(st.integers(0, 20)),
             recent_tokens=draw(st.integers(0, 10**5)),
+            cached_tokens=draw(st.sampled_from((0, 64, 640, 6400))),
+            rent_s=draw(st.floats(0, 10)),
+            cold_s=draw(st.sampled_from((float("-inf"), 1.0, 2.0))),
             load=load,
         )
         for index, load in enumerate(known)
-    ] + [blind(f"blind-{index}", draw(count)) for index in range(draw(st.integers(0, 2)))]
+    ]
 
 
-@given(pool=pools(), prompt_tokens=st.integers(0, 10**6), seed=st.integers(0, 2**32))
-def test_the_choice_is_bounded_and_complete(pool, prompt_tokens, seed):
-    choice = choose(pool, prompt_tokens=prompt_tokens, policy=POLICY, seed=seed)
-    known = [c for c in pool if c.load is not None]
-    first = next(c for c in pool if c.address == choice.addresses[0])
-    mean = (sum(c.requests for c in known) + 1) / len(known)
-    assert first.load is not None
-    assert first.requests + 1 <= 1.25 * mean + 1
-    assert len(set(choice.addresses)) == len(choice.addresses) == min(len(pool), POLICY.max_endpoints)
-    assert choice == choose(pool, prompt_tokens=prompt_tokens, policy=POLICY, seed=seed)
+@given(
+    pool=pools(),
+    size=st.builds(
+        RequestSize,
+        prompt_tokens=st.floats(0, 1e6),
+        output_tokens=st.floats(0, 1e5),
+        session=st.sampled_from(("", "s")),
+        turn=count,
+    ),
+    policy=st.builds(ChoicePolicy, strategy=st.sampled_from(("cost", "least-load", "round-robin"))),
+    seed=st.integers(0, 2**32),
+)
+def test_every_choice_is_complete_and_the_same_again(pool, size, policy, seed):
+    choice = choose(pool, size, policy=policy, seed=seed)
+    assert choice == choose(pool, size, policy=policy, seed=seed)
+    assert len(set(choice.addresses)) == len(choice.addresses) == min(len(pool), policy.max_endpoints)
+    by_address = {c.address: c for c in pool}
+    assert by_address[choice.addresses[0]].load is not None or all(c.load is None for c in pool)
+    if choice.costs and choice.reason != "copy":
+        chosen = next(c for c in choice.costs if c.address == choice.addresses[0])
+        assert chosen.total_s <= 1.05 * min(c.total_s for c in choice.costs) + 1e-6
+    if choice.rented:
+        assert choice.rented[1] >= 0
 
 
 @given(number=st.integers(1, 6), requests=st.integers(1, 60), seed=st.integers(0, 2**32))
@@ -148,6 +290,6 @@ def test_requests_between_two_readings_spread_by_the_gateways_own_counts(number,
             candidate(str(index), inflight=here, recent=here, recent_tokens=100 * here)
             for index, here in enumerate(sent)
         ]
-        chosen = choose(pool, prompt_tokens=100, policy=POLICY, seed=seed + 7919 * turn).addresses[0]
-        sent[int(chosen)] += 1
-    assert max(sent) <= 1.25 * requests / number + 1
+        size = RequestSize(prompt_tokens=100, output_tokens=100)
+        sent[int(choose(pool, size, policy=POLICY, seed=seed + 7919 * turn).addresses[0])] += 1
+    assert max(sent) - min(sent) <= 1

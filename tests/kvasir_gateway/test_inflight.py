@@ -7,7 +7,7 @@ from kvasir_gateway.inflight import MAX_EARLY_ENDS, InflightRequest, InflightReq
 
 
 def request(name, *, service="ns.s", address="a:1", tokens=10, added_s=0.0):
-    return InflightRequest(id=name, service=service, address=address, prompt_tokens=tokens, added_s=added_s)
+    return InflightRequest(id=name, service=service, address=address, uncached_tokens=tokens, added_s=added_s)
 
 
 def test_a_request_counts_until_its_end():

@@ -4,9 +4,9 @@ import pytest
 
 from fakes.gateway import pod, service
 from kvasir_api import names
-from kvasir_api.state import MeasuredRates, RuntimeState
+from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
 from kvasir_gateway import routing_table
-from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, choose
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize, choose
 from kvasir_gateway.routing_table import StateReading
 
 
@@ -177,7 +177,11 @@ STATE = RuntimeState(
     waiting=2,
     waiting_uncached_tokens=300,
     heartbeat_age_s=0.5,
-    rates=MeasuredRates(prefill_tokens_per_s=2000.0, decode_step_s=0.03),
+    device="cpu",
+    kernels="cpp",
+    max_sequences=64,
+    rates=MeasuredRates(prefill_tokens_per_s=2000.0, decode_step_s=0.03, decode_slope_s=0.001, stall_fraction=0.4),
+    ttft=TtftForecast(queue_s=0.7),
 )
 
 
@@ -200,12 +204,16 @@ def test_a_reading_comes_with_its_age_and_what_was_sent_since():
             recent=2,
             recent_tokens=50,
             load=EndpointLoad(
+                kind="cpu/cpp",
                 age_s=1.5,
                 running=4,
                 waiting=2,
                 waiting_uncached_tokens=300,
                 prefill_tokens_per_s=2000.0,
-                decode_step_s=0.03,
+                queue_s=0.7,
+                stall_fraction=0.4,
+                decode_slope_s=0.001,
+                max_sequences=64,
             ),
         )
     ]
@@ -227,7 +235,7 @@ def test_a_pod_that_says_that_it_drains_is_no_candidate():
 def test_lies_below_zero_are_no_bonus():
     lying = RuntimeState(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
     (found,) = candidates_of(StateReading(state=lying, at_s=100.0))
-    assert found.load == EndpointLoad(age_s=0.0)
+    assert found.load == EndpointLoad(kind="/", age_s=0.0)
 
 
 def stalled(seconds):
@@ -245,7 +253,7 @@ def with_pods(*pods):
     served = routing_table.build([service("s")], made).services[0]
     found = routing_table.candidates(served, readings, now_s=100.0, inflight=lambda _: 0, since=lambda *_: (0, 0))
     reachable = [endpoint.pod for endpoint in served.reachable]
-    chosen = choose(found, prompt_tokens=10, policy=ChoicePolicy(), seed=0).addresses if found else ()
+    chosen = choose(found, RequestSize(prompt_tokens=10), policy=ChoicePolicy()).addresses if found else ()
     return reachable, [f"p{address[-1]}" for address in chosen]
 
 

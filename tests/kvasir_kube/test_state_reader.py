@@ -121,5 +121,23 @@ async def test_a_redirect_of_a_pod_is_not_followed(pods):
     assert (victim.drains, victim.state_reads) == ([], 0)
 
 
+async def test_the_set_of_a_pod_that_is_gone_is_forgotten_and_that_of_a_late_one_is_kept(pods):
+    late, gone = pods["good"], await StubRuntime("gone").start()
+    told = PrefixDigest(sequence=1, entries=1, checksum=PrefixSet([b"1" * 8]).checksum, after=WHOLE, added=b"1" * 8)
+    followed = {"late": FollowedPrefixes(), "gone": FollowedPrefixes()}
+    targets = {"late": base(late), "gone": base(gone)}
+    for stub in (late, gone):
+        stub.set_state(instance=stub.name, prefixes=told)
+    async with StateReader() as reader:
+        await reader.states(targets, deadline_s=5.0, prefixes=followed)
+        assert [each.hashes for each in followed.values()] == [{b"1" * 8}] * 2
+        late.hold_state = asyncio.Event()
+        await gone.stop()
+        assert await reader.states({"gone": targets["gone"]}, deadline_s=60.0, prefixes=followed) == {}
+        assert await reader.states({"late": targets["late"]}, deadline_s=0.2, prefixes=followed) == {}
+        late.hold_state.set()
+    assert (followed["late"].hashes, followed["gone"].hashes) == ({b"1" * 8}, set())
+
+
 def test_addresses_of_version_6_get_brackets():
     assert url("fd00::1", 8001, "/state") == "http://[fd00::1]:8001/state"

@@ -75,9 +75,10 @@ class ExtProcServer:
     ) -> AsyncIterator[proc.ProcessingResponse]:
         """One request. The stream ends with the decision, so that a picker that stops breaks no running answer."""
         inflight_id = target = ""
+        headers: Mapping[str, str] = {}
         async for message in messages:
             if message.WhichOneof("request") != "request_headers":
-                yield _response(self._picker.pick(message.request_body.body, inflight_id, target))
+                yield _response(self._picker.pick(message.request_body.body, inflight_id, target, headers))
                 return
             head = message.request_headers
             headers = _headers(head.headers.headers)
@@ -87,7 +88,7 @@ class ExtProcServer:
             if answer is None and not head.end_of_stream:
                 yield proc.ProcessingResponse(request_headers=proc.HeadersResponse())
                 continue
-            yield _response(answer or self._picker.pick(b"", inflight_id, target), to_headers=True)
+            yield _response(answer or self._picker.pick(b"", inflight_id, target, headers), to_headers=True)
             return
 
     async def _logs(self, messages: AsyncIterator[alog.StreamAccessLogsMessage], _context: Any) -> Any:

@@ -3,21 +3,20 @@
 Clock and randomness arrive through the constructor. Runs in one event loop, so it needs no lock.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import routing_table
-from kvasir_gateway.choose import ChoicePolicy, EndpointChoice, choose
-from kvasir_gateway.inflight import InflightRequest, InflightRequests
+from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker import request_parser
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.picker.request_prefix import RequestPrefix
+from kvasir_gateway.router import EndpointRouter, RoutedRequest
 from kvasir_gateway.routing_table import RoutedService, RoutingTable, StateReading
 
-BYTES_PER_TOKEN = 4
 RETRY_AFTER_S = 2.0
 """Retry-After when no replica is ready: about one period of readings and readiness probes."""
 
@@ -48,11 +47,10 @@ class Picker:
         self.table: RoutingTable = routing_table.EMPTY
         self.accepted_clusters: frozenset[str] = frozenset()
         self.readings: dict[str, StateReading] = {}
-        self.inflight = InflightRequests()
+        self.router = EndpointRouter(policy=policy, draw=draw)
+        self.inflight = self.router.inflight
         self._metrics = metrics
         self._clock = clock
-        self._draw = draw
-        self._policy = policy
         self._max_body_bytes = max_body_bytes
 
     def respond_to_head(self, method: str, target: str, headers: Mapping[str, str]) -> ImmediateResponse | None:
@@ -62,11 +60,13 @@ class Picker:
             method, path, headers, table=self.table, max_body_bytes=self._max_body_bytes
         )
 
-    def pick(self, body: bytes, inflight_id: str, target: str = "") -> Destination | ImmediateResponse:
+    def pick(
+        self, body: bytes, inflight_id: str, target: str = "", headers: Mapping[str, str] | None = None
+    ) -> Destination | ImmediateResponse:
         """Resolve the model, choose endpoints and count the request as in flight; or the error that answers it.
 
         A request about something that one pod holds goes to that pod: a stored response or a running answer that the
-        path names, or the conversation of a response.
+        path names, or the conversation of a response. headers: of the client, names in lower case.
         """
         started_s = self._clock()
         path = target.partition("?")[0]
@@ -82,18 +82,20 @@ class Picker:
         if not isinstance(service, RoutedService):
             return request_parser.error_response(service, path)
         self._count_arrival(service, started_s)
-        prompt_tokens = math.ceil(len(body) / BYTES_PER_TOKEN)
-        choice = self._choose(service, prompt_tokens, started_s)
-        if choice is None:
+        prefix = RequestPrefix(parsed, path, headers or {}, body_bytes=len(body))
+        routed = None
+        if service.key in self.accepted_clusters:  # else Envoy does not know its cluster yet
+            routed = self.router.choose(service, prefix, self.readings, now_s=started_s)
+        if routed is None:
             self.inflight.counts(service.key).refused += 1
             self._metrics.count_request(service.key, "refused")
             return request_parser.error_response(_nothing_ready(service), path)
         holder = self._holder(parsed.response) if parsed.response else None
-        addresses, reason = choice.addresses, str(choice.reason)
+        addresses, reason = routed.choice.addresses, str(routed.choice.reason)
         if holder is not None and holder[0] is service:
-            addresses, reason = (holder[1],), "holder"
+            routed, addresses, reason = None, (holder[1],), "holder"
         self._metrics.observe_choice(service.key, reason, self._clock() - started_s)
-        return self._forward(service, addresses, inflight_id, prompt_tokens, started_s)
+        return self._forward(service, addresses, inflight_id, routed, started_s)
 
     def _pick_holder(
         self, held_id: str, missing: openai_errors.ApiError, inflight_id: str, path: str
@@ -104,7 +106,7 @@ class Picker:
         service, address = holder
         now_s = self._clock()
         self._count_arrival(service, now_s)
-        return self._forward(service, (address,), inflight_id, 0, now_s)
+        return self._forward(service, (address,), inflight_id, None, now_s)
 
     def _count_arrival(self, service: RoutedService, now_s: float) -> None:
         count = self.inflight.counts(service.key)
@@ -122,33 +124,25 @@ class Picker:
         return None
 
     def _forward(
-        self, service: RoutedService, addresses: tuple[str, ...], inflight_id: str, prompt_tokens: int, now_s: float
+        self,
+        service: RoutedService,
+        addresses: tuple[str, ...],
+        inflight_id: str,
+        routed: RoutedRequest | None,
+        now_s: float,
     ) -> Destination:
-        request = InflightRequest(
-            id=inflight_id, service=service.key, address=addresses[0], prompt_tokens=prompt_tokens, added_s=now_s
-        )
-        self.inflight.add(request)
+        self.router.forward(inflight_id, service, addresses[0], routed, now_s=now_s)
         return Destination(cluster=service.key, addresses=addresses)
-
-    def _choose(self, service: RoutedService, prompt_tokens: int, now_s: float) -> EndpointChoice | None:
-        if service.key not in self.accepted_clusters:  # Envoy does not know its cluster yet
-            return None
-        found = routing_table.candidates(
-            service, self.readings, now_s=now_s, inflight=self.inflight.at, since=self.inflight.since
-        )
-        if not found:
-            return None
-        return choose(found, prompt_tokens=prompt_tokens, policy=self._policy, seed=self._draw())
 
     def request_ended(self, inflight_id: str, *, status: int, client_left: bool) -> None:
         """Envoy has logged the end of a request."""
-        request = self.inflight.remove(inflight_id)
+        request = self.router.ended(inflight_id, now_s=self._clock())
         if request is not None:
             self._metrics.count_request(request.service, outcome(status, client_left=client_left))
 
     def envoy_restarted(self, *, before_s: float) -> int:
         """A new Envoy runs, started at before_s. Returns how many requests broke with the previous one."""
-        broken = self.inflight.remove_before(before_s)
+        broken = self.router.broken(before_s=before_s, now_s=self._clock())
         for request in broken:
             self._metrics.count_request(request.service, outcome(0, client_left=False))
         return len(broken)

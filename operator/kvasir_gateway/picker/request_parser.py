@@ -6,7 +6,7 @@ path's API.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import unquote
 
@@ -21,6 +21,8 @@ HEALTH = ("/health", "/healthz")
 TAGS = http_apis.OLLAMA + "/tags"
 LOADED = http_apis.OLLAMA + "/ps"
 VERSION = http_apis.OLLAMA + "/version"
+GENERATE = http_apis.OLLAMA + "/generate"
+SHAPING = ("messages", "prompt", "input", "instructions", "system", "tools", "chat_template_kwargs")
 FOREVER = "9999-12-31T23:59:59Z"
 STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
@@ -38,10 +40,16 @@ class ImmediateResponse:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedBody:
     """What the gateway reads of a body. model: None where it is left out. response: id of the stored response that it
-    continues, "" for none."""
+    continues, "" for none.
+
+    shaping: the fields that shape a prompt, as `hashes.request_text` takes them. most_output_tokens: 0 without a bound.
+    """
 
     model: str | None
     response: str = ""
+    shaping: Mapping[str, object] = field(default_factory=dict)
+    cache_salt: str = ""
+    most_output_tokens: int = 0
 
 
 class _Body(msgspec.Struct):
@@ -51,6 +59,18 @@ class _Body(msgspec.Struct):
     model: object = None
     name: object = None
     previous_response_id: object = None
+    cache_salt: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
+    raw: object = None
+    messages: object = msgspec.UNSET
+    prompt: object = msgspec.UNSET
+    input: object = msgspec.UNSET
+    instructions: object = msgspec.UNSET
+    system: object = msgspec.UNSET
+    tools: object = msgspec.UNSET
+    chat_template_kwargs: object = msgspec.UNSET
 
 
 def error_response(error: ApiError, path: str = "") -> ImmediateResponse:
@@ -96,7 +116,24 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
     return ParsedBody(
         model=None if name is None else http_apis.model_name(name, api),
         response=response if isinstance(response, str) else "",
+        shaping=_shaping(found, path),
+        cache_salt=found.cache_salt if isinstance(found.cache_salt, str) else "",
+        most_output_tokens=_most_output_tokens(found),
     )
+
+
+def _shaping(body: _Body, path: str) -> Mapping[str, object]:
+    """The fields that shape a prompt; of Ollama's texts those of the chat that its pod makes of them."""
+    found = {name: value for name in SHAPING if (value := getattr(body, name)) is not msgspec.UNSET}
+    if path != GENERATE or body.raw:
+        return found
+    return {"system": body.system or None, "messages": [{"role": "user", "content": body.prompt or ""}]}
+
+
+def _most_output_tokens(body: _Body) -> int:
+    """The smallest bound of the answer's length that the body has, 0 for none."""
+    fields = (body.max_tokens, body.max_completion_tokens, body.max_output_tokens)
+    return min((bound for bound in fields if isinstance(bound, int) and bound > 0), default=0)
 
 
 def service_of(parsed: ParsedBody, table: RoutingTable) -> RoutedService | ApiError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvasir_api import names
+from kvasir_api.prefix_digest import FollowedPrefixes
 from kvasir_api.state import RuntimeState
 from kvasir_kube import kinds
 from kvasir_kube.cluster import Cluster
@@ -44,8 +45,14 @@ class ObjectSource(Protocol):
 class StateSource(Protocol):
     """Reads state documents under one deadline."""
 
-    async def states(self, targets: Mapping[str, str], *, deadline_s: float) -> dict[str, RuntimeState]:
-        """Documents by the targets' names; a pod that does not answer is absent."""
+    async def states(
+        self,
+        targets: Mapping[str, str],
+        *,
+        deadline_s: float,
+        prefixes: Mapping[str, FollowedPrefixes] | None = None,
+    ) -> dict[str, RuntimeState]:
+        """Documents by the targets' names; a pod that does not answer is absent. prefixes: sets that follow theirs."""
         ...
 
 

@@ -107,7 +107,12 @@ class SyncLoops:
         while True:
             started_s = self._clock()
             targets = {endpoint.address: endpoint.ops_url for endpoint in self._picker.table.endpoints()}
-            found = await self._states.states(targets, deadline_s=max(self._reading_period_s, READ_DEADLINE_S))
+            found = await self._states.states(
+                targets,
+                deadline_s=max(self._reading_period_s, READ_DEADLINE_S),
+                prefixes=self._picker.router.followed(targets),
+            )
+            self._picker.router.take_readings(found, began_s=started_s)
             fresh = {address: StateReading(state=state, at_s=started_s) for address, state in found.items()}
             kept = {address: reading for address, reading in self._picker.readings.items() if address in targets}
             self._picker.readings = kept | fresh

@@ -78,7 +78,6 @@ def from_body(
     requests = _requests(
         body,
         profile,
-        model,
         answer_id,
         prompts,
         [msgspec.structs.replace(sampling, max_tokens=max(1, limit)) for limit in limits],
@@ -132,7 +131,6 @@ def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFo
 def _requests(
     body: Body,
     profile: ModelProfile,
-    model: str,
     answer_id: str,
     prompts: Sequence[Prompt],
     samplings: Sequence[SamplingConfig],
@@ -145,7 +143,8 @@ def _requests(
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
         cut = body.truncate_prompt_tokens is not None
-        routes = () if cut else hashes.route_hashes(hashes.request_text(prompt.source), model=model, salt=salt)
+        text = "" if cut else hashes.request_text(prompt.source)
+        routes = hashes.route_hashes(text, model=profile.names[0], salt=salt)
         packed, block_hashes = _packed(prompt.token_ids, salt, profile)
         group = [
             EngineRequest(

@@ -4,13 +4,9 @@ Made by the server for each request. What is cached of a tenant is found with it
 """
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Final
 
-from kvasir_api.hashes import OWNER_BYTES
+from kvasir_api import tenants
 from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
-
-SALT_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +32,5 @@ class RequestSender:
         return max(self.most_urgent, of_body if self.priority is None else self.priority)
 
     def cache_salt(self, of_body: str) -> bytes:
-        """What separates the cache of this request from others'; it begins as the tenant's, which marks its blocks.
-
-        of_body: `cache_salt` of the request.
-        """
-        if not of_body:
-            return self.salt
-        digest = blake2b(self.salt + of_body.encode(), digest_size=SALT_BYTES, person=b"kvasir-salt").digest()
-        return self.salt[:OWNER_BYTES] + digest[len(self.salt[:OWNER_BYTES]) :]
+        """What separates the cache of this request from others'. of_body: `cache_salt` of the request."""
+        return tenants.salt_of_request(self.salt, of_body)

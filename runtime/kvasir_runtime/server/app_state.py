@@ -151,9 +151,7 @@ class AppState:
             instance=self.instance,
             served=self.metrics.served,
             start=served_model.start if served_model is not None else StartupSeconds(),
-            prefixes=served_model.client.prefixes.digest(prefixes_after)
-            if served_model is not None
-            else PrefixDigest(),
+            prefixes=self._prefixes(prefixes_after),
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,
@@ -164,3 +162,10 @@ class AppState:
             heartbeat_age_s=round(age_s, 3),
             stalled_s=round(self.watchdog.stalled_s, 3),
         )
+
+    def _prefixes(self, after: int | None) -> PrefixDigest:
+        if self.served_model is None:
+            return PrefixDigest()
+        by_key, by_header = self.senders.salted_by
+        digest = self.served_model.client.prefixes.digest(after)
+        return msgspec.structs.replace(digest, by_key=by_key, by_header=by_header)

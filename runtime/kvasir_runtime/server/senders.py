@@ -39,6 +39,11 @@ class Senders:
             ttft_s=_ttft_s(request) or self._ttft_s,
         )
 
+    @property
+    def salted_by(self) -> tuple[bool, str]:
+        """Whether salts of caches follow from keys, and from which header; (False, "") where tenants share them."""
+        return (False, "") if self._shared else (not self._keys.accepts(()), self._header)
+
     def identity(self, request: Request) -> bytes:
         """That of the request's sender. Raises Refused for a header that is no name."""
         return self._tenant(request)[1]

@@ -45,7 +45,7 @@ async def health(picker, tmp_path):
 
 async def test_without_an_envoy_that_answers_the_own_count_decides(health, picker, tmp_path):
     assert is_locked(tmp_path)
-    picker.inflight.add(InflightRequest(id="r", service="s", address="a", prompt_tokens=1, added_s=0.0))
+    picker.inflight.add(InflightRequest(id="r", service="s", address="a", uncached_tokens=1.0, added_s=0.0))
     drained = asyncio.create_task(request_drain(tmp_path, on=True))
     async with asyncio.timeout(60):
         while not health.draining:  # noqa: ASYNC110 - a look at plain data

@@ -23,7 +23,7 @@ class SilentEnvoy:
 
 
 class SilentPods:
-    async def states(self, _targets, *, deadline_s):
+    async def states(self, _targets, *, deadline_s, prefixes):
         assert deadline_s > 0
         return {}
 

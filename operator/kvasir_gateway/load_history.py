@@ -1,0 +1,79 @@
+"""The load of each endpoint over the last half minute, from the counters in its readings: what all gateways sent it.
+
+Exponential means over MEMORY_S seconds. Knows no clock.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import exp
+
+from kvasir_api.state import RuntimeState, restarted
+from kvasir_gateway.choose import MEMORY_S, EndpointLoad
+
+
+@dataclass(slots=True)
+class PodHistory:
+    """state, at_s: the last reading, before which the means end. ended: of the requests that it counts, those that
+    ended since. cold_s: when a prompt was sent last that the pod did
+    not hold."""
+
+    state: RuntimeState | None = None
+    at_s: float = 0.0
+    arrivals_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    ended: int = 0
+    cold_s: float = float("-inf")
+
+    def observe(self, state: RuntimeState, at_s: float) -> None:
+        """A newer reading."""
+        before, elapsed_s = self.state, at_s - self.at_s
+        if before is not None and elapsed_s <= 0:
+            return
+        if before is None or restarted(before, state):
+            self.arrivals_per_s = self.tokens_per_s = 0.0
+        else:
+            new, old, keep = state.totals, before.totals, exp(-elapsed_s / MEMORY_S)
+            self.arrivals_per_s = _mean(self.arrivals_per_s, (new.arrivals - old.arrivals) / elapsed_s, keep)
+            tokens = new.uncached_prompt_tokens - old.uncached_prompt_tokens
+            self.tokens_per_s = _mean(self.tokens_per_s, tokens / elapsed_s, keep)
+        self.state, self.at_s, self.ended = state, at_s, 0
+
+    def current(self, load: EndpointLoad) -> EndpointLoad:
+        """The load of the last reading with what is known besides. A client's next request often comes before the next
+        reading, and must not wait for its own last one.
+        """
+        running = max(0, load.running - self.ended)
+        waiting = max(0, load.waiting - max(0, self.ended - load.running))
+        return replace(
+            load,
+            running=running,
+            waiting=waiting,
+            waiting_uncached_tokens=0 if load.waiting and not waiting else load.waiting_uncached_tokens,
+            arrivals_per_s=self.arrivals_per_s,
+            busy_fraction=self.busy_fraction,
+        )
+
+    @property
+    def busy_fraction(self) -> float:
+        """Of the time, in which prompts were computed, 0..1; 0 before their rate was measured."""
+        rate = self.state.rates.prefill_tokens_per_s if self.state else 0.0
+        return min(1.0, self.tokens_per_s / rate) if rate > 0 else 0.0
+
+
+class LoadHistory:
+    """All endpoints, by address."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, PodHistory] = {}
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget all other endpoints."""
+        self._pods = {address: pod for address, pod in self._pods.items() if address in addresses}
+
+    def of(self, address: str) -> PodHistory:
+        """That of an endpoint, empty at first."""
+        return self._pods.setdefault(address, PodHistory())
+
+
+def _mean(mean: float, value: float, keep: float) -> float:
+    return max(0.0, keep * mean + (1 - keep) * value)

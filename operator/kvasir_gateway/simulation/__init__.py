@@ -1,0 +1,1 @@
+"""A simulator of routing: the gateway's own decisions before simulated pods."""

@@ -1,0 +1,167 @@
+"""Readings, prefixes, history and requests in flight together decide where a request goes."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from fakes.gateway import pod, service
+from kvasir_api.prefix_digest import WHOLE, PrefixSet
+from kvasir_api.state import MeasuredRates, PrefixDigest, RequestTotals, RuntimeState
+from kvasir_gateway import routing_table
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.router import EndpointRouter
+from kvasir_gateway.routing_table import StateReading
+
+ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
+TEXT = tuple(number.to_bytes(8) for number in range(40))
+
+
+@dataclass
+class Prompt:
+    hashes: tuple[bytes, ...] = TEXT
+    most_output_tokens: int = 0
+    session: str = ""
+
+    @property
+    def num_tokens(self):
+        return 64.0 * len(self.hashes) + 20
+
+    def route_hashes(self, _state):
+        return self.hashes
+
+
+class Rig:
+    """Two pods of one service and a router; now is the time."""
+
+    def __init__(self, **policy):
+        self.router = EndpointRouter(policy=ChoicePolicy(**policy), draw=lambda: 0)
+        pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
+        self.service = routing_table.build([service("s")], pods).services[0]
+        self.readings = {}
+        self.now, self.number = 100.0, 0
+
+    def read(self, held=(), *, refusing=(), instances=("a", "b"), **state):
+        """Read both pods; the first one holds these prefixes."""
+        followed, states = self.router.followed([ONE, TWO]), {}
+        for address, instance, members in ((ONE, instances[0], held), (TWO, instances[1], ())):
+            if address in refusing:
+                followed[address].forget()
+                continue
+            digest = PrefixSet(members)
+            told = PrefixDigest(
+                entries=len(digest.hashes), checksum=digest.checksum, after=WHOLE, added=b"".join(digest.hashes)
+            )
+            rates = MeasuredRates(prefill_tokens_per_s=1000.0, decode_slope_s=0.001, stall_fraction=0.5)
+            states[address] = RuntimeState(phase="ready", instance=instance, rates=rates, prefixes=told, **state)
+            followed[address].take(instance, told)
+        self.router.take_readings(states, began_s=self.now)
+        self.readings |= {address: StateReading(state=found, at_s=self.now) for address, found in states.items()}
+
+    def send(self, prompt=None):
+        """Route one request and forward it; its choice and name."""
+        self.number += 1
+        self.now += 0.001
+        routed = self.router.choose(self.service, prompt or Prompt(), self.readings, now_s=self.now)
+        self.router.forward(str(self.number), self.service, routed.choice.addresses[0], routed, now_s=self.now)
+        return routed.choice, str(self.number)
+
+
+@pytest.fixture
+def rig():
+    made = Rig()
+    made.read()
+    return made
+
+
+def test_a_prompt_goes_to_the_pod_that_holds_it(rig):
+    rig.read(TEXT)
+    choice, _ = rig.send()
+    assert (choice.addresses[0], choice.uncached_tokens, choice.is_cold) == (ONE, 20.0, False)
+    cold, _ = rig.send(Prompt((b"another!",) * 10))
+    assert (cold.addresses[0], cold.is_cold) == (TWO, True)
+
+
+def test_the_next_turn_follows_before_any_reading_knows_of_the_first(rig):
+    first, name = rig.send()
+    rig.router.ended(name, now_s=rig.now + 0.1)
+    again, _ = rig.send(Prompt((*TEXT, b"next one")))
+    assert again.addresses[0] == first.addresses[0]
+    assert again.uncached_tokens == 84.0
+
+
+def test_the_next_turn_does_not_wait_for_the_last_one(rig):
+    first, name = rig.send()
+    rig.now += 1
+    rig.read(running=1)
+    rig.router.ended(name, now_s=rig.now + 0.1)
+    again, _ = rig.send(Prompt((*TEXT, b"next one")))
+    costs = {cost.address: cost for cost in again.costs}
+    assert costs[first.addresses[0]].stall_s == costs[first.addresses[0]].decode_s == 0.0
+
+
+def test_cold_prompts_of_strangers_take_turns(rig):
+    firsts = []
+    for number in range(6):
+        rig.now += 1
+        rig.read()
+        choice, name = rig.send(Prompt((number.to_bytes(8, "little"),) * 3))
+        rig.router.ended(name, now_s=rig.now)
+        firsts.append(choice.addresses[0])
+    assert sorted(firsts[:2]) == [ONE, TWO]
+    assert firsts == firsts[:2] * 3
+
+
+def test_a_killed_pod_is_credited_nothing_at_the_next_reading(rig):
+    rig.read(TEXT)
+    assert rig.send()[0].uncached_tokens == 20.0
+    rig.now += 0.5
+    rig.read(TEXT, refusing=[ONE])
+    assert [c.uncached_tokens for c in rig.send()[0].costs] == [Prompt().num_tokens] * 2
+    rig.now += 0.5
+    rig.read((), instances=("restarted", "b"))
+    (held,) = [c for c in rig.send()[0].costs if c.address == ONE]
+    assert held.uncached_tokens == Prompt().num_tokens
+
+
+def test_a_new_router_is_blind_for_one_reading(rig):
+    rig.read(TEXT)
+    fresh = Rig()
+    fresh.read(TEXT)
+    assert fresh.send()[0].addresses[0] == ONE
+
+
+def test_a_hot_prefix_is_copied_and_its_holder_owes_nothing_then(rig):
+    rig.read(TEXT)
+    reasons = [rig.send()[0].reason for _ in range(200)]
+    assert "copy" in reasons
+    assert rig.router.inflight.at(TWO) > 60
+
+
+def test_answers_are_taken_to_be_as_long_as_those_before(rig):
+    rig.read(running=4, totals=RequestTotals(completions=10, generation_tokens=5000))
+    assert {c.decode_s for c in rig.send()[0].costs} == {2 * 0.001 * 500 * 4}
+    assert {c.decode_s for c in rig.send(Prompt(most_output_tokens=50))[0].costs if c.address == TWO} <= {
+        2 * 0.001 * 50 * 4,
+        2 * 0.001 * 50 * 5,
+    }
+
+
+def test_other_strategies_look_at_no_prefixes():
+    rig = Rig(strategy="least-load")
+    rig.read(TEXT)
+    assert [rig.send()[0].addresses[0] for _ in range(4)].count(ONE) == 2
+
+
+def test_what_broke_with_an_envoy_is_over(rig):
+    choice, _ = rig.send()
+    assert [request.address for request in rig.router.broken(before_s=rig.now + 1, now_s=rig.now)] == [
+        choice.addresses[0]
+    ]
+    assert rig.router.inflight.total() == 0
+    assert rig.router.ended("1", now_s=rig.now) is None
+
+
+def test_no_pod_that_may_be_chosen_is_no_choice():
+    rig = Rig()
+    rig.service = routing_table.build([service("s")], []).services[0]
+    assert rig.router.choose(rig.service, Prompt(), {}, now_s=0.0) is None
