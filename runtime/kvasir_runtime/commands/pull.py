@@ -1,0 +1,51 @@
+"""`kvasir pull MODEL`: fetches a model from the hub before it is served, and prints where it is."""
+
+import os
+
+import click
+
+from kvasir_api import names
+from kvasir_api.command import click_options
+from kvasir_api.forecast import readable
+from kvasir_api.options import ServeOptions
+from kvasir_runtime import source
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.server.console import Console
+
+
+def _pull(model: str, revision: str) -> None:
+    """Fetch MODEL from the hub into its cache, and print the folder.
+
+    MODEL is a name on the hub. What is there already is not fetched again; every file is compared with the hub's
+    checksum.
+
+    \b
+      kvasir pull Qwen/Qwen3-0.6B
+      kvasir pull hf://org/name@v1.0
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is one here
+    console = Console("text")
+
+    def show(done_bytes: int, total_bytes: int) -> None:
+        fraction = done_bytes / total_bytes if total_bytes else 1.0
+        console.show("downloading", fraction, message=f"{readable(done_bytes)} of {readable(total_bytes)}")
+
+    try:
+        folder = source.resolve(model, revision, show)
+    except StartError as error:
+        raise click.ClickException(str(error).removeprefix(names.MODEL_UNAVAILABLE)) from error
+    finally:
+        console.close()
+    click.echo(folder)
+
+
+pull = click.Command(
+    "pull",
+    callback=_pull,
+    help=_pull.__doc__,
+    short_help="Fetch a model from the hub.",
+    params=[
+        click.Argument(["model"]),
+        *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
+    ],
+)
