@@ -14,6 +14,7 @@ STALLED_EVENTS = {
     "BadPatch": "InvalidSpec",
     "ModelLoadFailed": "ModelLoadFailed",
     "ModelUnavailable": "ModelUnavailable",
+    "VolumeInUse": "ModelUnavailable",
     "QuotaExceeded": "Refused",
     "Forbidden": "Refused",
     "Rejected": "Refused",

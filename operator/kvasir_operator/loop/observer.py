@@ -30,6 +30,7 @@ from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed import drain_times, served_baseline
 from kvasir_operator.observed.drain_times import DrainStart
+from kvasir_operator.observed.model_claim import ModelClaim, model_claim
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.served_baseline import ServedBaseline
 from kvasir_operator.observed.service import Observed, observed, parsed_class
@@ -44,7 +45,7 @@ class Observer:
     def __init__(self, cluster: Cluster, store: Store, scraper: Scraper, *, clock: Clock) -> None:
         self._cluster, self._store, self._scraper, self._clock = cluster, store, scraper, clock
         self._nodes = NodeReader(cluster, clock=clock)
-        self._claims: dict[Key, float] = {}
+        self._claims: dict[Key, tuple[float, ModelClaim]] = {}
         self._baselines: dict[Key, ServedBaseline] = {}
         self._drains: dict[Key, dict[str, DrainStart]] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
@@ -57,7 +58,7 @@ class Observer:
     async def observe(self, service: Json) -> Observed:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
-        claim_found, claim_bound = await self._claim(service)
+        claim = await self._claim(service)
         replicas = self._replicas(name)
         return observed(
             service,
@@ -67,8 +68,9 @@ class Observer:
             quarantined=self._scraper.quarantined(name),
             svc=self._store.get(SERVICE, name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
-            claim_found=claim_found,
-            claim_bound=claim_bound,
+            claim_found=claim.found,
+            claim_bound=claim.bound,
+            claim_of_one_node=claim.of_one_node,
             name_conflicts=self._store.names.conflicts(service),
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
             classes=self._accelerators(),
@@ -107,21 +109,21 @@ class Observer:
         self._classes = found
         return {name: spec for name, (_, spec) in found.items()}
 
-    async def _claim(self, service: Json) -> tuple[bool, bool]:
-        """Whether the model's claim is there, and whether it has its volume; both where none is needed."""
+    async def _claim(self, service: Json) -> ModelClaim:
+        """The model's claim; the default where none is needed."""
         uri = str(((service.get("spec") or {}).get("model") or {}).get("uri", ""))
         if not uri.startswith(CLAIM_SCHEME):
-            return True, True
+            return ModelClaim()
         claim = (key(service)[0], model_source(uri).volume)
         now = self._clock.steady()
-        if now - self._claims.get(claim, -CLAIM_KNOWN_S) < CLAIM_KNOWN_S:
-            return True, True
+        at, known = self._claims.get(claim, (-CLAIM_KNOWN_S, ModelClaim()))
+        if now - at < CLAIM_KNOWN_S:
+            return known
         try:
-            obj = await self._cluster.get(CLAIM, *claim)
+            found = model_claim(await self._cluster.get(CLAIM, *claim))
         except NotFoundError:
             self._claims.pop(claim, None)
-            return False, False
-        if (obj.get("status") or {}).get("phase") != "Bound":
-            return True, False
-        self._claims[claim] = now
-        return True, True
+            return ModelClaim(found=False, bound=False)
+        if found.bound:
+            self._claims[claim] = (now, found)
+        return found

@@ -40,7 +40,8 @@ class Replica:
 
     created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
     draining_s: for how long it has drained, on a clock that never jumps.
-    mounted_at: when its volumes were there, which not every kubelet reports. assigned: a node was found. refusal: the
+    mounted_at: when its volumes were there, which not every kubelet reports; unmounted: the kubelet reports that they
+    are not. assigned: a node was found. refusal: the
     line with which the runtime refused model or options. last_words: why it failed, for people. drained: the operator
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
@@ -60,6 +61,7 @@ class Replica:
     created: float = 0.0
     scheduled_at: float | None = None
     mounted_at: float | None = None
+    unmounted: bool = False
     started_at: float | None = None
     ready_at: float | None = None
     drain_since: float | None = None
@@ -154,6 +156,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
         scheduled_at=_true_since(status, "PodScheduled"),
         mounted_at=_true_since(status, "PodReadyToStartContainers"),
+        unmounted=_condition(status, "PodReadyToStartContainers").get("status") == "False",
         started_at=epoch(((runtime.get("state") or {}).get("running") or {}).get("startedAt")),
         ready_at=ready_at,
         drain_since=epoch(notes.get(names.ANNOTATION_DRAIN)),

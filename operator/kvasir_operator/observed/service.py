@@ -55,6 +55,7 @@ class Observed:
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
+    claim_of_one_node: whether only one node at a time may mount it.
     quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
     model: what they read, as status has it until more is known. name_conflicts: names of its spec that it does not own.
     classes: the accelerator classes of the cluster by name. served_before: what each replica had served when the step
@@ -78,6 +79,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     claim_bound: bool = True
+    claim_of_one_node: bool = False
     name_conflicts: tuple[NameConflict, ...] = ()
     inspections: tuple[Inspection, ...] = ()
     model: ModelStatus | None = None
@@ -117,6 +119,7 @@ def observed(
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
+    claim_of_one_node: bool = False,
     name_conflicts: tuple[NameConflict, ...] = (),
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
@@ -150,6 +153,7 @@ def observed(
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
         claim_bound=claim_bound,
+        claim_of_one_node=claim_of_one_node,
         name_conflicts=name_conflicts,
         inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),
         model=status.model,

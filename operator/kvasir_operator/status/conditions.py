@@ -17,6 +17,7 @@ from kvasir_operator.status import decode_speed
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
+from kvasir_operator.status.volume_conflict import volume_conflict
 
 UNEVEN, UNEVEN_LEFT = 0.4, 0.2
 """Imbalance at which the condition begins and ends."""
@@ -61,6 +62,8 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
     elif reason := refusal(found.refused_pods):
         yield names.CONDITION_CAPACITY_LIMITED, reason, found.refused_pods
+    elif conflict := volume_conflict(found):
+        yield names.CONDITION_CAPACITY_LIMITED, "VolumeInUse", conflict
     if worse := _worse(found):
         yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
     if most := _at_max(found):

@@ -9,6 +9,7 @@ from kvasir_api.forecast import readable
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
+from kvasir_operator.status.volume_conflict import volume_conflict
 
 Mode = Literal["ready", "reconciling", "stalled"]
 
@@ -117,6 +118,14 @@ def _out_of_memory(found: StatusInputs) -> Summary | None:
     advice = "raise spec.resources.memory, or lower spec.runtime.kvCacheTokens or memoryPercent"
     message = f"{victim.name} was killed {victim.restarts} times: {victim.last_words}; {advice}"
     return Summary(mode="stalled", reason="OutOfMemory", message=message)
+
+
+def _volume(found: StatusInputs) -> Summary | None:
+    """A replica that no waiting starts, as long as another one has the volume elsewhere."""
+    conflict = volume_conflict(found)
+    if not conflict or found.updated_ready >= found.minimum:
+        return None
+    return Summary(mode="stalled", reason="VolumeInUse", message=conflict)
 
 
 def _overdue(found: StatusInputs) -> Summary | None:
@@ -229,6 +238,7 @@ CHECKS: Final[tuple[Callable[[StatusInputs], Summary | None], ...]] = (
     _locked,
     _all_ready,
     _out_of_memory,
+    _volume,
     _overdue,
     _refused_pods,
     _rolling_out,
