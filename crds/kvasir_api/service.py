@@ -52,6 +52,11 @@ class ModelSpec(CrdObject):
             ".secretName",
         ),
         (
+            "self.?cacheClaim.orValue('') == '' || self.uri.startsWith('hf://')",
+            "model.cacheClaim is for models on the hub, with a uri of form hf://",
+            ".cacheClaim",
+        ),
+        (
             "!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?$')",
             "model.uri of form pvc://CLAIM/PATH needs a claim name of lower-case letters, digits and '-', and a path of letters, digits, '.', '_' and '-'",
             ".uri",
@@ -68,6 +73,12 @@ class ModelSpec(CrdObject):
     secret_name: str = option(
         "",
         "Secret by which pods reach the hub of an hf:// model: its keys token, endpoint (base URL of a mirror), ca.crt and proxy, each of which may be absent.",
+        max_length=253,
+        pattern=OPTIONAL_NAME,
+    )
+    cache_claim: str = option(
+        "",
+        "PersistentVolumeClaim of this namespace in which replicas of hf:// models share what one of them has fetched; ReadWriteMany for replicas on several nodes. Default: each pod has its own copy.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )

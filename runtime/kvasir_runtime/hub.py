@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ _FETCHED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
 _UNUSED: Final = ("consolidated*.safetensors", "*/*.safetensors")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LOOK_S: Final = 0.5
+_LEFT_S: Final = 60.0
+"""An unfinished file that was not written for so long is of a process that died; any other is being fetched."""
 _READ_BYTES: Final = 1 << 20
 _DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 _CHECKED: Final = ".checked"
@@ -160,7 +163,7 @@ class _Cache:
         self._root = Path(constants.HF_HUB_CACHE)
         self._repository = self._root / f"models--{name.repository.replace('/', '--')}"
         self._snapshot = self._repository / "snapshots" / found.commit
-        self._left = set(self._partial())
+        self._left = {path for path in self._partial() if _age_s(path) > _LEFT_S}
 
     @property
     def size(self) -> int:
@@ -228,6 +231,14 @@ def _watched(cache: _Cache, on_bytes: OnBytes | None) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since it was written."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0  # just finished
 
 
 def _size(path: Path) -> int:

@@ -62,6 +62,7 @@ def test_a_service_of_three_lines_stays_one_of_three_lines(kubectl: Kubectl) -> 
         ({"model": {"uri": "hf://name"}}, "model.uri of form hf:// needs hf://ORG/NAME"),
         ({"model": {"uri": "hf://org/name@../x"}}, "model.uri of form hf:// needs hf://ORG/NAME"),
         ({"model": {"uri": "pvc://a/b", "secretName": "hub"}}, "model.secretName is for models on the hub"),
+        ({"model": {"uri": "pvc://a/b", "cacheClaim": "c"}}, "model.cacheClaim is for models on the hub"),
         ({"model": {"uri": "pvc://Claim/x"}}, "needs a claim name of lower-case letters"),
         ({"model": {"uri": "pvc://claim/../x"}}, "must not climb"),
         ({}, "spec.model: Required value"),

@@ -29,8 +29,8 @@ async def bare(installed: ControlPlane):
     kubectl.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
 
 
-def apply(life: Life, uri: str, replicas: int) -> None:
-    model = {"uri": uri, "secretName": "hub", "servedName": life.namespace}
+def apply(life: Life, uri: str, replicas: int, **more: str) -> None:
+    model = {"uri": uri, "secretName": "hub", "servedName": life.namespace, **more}
     life.apply(model=model, replicas=replicas, autoscaling=None)
 
 
@@ -64,9 +64,16 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
         assert model["downloadBytes"] == sum(map(len, FILES.values()))
         first = await streamed(life, installed)
 
-        apply(life, "hf://org/name", 2)
-        await life.until(lambda: status(life).get("readyReplicas") == 2, "a second replica")
+        fetched = found.of("GET").count(f"/org/name/resolve/{hub.COMMIT}/{hub.WEIGHTS}")
+        assert fetched == 1
+        claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}}}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "cache"}}
+        life.put({**kind, "spec": claim})
+        apply(life, "hf://org/name", 2, cacheClaim="cache")
+        await life.until_ready()
         assert status(life)["model"]["commit"] == hub.COMMIT
+        fetched = found.of("GET").count(f"/org/name/resolve/{hub.COMMIT}/{hub.WEIGHTS}")
+        assert fetched == 2, "once for the pod alone, and once for all that share the claim"
         revisions = {path.split("/resolve/")[1].split("/")[0] for path in found.of("GET") if "/resolve/" in path}
         assert revisions == {hub.COMMIT}
 
@@ -77,7 +84,7 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
 
         found.fault = "gated"
         served = life.uids()
-        apply(life, "hf://org/name@v2", 2)
+        apply(life, "hf://org/name@v2", 2, cacheClaim="cache")
         await life.until(lambda: life.condition("Stalled").get("reason") == "ModelUnavailable", "the gate is told")
         told = life.condition("Stalled")["message"]
         assert told.startswith("spec.model.uri: model org/name is gated: accept its terms on the hub")

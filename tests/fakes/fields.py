@@ -23,6 +23,7 @@ SCHEDULE = {"start": "23:00", "durationMinutes": 120, "days": ["Wed"], "timeZone
 CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
     "model.secretName": (HUB, {**HUB, "secretName": "hub"}),
+    "model.cacheClaim": (HUB, {**HUB, "cacheClaim": "models"}),
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
     "reductions": ([], ["Int8KvCache"]),
@@ -131,7 +132,17 @@ CASES: dict[str, tuple[Any, Any]] = {
     "pod.imagePullSecrets[].name": ([{"name": "a"}], [{"name": "b"}]),
 }
 
-WHOLE = ("secretName", "resourceName", "classes", "minMemory", "spot", "maxUnavailable", "promote", "minRequests")
+WHOLE = (
+    "secretName",
+    "cacheClaim",
+    "resourceName",
+    "classes",
+    "minMemory",
+    "spot",
+    "maxUnavailable",
+    "promote",
+    "minRequests",
+)
 """Fields that have an effect only beside others: their cases give the whole object."""
 
 

@@ -66,6 +66,13 @@ def variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
 
 
 def cache_bytes(seen: Observed) -> int:
-    """Disk for the files of a model on a hub, 0 while their size is not known."""
-    size = seen.model.download_bytes if seen.model is not None and seen.model.uri == seen.spec.model.uri else 0
-    return size + CACHE_EXTRA_BYTES if size else 0
+    """Disk of the node for the files of a model on a hub; 0 while their size is not known, and where they lie on a
+    claim."""
+    size = download_bytes(seen)
+    return size + CACHE_EXTRA_BYTES if size and not seen.spec.model.cache_claim else 0
+
+
+def download_bytes(seen: Observed) -> int:
+    """Bytes of a model on a hub, 0 while they are not known."""
+    known = seen.model
+    return (known.download_bytes or 0) if known is not None and known.uri == seen.spec.model.uri else 0

@@ -73,10 +73,10 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
-        "securityContext": pod_security(),
+        "securityContext": pod_security() | _cache_group(seen),
         "containers": [_container(seen, placed, where, settings)],
         "volumes": [
-            volume(seen, where),
+            volume(seen, where, seen.spec.model.cache_claim),
             {"name": "scratch", "emptyDir": {}},
             *_keys(seen),
             *hub.secret(seen),
@@ -115,7 +115,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
         "resources": _resources(seen, placed.accelerator),
-        **probes(model_bytes(seen, placed), hub.cache_bytes(seen)),
+        **probes(model_bytes(seen, placed), hub.download_bytes(seen)),
         "volumeMounts": [
             *model_mounts(seen, where),
             {"name": "scratch", "mountPath": SCRATCH},
@@ -270,8 +270,15 @@ def _mebibytes(size: int) -> str:
     return f"{-(-size // 2**20)}Mi"
 
 
-def volume(seen: Observed, where: ModelSource) -> Json:
-    """The model, read-only where the kind of volume allows it."""
+def _cache_group(seen: Observed) -> Json:
+    """A fresh volume belongs to root; the kubelet gives it to this group, once."""
+    return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"} if seen.spec.model.cache_claim else {}
+
+
+def volume(seen: Observed, where: ModelSource, cache_claim: str = "") -> Json:
+    """The model, read-only where the kind of volume allows it. cache_claim: where pods share what they fetch."""
+    if where.kind == "hub" and cache_claim:
+        return {"name": "model", "persistentVolumeClaim": {"claimName": cache_claim}}
     if where.kind == "hub":
         disk = hub.cache_bytes(seen)
         return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}

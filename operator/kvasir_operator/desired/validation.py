@@ -66,9 +66,10 @@ def _hub(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None
 def _claim(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
     if seen.claim_found:
         return None
-    claim = model_source(seen.spec.model.uri).volume
+    cache = seen.spec.model.cache_claim
+    field, claim = ("cacheClaim", cache) if cache else ("uri", model_source(seen.spec.model.uri).volume)
     return Violation(
-        reason="InvalidSpec", message=f"spec.model.uri: there is no PersistentVolumeClaim {seen.namespace}/{claim}"
+        reason="InvalidSpec", message=f"spec.model.{field}: there is no PersistentVolumeClaim {seen.namespace}/{claim}"
     )
 
 

@@ -110,11 +110,12 @@ class Observer:
         return {name: spec for name, (_, spec) in found.items()}
 
     async def _claim(self, service: Json) -> ModelClaim:
-        """The model's claim; the default where none is needed."""
-        uri = str(((service.get("spec") or {}).get("model") or {}).get("uri", ""))
-        if not uri.startswith(CLAIM_SCHEME):
+        """The claim of the model, or of the cache of one on a hub; the default where none is needed."""
+        model = (service.get("spec") or {}).get("model") or {}
+        uri, cache = str(model.get("uri", "")), str(model.get("cacheClaim", ""))
+        if not uri.startswith(CLAIM_SCHEME) and not cache:
             return ModelClaim()
-        claim = (key(service)[0], model_source(uri).volume)
+        claim = (key(service)[0], cache or model_source(uri).volume)
         now = self._clock.steady()
         at, known = self._claims.get(claim, (-CLAIM_KNOWN_S, ModelClaim()))
         if now - at < CLAIM_KNOWN_S:

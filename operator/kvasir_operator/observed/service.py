@@ -152,7 +152,7 @@ def observed(
         guards=tuple(own_guards),
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
-        claim_bound=claim_bound,
+        claim_bound=claim_bound or bool(spec.model.cache_claim),
         claim_of_one_node=claim_of_one_node,
         name_conflicts=name_conflicts,
         inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),

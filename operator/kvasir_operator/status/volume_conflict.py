@@ -23,7 +23,7 @@ def volume_conflict(found: StatusInputs) -> str:
     if not seen.claim_of_one_node or not holders or late is None:
         return ""
     return (
-        f"{late.name} on node {late.node} waits for the claim of spec.model.uri, which only one node at a time may"
+        f"{late.name} on node {late.node} waits for the claim of spec.model, which only one node at a time may"
         f" mount and {holders[0].name} has on node {holders[0].node}: use one with ReadOnlyMany or ReadWriteMany, or"
         " keep all replicas on one node by spec.pod.nodeSelector"
     )

@@ -27,9 +27,9 @@ READ = ModelStatus(uri=URI, inspected_at=TIME, commit=COMMIT, download_bytes=3 *
 FAILED = ModelStatus(uri=URI, inspected_at=TIME, message="model org/name is gated")
 
 
-def world(*, uri=URI, known=None, pods=(), loads="", secret="", inspect="Auto", **spec):
+def world(*, uri=URI, known=None, pods=(), loads="", secret="", cache="", inspect="Auto", **spec):
     """loads: the commit that a running revision has of the same uri."""
-    given = {**spec, "model": {"uri": uri, "secretName": secret, "inspect": inspect}}
+    given = {**spec, "model": {"uri": uri, "secretName": secret, "cacheClaim": cache, "inspect": inspect}}
     owner = [{"controller": True, "uid": "uid-tiny"}]
     metadata = {"name": "tiny-a", "labels": {names.LABEL_REVISION: "a"}, "ownerReferences": owner}
     inputs = {"model": {"uri": uri, "commit": loads}}
@@ -157,6 +157,22 @@ def test_pods_fetch_what_the_commit_has():
     assert volumes["hub"]["secret"] == {"secretName": "hub", "optional": True}
     assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "3328Mi"}}
     assert container["resources"]["requests"]["ephemeral-storage"] == "3328Mi"
+
+
+def test_pods_share_what_they_fetch_on_a_claim_and_the_one_that_looks_has_no_part_in_it():
+    seen = world(known=READ, cache="models")
+    spec = pod_template(seen, "rev", SETTINGS)["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["model"] == {"name": "model", "persistentVolumeClaim": {"claimName": "models"}}
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"]
+    assert "ephemeral-storage" not in json.dumps(spec)
+    looks = step(replace(world(cache="models"), claim_found=True)).create["spec"]
+    assert "persistentVolumeClaim" not in json.dumps(looks)
+
+
+def test_a_cache_that_is_not_there_is_named():
+    broken = resolved(replace(world(known=READ, cache="models"), claim_found=False), SETTINGS).violation
+    assert broken.message == "spec.model.cacheClaim: there is no PersistentVolumeClaim default/models"
 
 
 def test_a_model_of_a_claim_has_nothing_of_a_hub():

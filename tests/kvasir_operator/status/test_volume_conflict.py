@@ -14,7 +14,7 @@ AT = epoch(NOW)
 HOLDER = replica("ready", name="a", node="n1", started_at=AT - 900.0)
 LATE = {"name": "b", "node": "n2", "unmounted": True, "scheduled_at": AT - 31.0}
 WORDS = (
-    "b on node n2 waits for the claim of spec.model.uri, which only one node at a time may mount and a has on node n1:"
+    "b on node n2 waits for the claim of spec.model, which only one node at a time may mount and a has on node n1:"
     " use one with ReadOnlyMany or ReadWriteMany, or keep all replicas on one node by spec.pod.nodeSelector"
 )
 
