@@ -16,7 +16,7 @@ import pytest
 from fakes import checkpoints
 from outside import clients, environment
 
-SUITE_S = 600
+SUITE_S = 1800
 SUITES = environment.HERE / "suites"
 
 

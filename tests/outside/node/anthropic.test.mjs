@@ -10,7 +10,12 @@ const scripted = new Anthropic({ baseURL: scriptedUrl, apiKey: "k", maxRetries: 
 const asked = { model: "tiny", max_tokens: 12, messages: [{ role: "user", content: "hello" }] };
 const weather = {
   name: "weather",
-  input_schema: { type: "object", properties: { place: { enum: ["Oslo", "Bergen"] } }, required: ["place"] },
+  input_schema: {
+    type: "object",
+    properties: { place: { enum: ["Oslo", "Bergen"] } },
+    required: ["place"],
+    additionalProperties: false,
+  },
 };
 const CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>';
 
@@ -58,7 +63,7 @@ test("errors", async () => {
 });
 
 test("an abort ends the request on the server", async () => {
-  const stream = client.messages.stream({ ...asked, max_tokens: 20_000 });
+  const stream = client.messages.stream({ ...asked, max_tokens: 20_000, top_k: 1 });
   await stream.emitted("streamEvent");
   stream.abort();
   await assert.rejects(stream.done(), Anthropic.APIUserAbortError);

@@ -22,7 +22,12 @@ test("a chat and its stream are the same", async () => {
 });
 
 test("a format", async () => {
-  const format = { type: "object", properties: { on: { type: "boolean" } }, required: ["on"] };
+  const format = {
+    type: "object",
+    properties: { on: { type: "boolean" } },
+    required: ["on"],
+    additionalProperties: false,
+  };
   const answer = await client.generate({ model: "tiny", prompt: "hello", format, options: { num_predict: 8000 } });
   assert.equal(typeof JSON.parse(answer.response).on, "boolean");
 });
@@ -33,7 +38,8 @@ test("embeddings", async () => {
 
 test("errors and aborts", async () => {
   await assert.rejects(client.chat({ ...asked, model: "other" }), /other/);
-  const stream = await client.chat({ ...asked, stream: true, options: { num_predict: 20_000 } });
+  const endless = { temperature: 0, num_predict: 20_000 };
+  const stream = await client.chat({ ...asked, stream: true, options: endless });
   setTimeout(() => client.abort(), 50);
   await assert.rejects(async () => {
     for await (const _ of stream);

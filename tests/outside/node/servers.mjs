@@ -20,7 +20,7 @@ export function says(text) {
 
 /** Waits until no request runs at url. */
 export async function idle() {
-  const deadline = Date.now() + 20_000;
+  const deadline = Date.now() + 60_000;
   while ((await (await fetch(`${url}/load`)).json()).server_load > 0) {
     if (Date.now() > deadline) throw new Error("a request runs on");
     await new Promise((done) => setTimeout(done, 20));

@@ -6,6 +6,7 @@ from anthropic import beta_tool
 from pydantic import BaseModel
 
 HELLO = [{"role": "user", "content": "hello"}]
+GREEDY = {"temperature": 0}
 WEATHER = {
     "name": "weather",
     "description": "The weather of a place.",
@@ -41,7 +42,7 @@ def test_models(client):
 
 
 def test_a_message_and_its_stream_are_the_same(client):
-    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "extra_body": {"temperature": 0}}
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "extra_body": GREEDY}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
         text = "".join(stream.text_stream)
@@ -70,7 +71,9 @@ def test_a_forced_tool(client, choice):
     assert streamed.input["place"] in {"Oslo", "Bergen"}
     result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "rain"}]}
     turns = [*HELLO, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
-    assert client.messages.create(model="tiny", messages=turns, max_tokens=3, tools=[WEATHER]).content
+    assert client.messages.create(
+        model="tiny", messages=turns, max_tokens=3, tools=[WEATHER], extra_body=GREEDY
+    ).content
 
 
 def test_thoughts_and_a_chosen_tool(scripted, says):
@@ -143,7 +146,7 @@ def test_batches_are_not_found(client):
 
 
 def test_a_stream_that_is_left_ends_on_the_server(client, idle):
-    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20_000, "extra_body": {"ignore_eos": True}}
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20_000, "extra_body": GREEDY}
     with client.messages.stream(**asked) as stream:
         next(iter(stream.text_stream))
     idle()

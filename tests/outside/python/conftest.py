@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 URL = os.environ["KVASIR_URL"]
 SCRIPTED_URL = os.environ["KVASIR_SCRIPTED_URL"]
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture

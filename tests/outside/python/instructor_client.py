@@ -8,7 +8,7 @@ import instructor
 import openai
 import pytest
 from instructor import Mode
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -19,12 +19,16 @@ class Level(Enum):
 
 
 class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     on: bool
     level: Literal["low", "high"]
 
 
 class Machine(BaseModel):
     """A machine with parts."""
+
+    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["pump", "fan"]
     parts: list[Part] = Field(min_length=1, max_length=2)
@@ -61,7 +65,7 @@ def test_a_partial_model_grows(chats, mode):
 
 def test_an_iterable_of_models_and_an_enumeration(chats):
     client = instructor.from_openai(chats, mode=Mode.JSON_SCHEMA)
-    found = client.create(model="tiny", messages=HELLO, response_model=list[Level], max_tokens=8000)
+    found = client.create(model="tiny", messages=HELLO, response_model=list[Level], max_tokens=8000, seed=1)
     assert all(isinstance(one, Level) for one in found)
 
 

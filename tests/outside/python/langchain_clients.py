@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 HELLO = [HumanMessage("hello")]
 CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>'
@@ -17,6 +17,8 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_cal
 
 class Machine(BaseModel):
     """A machine."""
+
+    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["pump", "fan"]
     on: bool

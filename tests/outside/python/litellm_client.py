@@ -4,7 +4,7 @@ import json
 
 import litellm
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {
@@ -21,6 +21,8 @@ KINDS = pytest.mark.parametrize("kind", ROUTES)
 
 
 class Place(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     city: bool
 
 

@@ -2,13 +2,15 @@
 
 import ollama
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 HELLO = [{"role": "user", "content": "hello"}]
 GREEDY = {"temperature": 0, "num_predict": 8}
 
 
 class Place(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     city: bool
 
 
@@ -102,7 +104,7 @@ def test_errors(client, ask, status, text):
 
 async def test_asynchronous_streams_that_are_left(url, idle):
     client = ollama.AsyncClient(url)
-    async for part in await client.chat("tiny", HELLO, stream=True, options={"num_predict": 20_000}):
+    async for part in await client.chat("tiny", HELLO, stream=True, options=GREEDY | {"num_predict": 20_000}):
         assert part.message.role == "assistant"
         break
     await client._client.aclose()

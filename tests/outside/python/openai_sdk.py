@@ -138,14 +138,12 @@ def test_completions(lenient):
 
 
 def test_responses_and_what_follows_them(client):
-    first = client.responses.create(model="tiny", input="hello", instructions="Be brief.", max_output_tokens=16)
+    greedy = {"model": "tiny", "max_output_tokens": 16, "temperature": 0}
+    first = client.responses.create(**greedy, input="hello", instructions="Be brief.")
     assert first.status == "incomplete"
     assert first.incomplete_details.reason == "max_output_tokens"
     assert client.responses.retrieve(first.id).output_text == first.output_text
-    second = client.responses.create(
-        model="tiny", input="more", previous_response_id=first.id, max_output_tokens=16, stream=True
-    )
-    events = list(second)
+    events = list(client.responses.create(**greedy, input="more", previous_response_id=first.id, stream=True))
     assert events[0].type == "response.created"
     assert events[-1].type == "response.incomplete"
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -177,7 +175,7 @@ def test_a_forced_tool_of_a_response(client):
     assert json.loads(call.arguments)["place"] in {"Oslo", "Bergen"}
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     again = client.responses.create(
-        model="tiny", input=[{"role": "user", "content": "hello"}, call, output], max_output_tokens=16
+        model="tiny", input=[{"role": "user", "content": "hello"}, call, output], max_output_tokens=16, temperature=0
     )
     assert again.output
 

@@ -25,6 +25,8 @@ SAME = {"--api-key", "--root-path", "--tool-call-parser", "--reasoning-parser"}
 LENGTH = 2048
 """Of a context unless a test says so: random weights end an answer there that has no max_tokens."""
 MAX_LENGTH = 8192
+TIMEOUT_S = 300
+"""Of a request: an answer without max_tokens fills a context of MAX_LENGTH."""
 STOOD_IN = {"vllm", "torch", "fastapi"}
 """Packages that are not there."""
 SERVERS = StandingServers()
@@ -93,7 +95,7 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(**self._client(self.url_root, options))
 
     def _client(self, url: str, options: dict[str, Any]) -> dict[str, Any]:
-        return {"base_url": url, "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60, **options}
+        return {"base_url": url, "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": TIMEOUT_S, **options}
 
 
 def tokenizer(*_: Any, **__: Any) -> Any:
