@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from fakes import checkpoints
-from fakes.api_process import api_process
+from fakes.api_process import JSON, api_process
 from kvasir_api import names
 
 FAKE = (sys.executable, str(Path(__file__).resolve().parent.parent / "fakes" / "serve_fake.py"))
@@ -74,3 +74,15 @@ def test_the_openai_client_is_refused_under_overload_and_served_after_it(server)
     metrics = server.ask("/metrics").body.decode()
     assert f'kvasir_ttft_refusals_total{{model_name="tiny"}} {float(len(refused))}' in metrics
     assert f'code="ttft_unreachable",model_name="tiny"}} {float(len(refused))}' in metrics
+
+
+@pytest.mark.parametrize(("count", "tries"), [("0", 0), ("00", 0), ("soon", 0), ("1", 1), ("10", 1)])
+def test_a_try_is_counted_by_the_header_of_openais_clients(server, count, tries):
+    def retried():
+        return server.state()["served"]["retried"]
+
+    before = retried()
+    body = {"model": "tiny", "prompt": "word", "max_tokens": 1}
+    answer = server.ask("/v1/completions", body, headers={**JSON, "x-stainless-retry-count": count})
+    assert answer.status == 200
+    server.until("the count behind the answer's last byte", lambda: retried() - before == tries, LIMIT_S)
