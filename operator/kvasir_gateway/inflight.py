@@ -4,7 +4,9 @@ The picker adds a request with its choice; Envoy's access log removes it, also w
 travel on different streams, so an end may arrive before its beginning: its id is kept for a while. Knows no clock.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 
 MAX_EARLY_ENDS = 4096
 
@@ -67,6 +69,17 @@ class InflightRequests:
     def remove_before(self, moment_s: float) -> list[InflightRequest]:
         """Remove the requests that are older than a moment: the Envoy that forwarded them is gone and logs no end."""
         removed = [request for request in self._by_id.values() if request.added_s < moment_s]
+        for request in removed:
+            self.remove(request.id)
+        return removed
+
+    def settled(self, moment_s: float) -> dict[str, int]:
+        """Requests that are older than a moment, by service."""
+        return dict(Counter(request.service for request in self._by_id.values() if request.added_s < moment_s))
+
+    def remove_oldest(self, service: str, count: int) -> list[InflightRequest]:
+        """Remove so many requests of a service, whose ends were lost; which ones these were is not known."""
+        removed = list(islice((r for r in self._by_id.values() if r.service == service), count))
         for request in removed:
             self.remove(request.id)
         return removed

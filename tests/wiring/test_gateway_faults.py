@@ -289,6 +289,10 @@ async def test_no_request_is_taken_before_the_first_lists_are_complete(pods):
         assert (await front.post("early"))[0] == 200
 
 
+async def one_is_open(front, service):
+    return await front.inflight(service) == 1
+
+
 async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):
     pod = pods[0]
     async with gateway() as front:
@@ -302,6 +306,7 @@ async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):
             front.start_picker()
             await until(front.is_ready, "the next picker is ready")
             assert (await front.post("outlives"))[0] == 200
+            await until(lambda: one_is_open(front, "outlives"), "the stream of the picker before counts")
             hold.set()
             assert pod.piece(0) + await response.read() == pod.whole()
         await until(lambda: idle(front, "outlives"), "no request in flight")

@@ -227,6 +227,23 @@ async def test_a_body_that_names_no_model_is_refused(front, body, code, param):
         assert (error["code"], error["param"]) == (code, param)
 
 
+async def test_headers_of_the_client_set_no_timeouts_and_no_tries(front, pods):
+    pod = pods[0]
+    front.objects.serve("patient", pod)
+    await until(lambda: front.routes("patient"), "patient")
+    pod.hold_headers = asyncio.Event()
+    own = {"x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "99", "x-envoy-retry-on": "5xx"}
+    asked = asyncio.create_task(front.post("patient", headers=own))
+    await until(lambda: pod.open == 1, "the request waits at the pod")
+    done, _ = await asyncio.wait({asked}, timeout=0.2)
+    assert not done
+    pod.hold_headers.set()
+    assert (await asked)[:2] == (200, pod.whole())
+    pod.hold_headers, pod.failure, before = None, (500, b'{"error": {}}'), len(pod.seen)
+    assert (await front.post("patient", headers=own))[0] == 500
+    assert len(pod.seen) == before + 1
+
+
 async def pieces(total):
     for _ in range(total // 65_536):
         yield b" " * 65_536

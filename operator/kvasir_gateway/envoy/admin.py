@@ -4,7 +4,9 @@ Called by the picker's loop. Answers are bounded and have a deadline; an Envoy t
 """
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +17,9 @@ from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
 VERSION = "cluster_manager.cds.version_text"
 REJECTED = "cluster_manager.cds.update_rejected"
 ACTIVE_REQUESTS = "http.gateway.downstream_rq_active"
-MAX_BYTES = 1024 * 1024
+CLUSTER = "cluster."
+CLUSTER_ACTIVE = (".upstream_rq_active", ".upstream_rq_pending_active")
+MAX_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,8 @@ class EnvoyStatus:
     last one accepted, or empty.
 
     incarnation: differs for every process, since each creates the socket; Envoy's own uptime is in whole seconds.
-    age_s: since it created that socket, which is before its first request.
+    age_s: since it created that socket, which is before its first request. active: requests that have not ended, by
+    cluster; those without one are absent.
     """
 
     live: bool
@@ -33,6 +38,7 @@ class EnvoyStatus:
     age_s: float
     clusters_version: str
     rejected_updates: int
+    active: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Server(msgspec.Struct):
@@ -55,9 +61,10 @@ class EnvoyAdmin:
         try:
             made = self._socket.stat()
             server = msgspec.json.decode(await self._get("/server_info"), type=_Server)
-            stats = (await self._get("/stats?filter=^cluster_manager.cds.(version_text|update_rejected)$")).decode()
+            stats = (await self._get("/stats")).decode()
             values = dict(line.split(": ", 1) for line in stats.splitlines() if ": " in line)
             rejected = int(values.get(REJECTED, "0"))
+            active = _active(values)
         except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError):
             return None
         return EnvoyStatus(
@@ -67,6 +74,7 @@ class EnvoyAdmin:
             age_s=time.time() - made.st_mtime,
             clusters_version=values.get(VERSION, "").strip('"'),
             rejected_updates=rejected,
+            active=active,
         )
 
     async def set_draining(self, on: bool) -> bool:
@@ -101,3 +109,13 @@ class EnvoyAdmin:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+def _active(values: Mapping[str, str]) -> dict[str, int]:
+    """Requests by cluster, both those at a pod and those that wait for a connection to one."""
+    found: Counter[str] = Counter()
+    for name, value in values.items():
+        for suffix in CLUSTER_ACTIVE:
+            if name.startswith(CLUSTER) and name.endswith(suffix) and value != "0":
+                found[name.removeprefix(CLUSTER).removesuffix(suffix)] += int(value)
+    return dict(found)

@@ -54,6 +54,7 @@ def bootstrap(settings: BootstrapSettings) -> Config:
             }
         },
         "static_resources": {"listeners": [_listener(settings)], "clusters": [_picker_cluster(directory)]},
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _stats()}}},
         "overload_manager": {
             "resource_monitors": [
                 {
@@ -66,6 +67,15 @@ def bootstrap(settings: BootstrapSettings) -> Config:
             ]
         },
     }
+
+
+def _stats() -> list[Config]:
+    """The counts that the picker reads. Others, many for each cluster, would cost memory and time at each change."""
+    return [
+        {"prefix": "cluster_manager.cds."},
+        {"exact": "http.gateway.downstream_rq_active"},
+        {"safe_regex": {"regex": r"cluster\..*\.upstream_rq_(pending_)?active"}},
+    ]
 
 
 def _picker_cluster(directory: PurePosixPath) -> Config:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import routing_table
+from kvasir_gateway.active_requests import SETTLED_S, ActiveRequests, ServiceActivity
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker import request_parser
 from kvasir_gateway.picker.metrics import GatewayMetrics
@@ -49,6 +50,7 @@ class Picker:
         self.readings: dict[str, StateReading] = {}
         self.router = EndpointRouter(policy=policy, draw=draw)
         self.inflight = self.router.inflight
+        self._active = ActiveRequests()
         self._metrics = metrics
         self._clock = clock
         self._max_body_bytes = max_body_bytes
@@ -147,6 +149,25 @@ class Picker:
             self._metrics.count_request(request.service, outcome(0, client_left=False))
         return len(broken)
 
+    def observe_active(self, active: Mapping[str, int]) -> int:
+        """Envoy has so many requests of each service. Returns how many ends of requests were lost, as far as known."""
+        settled_s = self._clock() - SETTLED_S
+        settled = self.inflight.settled(settled_s)
+        lost = self._active.compare(
+            {
+                service.key: ServiceActivity(
+                    active=active.get(service.key, 0),
+                    counted=self.inflight.counts(service.key).inflight,
+                    settled=settled.get(service.key, 0),
+                )
+                for service in self.table.services
+            }
+        )
+        for service, count in lost.items():
+            for request in self.inflight.remove_oldest(service, count):
+                self._metrics.count_request(request.service, outcome(0, client_left=False))
+        return sum(lost.values())
+
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""
         now_s = self._clock()
@@ -157,7 +178,7 @@ class Picker:
         return ServiceDemand(
             namespace=service.namespace,
             name=service.name,
-            inflight=count.inflight,
+            inflight=count.inflight + self._active.inherited.get(service.key, 0),
             requests=count.requests,
             refused=count.refused,
             last_request_age_s=-1.0 if count.last_request_s is None else now_s - count.last_request_s,

@@ -83,6 +83,10 @@ def respond_to_head(
     method: str, path: str, headers: Mapping[str, str], *, table: RoutingTable, max_body_bytes: int
 ) -> ImmediateResponse | None:
     """The answer to a request that needs no pod; None when its body has to be seen first. path is without its query."""
+    if "," in headers.get(":authority", ""):  # Envoy joins two of them, of which a pod refuses the request
+        return error_response(
+            openai_errors.invalid("The request has more than one Host.", code="malformed_request"), path
+        )
     own = _own(path, table)
     if own is not None:
         if method not in {"GET", "HEAD"}:

@@ -150,6 +150,8 @@ class SyncLoops:
             rejected = status.rejected_updates - self._rejected
             LOG.error("Envoy rejected %d updates of the clusters; its log has the reason", rejected)
         self._rejected = status.rejected_updates
+        if self.health.synced and (lost := self._picker.observe_active(status.active)):
+            LOG.warning("the ends of %d requests were lost", lost)
         if not self.health.synced or status.clusters_version != self._written.version:
             return False
         self.health.envoy_accepted = True

@@ -11,7 +11,10 @@ from kvasir_gateway.envoy.admin import REJECTED, VERSION, EnvoyAdmin
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
 
 INFO = json.dumps({"state": "LIVE", "command_line_options": {"x": "y" * 5000}}).encode()
-STATS = f'{VERSION}: "0a0b"\n{REJECTED}: 3\n'.encode()
+ACTIVE = (
+    "cluster.a.b.upstream_rq_active: 2\ncluster.a.b.upstream_rq_pending_active: 1\ncluster.c.upstream_rq_active: 0\n"
+)
+STATS = f'{VERSION}: "0a0b"\n{REJECTED}: 3\n{ACTIVE}'.encode()
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +49,7 @@ async def test_answers_in_pieces_are_read_whole(tmp_path):
         found = await admin.status()
         assert found is not None
         assert (found.live, found.clusters_version, found.rejected_updates) == (True, "0a0b", 3)
+        assert found.active == {"a.b": 3}
         assert found.incarnation == ((tmp_path / ADMIN_SOCKET).stat().st_ino, 0)
         assert found.age_s > 1_000_000_000
 

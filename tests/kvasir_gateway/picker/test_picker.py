@@ -124,6 +124,31 @@ def test_other_lengths_are_for_envoy_to_judge(picker, length):
     assert picker.respond_to_head("POST", "/v1/completions", {"content-length": length}) is None
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/health"])
+def test_two_hosts_are_refused(picker, path):
+    answer = picker.respond_to_head("GET", path, {":authority": "x,y"})
+    assert refusal(answer) == (400, "malformed_request")
+
+
+def test_streams_that_an_earlier_picker_began_are_in_the_state(picker):
+    picker.pick(BODY, "t")
+    assert picker.observe_active({"default.s": 3}) == 0
+    assert picker.state().services[1].inflight == 3
+    picker.observe_active({"default.s": 1})
+    assert picker.state().services[1].inflight == 1
+
+
+def test_requests_whose_ends_are_lost_end_all_the_same(picker, clock, metrics):
+    for name in ("old", "older"):
+        picker.pick(BODY, name)
+    clock.now += 60.0
+    picker.pick(BODY, "new")
+    assert [picker.observe_active({"default.s": 1}) for _ in range(10)] == [0] * 9 + [1]
+    assert picker.state().services[1].inflight == 2
+    page = metrics.render(picker.table, picker.inflight).decode()
+    assert 'kvasir_gateway_requests_total{namespace="default",outcome="server_error",service="s"} 1.0' in page
+
+
 @pytest.mark.parametrize(
     ("status", "client_left", "word"),
     [
