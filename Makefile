@@ -64,7 +64,7 @@ test-e2e: setup  ## Run only what needs the control plane, in two lanes
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e -o testpaths="tests/e2e tests/kvasir_local" $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 
 test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (LANES=…; see docs/faults.md)
-	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest -n $(or $(LANES),4) --dist worksteal tests/e2e/test_operator_faults.py $(PYTEST_ARGS)
+	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest -n $(or $(LANES),4) --dist worksteal tests/e2e/test_operator_faults.py tests/e2e/test_operator_watchdog.py $(PYTEST_ARGS)
 
 test-changes: setup  ## Change live services at random and compare with new ones (CASES=… SEED=…; see docs/faults.md)
 	@KVASIR_CASES=$(or $(CASES),200) KVASIR_SEED=$(or $(SEED),1) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_changes.py $(PYTEST_ARGS)

@@ -33,19 +33,21 @@ async def test_a_server_takes_signed_calls_of_the_operator_and_no_others(model, 
         base = f"http://{HOST}:{server.ops[1]}"
         sign = partial(signer_of(private).authorization, server.state()["instance"])
         async with StateReader() as reader:
-            assert not await reader.drain(base, on=True, sign=sign), "no key is trusted yet"
+            assert not await reader.drain(base, deadline_s=60.0, on=True, sign=sign), "no key is trusted yet"
             (keys / "public").write_text(f"{public_key(other)}\n{public_key(private)}\n{TOKEN}\n")
             server.until(
                 "keys", lambda: server.ask("/drain", ops=True, method="DELETE", headers=auth(sign)).status == 200
             )
             assert server.state()["phase"] == "ready"
-            assert await reader.drain(base, on=True, sign=sign)
+            assert await reader.drain(base, deadline_s=60.0, on=True, sign=sign)
             assert server.state()["phase"] == "draining"
             assert not await reader.drain(base, on=False)
-            assert not await reader.drain(base, on=False, sign=partial(signer_of(private).authorization, "another"))
-            assert not await reader.drain(base, on=False, sign=lambda *_: "Bearer x")
+            assert not await reader.drain(
+                base, deadline_s=60.0, on=False, sign=partial(signer_of(private).authorization, "another")
+            )
+            assert not await reader.drain(base, deadline_s=60.0, on=False, sign=lambda *_: "Bearer x")
             assert server.state()["phase"] == "draining"
-            assert await reader.drain(base, on=False, sign=sign)
+            assert await reader.drain(base, deadline_s=60.0, on=False, sign=sign)
             assert not await reader.introduce(base, ("http://10.0.0.1:8001",))
         refused = server.ask("/reset_prefix_cache", ops=True, method="POST")
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
