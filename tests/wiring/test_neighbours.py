@@ -10,6 +10,8 @@ from bench.neighbour_scenarios import Figure
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
 
+pytestmark = pytest.mark.xdist_group("neighbours")  # its process is shared by the tests of this file
+
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 
 

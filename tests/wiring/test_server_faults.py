@@ -10,6 +10,8 @@ from fakes import checkpoints
 from fakes.api_process import JSON, ApiProcess, api_process
 from kvasir_api import names
 
+pytestmark = pytest.mark.xdist_group("server-faults")  # its process is shared by the tests of this file
+
 KEY = "sk-4f1d2c9b7a"
 AUTHORIZED = {**JSON, "authorization": f"Bearer {KEY}"}
 CHAT = {"model": "tiny", "max_tokens": 2}

@@ -9,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes import checkpoints
 from fakes.api_process import JSON, api_process
 
+pytestmark = pytest.mark.xdist_group("server-metrics")  # its process is shared by the tests of this file
+
 FIRST = (
     0.001,
     0.005,
