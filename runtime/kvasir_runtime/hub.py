@@ -31,6 +31,8 @@ _FETCHED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
 # The same weights once more, as their authors' own code has them, and those of other runtimes in directories.
 _UNUSED: Final = ("consolidated*.safetensors", "*/*.safetensors")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_LISTING_S: Final = 30.0
+"""Half of the time that an inspection pod has; the library itself sets no limit."""
 _LOOK_S: Final = 0.5
 _LEFT_S: Final = 60.0
 """An unfinished file that was not written for so long is of a process that died; any other is being fetched."""
@@ -266,7 +268,8 @@ def _is_whole(path: Path, file: HubFile) -> bool:
 def _listed(name: HubName) -> HubListing:
     from huggingface_hub import HfApi
 
-    found: ModelInfo = HfApi().model_info(name.repository, revision=name.revision or None, files_metadata=True)
+    revision = name.revision or None
+    found: ModelInfo = HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=_LISTING_S)
     parts = frozenset(gguf.parts(name.file)) if name.file else frozenset()
     siblings = found.siblings or ()
     fetched = [f for f in siblings if (f.rfilename in parts if parts else _is_fetched(f.rfilename))]
