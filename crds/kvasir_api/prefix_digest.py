@@ -16,6 +16,8 @@ MOST_ENTRIES: Final = 65_536
 """Members of a set: 16 MiB of prompt text. A document of all of them is 700 KB."""
 WHOLE: Final = -1
 """In place of a number: the whole set, not the changes behind one."""
+PAUSE_DOCUMENTS: Final = 20
+"""So many documents of a pod that contradicted itself are not followed; a true one cannot."""
 
 
 def split(joined: bytes) -> list[bytes]:
@@ -50,36 +52,59 @@ class PrefixSet:
 
 class FollowedPrefixes:
     """The set of one pod as a reader has it. instance, after: of the process that it is of and of its last change,
-    which the reader names in its next request; WHOLE while nothing is known."""
+    which the reader names in its next request; WHOLE while nothing is known.
 
-    __slots__ = ("_set", "after", "instance")
+    A pod is not believed: memory is bounded by MOST_ENTRIES, and so is the work for each document.
+    """
+
+    __slots__ = ("_pause", "_set", "after", "instance")
 
     def __init__(self) -> None:
         self._set, self.instance, self.after = PrefixSet(), "", WHOLE
+        self._pause = 0
 
     @property
     def hashes(self) -> set[bytes]:
         """The members, empty while nothing is known."""
         return self._set.hashes
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the next document is not followed, so that it need list nothing."""
+        return self._pause > 0
+
     def take(self, instance: str, digest: PrefixDigest) -> bool:
         """Follow to the number of a document. False where that cannot be proved complete: a change is missing, or the
-        pod has restarted. Then nothing is known any more, and the next document has to be of the whole set.
+        pod has restarted. Then nothing is known any more, and the next document has to be of the whole set; that of a
+        pod whose document contradicts itself, or has too many members, only after PAUSE_DOCUMENTS more.
         """
+        if self._pause:
+            self._pause -= 1
+            return False
         if digest.after == WHOLE:
-            self._set = PrefixSet(split(digest.added))
-        elif (instance, digest.after) == (self.instance, self.after):
-            for route_hash in (*split(digest.added), *split(digest.removed)):
-                self._set.toggle(route_hash)
-        else:
+            self._set = PrefixSet()
+        elif (instance, digest.after) != (self.instance, self.after):
             self.forget()
+            return False
+        if not self._applied(digest):
+            self.forget()
+            self._pause = PAUSE_DOCUMENTS
             return False
         self.instance, self.after = instance, digest.sequence
-        if (len(self._set.hashes), self._set.checksum) != (digest.entries, digest.checksum):
-            self.forget()
-            return False
         return True
 
     def forget(self) -> None:
         """Know nothing: the process that held the set is gone."""
         self._set, self.instance, self.after = PrefixSet(), "", WHOLE
+
+    def _applied(self, digest: PrefixDigest) -> bool:
+        """Change the set; False where it is not what the document says then, if possible by sizes alone."""
+        most = MOST_ENTRIES * ROUTE_HASH_BYTES
+        grown = len(digest.added) - len(digest.removed)
+        if digest.entries > MOST_ENTRIES or len(digest.added) + len(digest.removed) > most:
+            return False
+        if len(self._set.hashes) * ROUTE_HASH_BYTES + grown != digest.entries * ROUTE_HASH_BYTES:
+            return False
+        for route_hash in (*split(digest.added), *split(digest.removed)):
+            self._set.toggle(route_hash)
+        return (len(self._set.hashes), self._set.checksum) == (digest.entries, digest.checksum)

@@ -61,8 +61,8 @@ class StateReader:
         """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001.
 
         prefixes: sets that follow those of pods. What a pod's document cannot prove complete is empty afterwards, and
-        read as a whole the next time; so is the set of a pod that accepts no connection. The set of one that is late
-        stays as it was.
+        read as a whole the next time, of a pod that contradicted itself after a pause; so is the set of a pod that
+        accepts no connection. The set of one that is late stays as it was.
         """
         followed = prefixes or {}
         queries = {id_: _query(mine) for id_, mine in followed.items()}
@@ -148,6 +148,8 @@ class StateReader:
 
 
 def _query(followed: FollowedPrefixes) -> str:
+    if followed.is_paused:
+        return ""
     return "?" + urlencode({"prefixes_after": followed.after, "instance": followed.instance})
 
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from fakes.stub_runtime import StubRuntime
-from kvasir_api.prefix_digest import WHOLE, FollowedPrefixes, PrefixSet
+from kvasir_api.prefix_digest import PAUSE_DOCUMENTS, WHOLE, FollowedPrefixes, PrefixSet
 from kvasir_api.state import PrefixDigest
 from kvasir_kube.state_reader import MAX_BYTES, StateReader, url
 
@@ -97,6 +97,16 @@ async def test_sets_of_prefixes_are_followed_and_read_as_a_whole_where_they_cann
         "prefixes_after=2&instance=0123abcd",
         "prefixes_after=3&instance=0123abcd",
     ]
+
+
+async def test_a_pod_that_contradicted_itself_is_asked_for_nothing_for_a_while(pods):
+    good, followed = pods["good"], {"good": FollowedPrefixes()}
+    good.set_state(prefixes=PrefixDigest(sequence=1, entries=1, after=WHOLE, added=b"1" * 8))
+    async with StateReader() as reader:
+        for _ in range(PAUSE_DOCUMENTS + 2):
+            await reader.states({"good": base(good)}, deadline_s=60.0, prefixes=followed)
+    asked = "prefixes_after=-1&instance="
+    assert good.state_queries == [asked, *[""] * PAUSE_DOCUMENTS, asked]
 
 
 async def test_a_redirect_of_a_pod_is_not_followed(pods):
