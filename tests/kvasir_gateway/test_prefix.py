@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir_api.prefix_digest import MOST_ENTRIES, WHOLE, PrefixSet
 from kvasir_api.state import PrefixDigest
-from kvasir_gateway.prefix import MOST_RENTS, PrefixIndex
+from kvasir_gateway.prefix import ENDED_KEPT_S, MOST_RENTS, PrefixIndex
 
 
 def hashes(*numbers):
@@ -102,6 +102,41 @@ def test_memory_is_bounded(index):
     assert index.rent_s((MOST_RENTS).to_bytes(8)) == 1.0
 
 
+def test_memory_is_bounded_where_requests_have_the_same_prefix(index):
+    for number in range(100):
+        index.forward(str(number), "a", hashes(*range(2000)))
+    assert kept(index, "a") <= MOST_ENTRIES
+    read(index, began_s=2.0, a=("other", ()), b=("two", ()))
+    assert kept(index, "a") == 0
+    index.forward("again", "a", hashes(*range(2000)))
+    assert index.matched("a", hashes(*range(2000))) == 2000
+
+
+def test_nothing_is_kept_for_a_pod_whose_set_is_not_known(index):
+    read(index, began_s=2.0, a=None, b=("two", ()))
+    index.followed(["a", "b", "new"])
+    for address in ("a", "new"):
+        index.forward(f"to {address}", address, hashes(1, 2))
+        assert kept(index, address) == 0
+
+
+def test_what_has_ended_is_forgotten_by_age_where_no_reading_comes(index):
+    for number in range(10):
+        index.forward(str(number), "a", hashes(number + 10))
+        index.ended(str(number), "a", now_s=2.0 + number)
+    index.forward("runs", "a", hashes(99))
+    index.readings_taken({}, began_s=2.0 + ENDED_KEPT_S)
+    assert kept(index, "a") == 11
+    index.readings_taken({}, began_s=2.0 + ENDED_KEPT_S + 4.5)
+    assert kept(index, "a") == 6
+    index.readings_taken({}, began_s=20.0 + ENDED_KEPT_S)
+    assert kept(index, "a") == 1
+
+
+def kept(index, address):
+    return sum(len(route_hashes) for route_hashes, _ in index._pods[address].forwarded.values())
+
+
 def test_a_prefix_that_was_paid_for_owes_nothing(index):
     index.set_rent(b"p", 2.0)
     index.set_rent(b"p", 0.0)
@@ -125,7 +160,8 @@ class ForwardedRequests(RuleBasedStateMachine):
     def forward(self, text):
         self.number += 1
         self.index.forward(str(self.number), "pod", hashes(*text))
-        self.open[str(self.number)] = set(hashes(*text))
+        if self.answered:
+            self.open[str(self.number)] = set(hashes(*text))
 
     @rule(data=st.data())
     def end(self, data):
