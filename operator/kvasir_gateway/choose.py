@@ -7,6 +7,7 @@ rule for copies are our own: its first terms hold LMetric (OSDI 2026) and llm-d'
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from statistics import median
 from typing import Final, Literal, get_args
 
 Strategy = Literal["cost", "least-load", "round-robin"]
@@ -15,6 +16,8 @@ Reason = Literal["only", "cheapest", "tie", "copy", "session", "least_load", "tu
 
 MEMORY_S: Final = 30.0
 """Over which the load of a pod is remembered, and beyond which no request is taken to delay another."""
+MOST_COST_S: Final = 1e9
+"""In place of a cost that is larger, or no number of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +120,9 @@ class EndpointCost:
 
     @property
     def total_s(self) -> float:
-        """All terms."""
-        return self.wait_s + self.compute_s + self.stall_s + self.decode_s + self.later_s + self.silence_s
+        """All terms, 0..MOST_COST_S."""
+        total_s = self.wait_s + self.compute_s + self.stall_s + self.decode_s + self.later_s + self.silence_s
+        return total_s if 0 <= total_s <= MOST_COST_S else MOST_COST_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +248,8 @@ def _copied(
 
 def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate]:
     """Pods of one kind are equally fast: what each measured also depends on what it happened to compute, and cold
-    prompts would all go to the one that measured most. A pod of a kind that measured nothing is like all others."""
+    prompts would all go to the one that measured most. The median, so that one of several cannot shift it. A pod of a
+    kind that measured nothing is like all others."""
     loads = [c.load for c in known if c.load is not None]
     filled = []
     for candidate, load in zip(known, loads, strict=True):
@@ -263,10 +268,10 @@ def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate
 
 
 def _measured(*groups: list[float], otherwise: float) -> float:
-    """The mean of the first group in which anything was measured."""
+    """The median of the first group in which anything was measured."""
     for values in groups:
         if measured := [value for value in values if value > 0]:
-            return sum(measured) / len(measured)
+            return median(measured)
     return otherwise
 
 

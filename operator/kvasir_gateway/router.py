@@ -20,6 +20,8 @@ from kvasir_gateway.routing_table import RoutedService, StateReading
 
 BYTES_PER_TOKEN: Final = 4
 """Of text, for want of a tokenizer."""
+MOST_OUTPUT_TOKENS: Final = 1_000_000
+"""An answer is longer on average by the counters of no pod that counts right."""
 
 
 class RoutedPrompt(Protocol):
@@ -158,7 +160,8 @@ class EndpointRouter:
         self, known: list[Candidate], prompt: RoutedPrompt, readings: Mapping[str, StateReading]
     ) -> float:
         """What an answer of this service has on average, or less by the request's own bound."""
-        totals = [readings[candidate.address].state.totals for candidate in known]
+        stated = [readings[candidate.address].state.totals for candidate in known]
+        totals = [t for t in stated if 0 <= t.generation_tokens <= MOST_OUTPUT_TOKENS * t.completions]
         ended, tokens = sum(t.completions for t in totals), sum(t.generation_tokens for t in totals)
         mean = tokens / ended if ended > 0 else self._policy.output_tokens
         return min(mean, prompt.most_output_tokens) if prompt.most_output_tokens else mean

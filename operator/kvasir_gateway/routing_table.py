@@ -17,6 +17,10 @@ READING_MAX_AGE_S = 10.0
 FRESH_READING_S = 2.0
 """A reading of this age outranks the condition Ready, which is False where no kubelet could refresh it: of all pods of
 a node that the API server has not heard from."""
+PLAUSIBLE_PREFILL = 0.01, 1e7
+PLAUSIBLE_SLOPE_S = 0.0, 60.0
+PLAUSIBLE_QUEUE_S = 0.0, 86_400.0
+"""What is outside of these was not measured: numbers of one pod must not spoil the choice for its whole service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +239,7 @@ def _only_stalled(state: RuntimeState) -> bool:
 
 
 def _load(reading: StateReading, now_s: float) -> EndpointLoad:
+    """What a pod reported, as far as it can be true; other speeds count as not measured."""
     state = reading.state
     return EndpointLoad(
         kind=f"{state.device}/{state.kernels}",
@@ -242,9 +247,14 @@ def _load(reading: StateReading, now_s: float) -> EndpointLoad:
         running=max(0, state.running),
         waiting=max(0, state.waiting),
         waiting_uncached_tokens=max(0, state.waiting_uncached_tokens),
-        queue_s=state.ttft.queue_s,
-        prefill_tokens_per_s=max(0.0, state.rates.prefill_tokens_per_s),
+        queue_s=_plausible(state.ttft.queue_s, PLAUSIBLE_QUEUE_S, otherwise=-1.0),
+        prefill_tokens_per_s=_plausible(state.rates.prefill_tokens_per_s, PLAUSIBLE_PREFILL),
         stall_fraction=min(1.0, max(0.0, state.rates.stall_fraction)),
-        decode_slope_s=max(0.0, state.rates.decode_slope_s),
+        decode_slope_s=_plausible(state.rates.decode_slope_s, PLAUSIBLE_SLOPE_S),
         max_sequences=max(0, state.max_sequences),
     )
+
+
+def _plausible(value: float, bounds: tuple[float, float], *, otherwise: float = 0.0) -> float:
+    least, most = bounds
+    return value if least <= value <= most else otherwise

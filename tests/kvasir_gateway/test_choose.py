@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize, choose, cost_of
+from kvasir_gateway.choose import (
+    MOST_COST_S,
+    Candidate,
+    ChoicePolicy,
+    EndpointLoad,
+    RequestSize,
+    choose,
+    cost_of,
+)
 
 POLICY = ChoicePolicy()
 SIZE = RequestSize(prompt_tokens=1000, output_tokens=100)
@@ -133,6 +141,19 @@ def test_pods_of_one_kind_are_equally_fast_whatever_each_has_measured():
     choice = choose(pods, SIZE, policy=POLICY)
     assert (choice.reason, choice.addresses[0]) == ("tie", "a")
     assert {cost.compute_s for cost in choice.costs} == {1000 / 700}
+
+
+def test_one_pod_does_not_shift_what_its_peers_cost():
+    true = [candidate(name) for name in "abc"]
+    false = candidate("d", prefill_tokens_per_s=1e7, stall_fraction=1.0, decode_slope_s=10.0)
+    found = {cost.address: cost for cost in choose([*true, false], SIZE, policy=POLICY).costs}
+    assert [found[name] for name in "abc"] == list(choose(true, SIZE, policy=POLICY).costs)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), -5.0, 1e300])
+def test_a_cost_that_is_no_number_of_seconds_is_the_largest(number):
+    cost = replace(cost_of(candidate("a"), SIZE, uncached_tokens=10, policy=POLICY), wait_s=number)
+    assert cost.total_s == MOST_COST_S
 
 
 def test_speeds_that_a_pod_has_not_measured_are_those_of_the_others():

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fakes.gateway import pod, service
 from kvasir_api.prefix_digest import WHOLE, PrefixSet
-from kvasir_api.state import MeasuredRates, PrefixDigest, RequestTotals, RuntimeState
+from kvasir_api.state import MAX_COUNT, MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.router import EndpointRouter
@@ -56,6 +59,11 @@ class Rig:
             followed[address].take(instance, told)
         self.router.take_readings(states, began_s=self.now)
         self.readings |= {address: StateReading(state=found, at_s=self.now) for address, found in states.items()}
+
+    def lie(self, address, state):
+        """Read one pod again, which states this."""
+        self.router.take_readings({address: state}, began_s=self.now + 0.1)
+        self.readings[address] = StateReading(state=state, at_s=self.now)
 
     def send(self, prompt=None):
         """Route one request and forward it; its choice and name."""
@@ -144,6 +152,52 @@ def test_answers_are_taken_to_be_as_long_as_those_before(rig):
         2 * 0.001 * 50 * 4,
         2 * 0.001 * 50 * 5,
     }
+
+
+any_count = st.integers(-MAX_COUNT, MAX_COUNT) | st.sampled_from((0, 1, -(2**60), MAX_COUNT, -MAX_COUNT))
+any_number = st.floats(allow_nan=False) | st.sampled_from((0.0, 1e-308, -1e-308, 1e308, -1e308, 1.0))
+
+
+def lies(document):
+    """A part of the state document with any numbers in some of its fields."""
+    kinds = {msgspec.inspect.IntType: any_count, msgspec.inspect.FloatType: any_number}
+    fields = msgspec.inspect.type_info(document).fields
+    numbers = {field.name: kinds[type(field.type)] for field in fields if type(field.type) in kinds}
+    return st.fixed_dictionaries({}, optional=numbers).map(lambda given: document(**given))
+
+
+lying_states = st.builds(
+    lambda state, **parts: msgspec.structs.replace(state, phase="ready", instance="b", **parts),
+    lies(RuntimeState),
+    totals=lies(RequestTotals),
+    rates=lies(MeasuredRates),
+    ttft=lies(TtftForecast),
+)
+
+
+@given(
+    told=st.lists(lying_states, min_size=1, max_size=3),
+    kind=st.sampled_from(("", "cuda")),
+    most_output_tokens=st.sampled_from((0, 50)),
+)
+@example(
+    told=[RuntimeState(phase="ready", totals=RequestTotals(completions=1, generation_tokens=-(2**60)), running=9)],
+    kind="",
+    most_output_tokens=0,
+)
+@example(
+    told=[RuntimeState(phase="ready", rates=MeasuredRates(prefill_tokens_per_s=1e-308))], kind="", most_output_tokens=0
+)
+def test_whatever_one_pod_states_the_other_one_gets_requests(told, kind, most_output_tokens):
+    rig = Rig()
+    for state in told:
+        rig.now += 0.5
+        rig.read(totals=RequestTotals(completions=10, generation_tokens=1000))
+        rig.lie(TWO, msgspec.structs.replace(state, device=kind))
+        chosen = [rig.send(Prompt(most_output_tokens=most_output_tokens))[0] for _ in range(4)]
+        assert {frozenset(choice.addresses) for choice in chosen} == {frozenset((ONE, TWO))}
+        if not kind:
+            assert ONE in {choice.addresses[0] for choice in chosen}
 
 
 def test_other_strategies_look_at_no_prefixes():

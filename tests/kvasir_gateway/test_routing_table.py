@@ -238,6 +238,16 @@ def test_lies_below_zero_are_no_bonus():
     assert found.load == EndpointLoad(kind="/", age_s=0.0)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "slope", "queue"), [(-5.0, -5.0, -5.0), (1e-308, 1e308, 1e308), (1e308, 61.0, 1e6)]
+)
+def test_what_cannot_be_true_was_not_measured(prefill, slope, queue):
+    rates = MeasuredRates(prefill_tokens_per_s=prefill, decode_slope_s=slope)
+    lying = RuntimeState(phase="ready", rates=rates, ttft=TtftForecast(queue_s=queue))
+    (found,) = candidates_of(StateReading(state=lying, at_s=100.0))
+    assert found.load == EndpointLoad(kind="/")
+
+
 def stalled(seconds):
     state = RuntimeState(phase="ready", stalled_s=seconds, heartbeat_age_s=seconds, message="EngineStalled: …")
     return StateReading(state=state, at_s=100.0)
