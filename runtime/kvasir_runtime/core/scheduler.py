@@ -121,7 +121,7 @@ class Scheduler:
         for kind in self.deadlines.overdue(now):
             self._end(kind, now, aborted=True)
         running = [kind.sequence for kind in self._running.values()]
-        long = self._budget.long_prompts(running, now, self.throughput.rates.decode_step_s)
+        long = self._budget.long_prompts(running, now)
         builder = PlanBuilder(step=self._step + 1, budget=self._budget.tokens(running), long=long)
         self.host.store(builder)
         prompts = self._continue_running(builder, now)

@@ -12,7 +12,7 @@ from typing import Final, Self
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.prefill_shares import LongPrompts
 from kvasir_runtime.core.sequence import SequenceState
-from kvasir_runtime.core.throughput import DecayingMean
+from kvasir_runtime.core.throughput import DecayingLine, DecayingMean
 
 BOUND_BY_COPIES: Final = 1.2
 """Of the time of its copies, up to which a step gives no measure of the cost of a token."""
@@ -21,15 +21,15 @@ MEMORY_S: Final = 2.0
 LONG_STEPS: Final = 8
 """Full steps beyond which a prompt is long: in each of them what arrives would wait."""
 NEWCOMER_STEP_S: Final = 0.008
-"""What a short prompt that arrives should wait for a step with long ones; twice a step of decoding where that is more,
-since so much is spent on reading the weights in any case.
+"""What a short prompt that arrives should wait for a step with long ones; twice what such a step costs without a token
+of theirs where that is more, so that they lose at most half of their speed.
 """
 NEWCOMERS_S: Final = 10.0
 """Seconds after a short prompt arrived in which more of them are expected."""
 LEAST_LONG_TOKENS: Final = 8
 """Of a step, for long prompts together: with fewer they would hardly go on where a step is mostly overhead."""
 LONG_MEMORY_S: Final = 0.1
-"""Busy seconds after which the measured cost of a long prompt's token weighs 1/e: it grows with every token."""
+"""Busy seconds after which what steps with long prompts cost weighs 1/e: it grows with every token."""
 GROWS_AFTER: Final = 128
 """Steps in a row that found memory, before larger ones are tried: one that fails costs about two."""
 
@@ -38,8 +38,8 @@ class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
     __slots__ = (
-        *("_began", "_cost", "_ended", "_fits", "_least_s", "_long_above", "_long_cost", "_max_tokens", "_min_tokens"),
-        *("_newcomers_until", "_since_shrunk", "_target_s", "_within_least"),
+        *("_began", "_cost", "_ended", "_fits", "_least_s", "_long_above", "_long_line", "_max_tokens", "_min_tokens"),
+        *("_is_smaller", "_newcomers_until", "_since_shrunk", "_target_s", "_within_least"),
     )
 
     def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int, least_s: float = 0.0) -> None:
@@ -56,7 +56,9 @@ class TokenBudget:
         self._min_tokens = min_tokens
         self._cost = DecayingMean()
         self._long_above = LONG_STEPS * max_tokens
-        self._long_cost = DecayingMean()
+        self._long_line = DecayingLine()
+        """Seconds of steps by their tokens of long prompts."""
+        self._is_smaller = False
         self._newcomers_until = float("-inf")
         self._began: deque[tuple[float, int]] = deque()
         self._ended = float("-inf")
@@ -90,7 +92,7 @@ class TokenBudget:
             if self._since_shrunk % GROWS_AFTER == 0:
                 self._fits = min(self._max_tokens, 2 * self._fits)
         if long_tokens and elapsed_s > 0:
-            self._long_cost.add(elapsed_s, long_tokens, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
+            self._long_line.add(long_tokens, elapsed_s, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
             self._within_least = max(self._within_least, num_tokens)
         elif num_tokens >= self._min_tokens and elapsed_s > 0:
@@ -123,14 +125,22 @@ class TokenBudget:
         affordable = int(self._target_s / self._cost.value) if self._cost.value else 2 * self._within_least
         return min(self._fits, max(affordable, self._min_tokens + num_streams))
 
-    def long_prompts(self, running: Iterable[SequenceState], now: float, decode_s: float) -> LongPrompts:
-        """How much of the next step is for prompts that take many. decode_s: measured, of a step of decoding; or 0.
+    def long_prompts(self, running: Iterable[SequenceState], now: float) -> LongPrompts:
+        """How much of the next step is for prompts that take many.
 
-        They are limited while short prompts arrive, so that those wait for a short step only.
+        They are limited while short prompts arrive, so that those wait for a short step only. What a step costs without
+        them and what a token of theirs adds are told apart by steps of two sizes in turns.
         """
-        if not self._target_s or now >= self._newcomers_until or not self._long_cost.value:
+        line = self._long_line
+        if not self._target_s or now >= self._newcomers_until or not line.x:
             return LongPrompts(self._long_above)
+        token_s, step_s = line.slope, line.at(0)
+        if not token_s:  # all were of one size
+            token_s, step_s = line.y / line.x, 0.0
+        step_s = max(step_s, self._least_s)
+        together = max(LEAST_LONG_TOKENS, int((max(NEWCOMER_STEP_S, 2 * step_s) - step_s) / token_s))
+        self._is_smaller = not self._is_smaller
+        if self._is_smaller:
+            together = together * 2 // 3
         lacks = [len(one.tokens) > self._long_above and len(one.tokens) - one.computed > 1 for one in running]
-        target_s = min(self._target_s, max(NEWCOMER_STEP_S, 2 * decode_s, self._least_s))
-        together = max(LEAST_LONG_TOKENS, int(target_s / self._long_cost.value))
         return LongPrompts(self._long_above, max(1, together // max(1, sum(lacks))))
