@@ -27,6 +27,8 @@ KILLED_GRACE_S: Final = 15
 """For a replica that is killed because it does not live: streams are cut in any case."""
 STARTUP_MOST_S: Final = 6 * 3600
 STARTUP_UNKNOWN_S: Final = 3600
+DOWNLOAD_MOST_S: Final = 10 * 86_400
+"""8.64 TB. A runtime holds a probe's answer for at most a day, and each of STARTUP_TRIES has to be shorter."""
 
 
 def probes(model_bytes: int, download_bytes: int = 0) -> Json:
@@ -49,9 +51,8 @@ def probes(model_bytes: int, download_bytes: int = 0) -> Json:
 
 def startup_s(model_bytes: int, download_bytes: int = 0) -> int:
     """Seconds until a replica that is not ready is believed to hang."""
-    if not model_bytes:
-        return STARTUP_UNKNOWN_S
-    return min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ + download_bytes // SLOWEST_DOWNLOAD)
+    read_s = min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ) if model_bytes else STARTUP_UNKNOWN_S
+    return read_s + min(DOWNLOAD_MOST_S, download_bytes // SLOWEST_DOWNLOAD)
 
 
 def model_bytes(seen: Observed, placed: Placement) -> int:

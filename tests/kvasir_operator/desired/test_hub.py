@@ -14,7 +14,6 @@ from kvasir_api.inspection import HubInspection, encode
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired import hub
 from kvasir_operator.desired.inspection import HUB_AGAIN_S, inspection_plan, known_model, pod_name
-from kvasir_operator.desired.probes import startup_s
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -179,7 +178,3 @@ def test_a_model_of_a_claim_has_nothing_of_a_hub():
     text = json.dumps(pod_template(world(uri="pvc://a/b"), "rev", SETTINGS))
     assert "HF_" not in text
     assert "ephemeral-storage" not in text
-
-
-def test_a_start_may_take_as_long_as_a_slow_download():
-    assert startup_s(10**9, 10**9) == startup_s(10**9) + 100

@@ -4,10 +4,12 @@ import pytest
 
 from fakes.manifests import service
 from fakes.stages import pod_template
+from kvasir_api.status import MOST
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.probes import model_bytes, probes, startup_s
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_runtime.server.ops_app import MOST_WAIT_S
 
 GB = 10**9
 H100 = [{"metadata": {"name": "h100"}, "spec": {"memory": "80G"}}]
@@ -19,6 +21,24 @@ H100 = [{"metadata": {"name": "h100"}, "spec": {"memory": "80G"}}]
 )
 def test_a_larger_model_may_start_for_longer(size, seconds):
     assert startup_s(size) == seconds
+
+
+@pytest.mark.parametrize(
+    ("size", "download", "seconds"),
+    [
+        (GB, GB, 940 + 100),
+        (0, 16 * GB, 3600 + 1600),
+        (400 * GB, 400 * GB, 16_900 + 40_000),
+        (1400 * GB, 1400 * GB, 21_600 + 140_000),
+    ],
+)
+def test_a_start_may_take_as_long_as_a_slow_download_besides(size, download, seconds):
+    assert startup_s(size, download) == seconds
+
+
+def test_a_probe_of_the_largest_download_is_one_that_a_runtime_answers():
+    path = probes(1400 * GB, MOST)["startupProbe"]["httpGet"]["path"]
+    assert float(path.partition("wait_s=")[2]) < MOST_WAIT_S
 
 
 def seen(classes=(), **spec):
