@@ -2,15 +2,9 @@
 the hub states. The only module that uses that library, which reads its environment once, when it is imported.
 """
 
-import hashlib
 import os
 import re
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
 from fnmatch import fnmatch
@@ -18,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvasir_api import names
-from kvasir_api.forecast import readable
+from kvasir_api.inspection import COMMIT
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, OnBytes, is_inside
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -33,16 +28,9 @@ _UNUSED: Final = ("consolidated*.safetensors", "*/*.safetensors")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
-_LOOK_S: Final = 0.5
-_LEFT_S: Final = 60.0
-"""An unfinished file that was not written for so long is of a process that died; any other is being fetched."""
-_READ_BYTES: Final = 1 << 20
+_TRIES: Final = 2
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
-_CHECKED: Final = ".checked"
-"""Folder beside a repository's blobs with an empty file for each digest that was computed."""
-
-OnBytes = Callable[[int, int], None]
-"""Takes the bytes that are there and those that there will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +40,6 @@ class HubName:
     repository: str
     file: str = ""
     revision: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    """name: path in the repository. digest: the sha256 of a large file, the Git object of a small one; hexadecimal."""
-
-    name: str
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubListing:
-    """What a hub has under a name now: the commit, and the files that are fetched of it."""
-
-    commit: str
-    files: tuple[HubFile, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
 
 
 def parsed(model: str, revision: str = "") -> HubName | None:
@@ -114,9 +80,10 @@ def listing(name: HubName) -> HubListing:
     """What the hub has under the name now. Raises ModelUnavailableError."""
     _configure(os.environ)
     try:
-        return _listed(name)
+        found = _asked(name)
     except Exception as error:
         raise _unavailable(name, error) from error
+    return _listed(name, found)
 
 
 def config_file(name: HubName, commit: str) -> Path:
@@ -137,149 +104,53 @@ def fetch(name: HubName, on_bytes: OnBytes | None = None) -> Path:
     """
     _configure(os.environ)
     try:
-        found = _listed(name)
+        answer = _asked(name)
     except Exception:  # noqa: BLE001 -- the download below finds it in the cache, or meets the same error
-        return _downloaded(name)
-    cache = _Cache(name, found)
+        return _downloaded(name, name.revision)
+    from huggingface_hub import constants
+
+    found = _listed(name, answer)
+    cache = HubCache(Path(constants.HF_HUB_CACHE), name.repository, found)
+    cache.remove_leftovers()
     cache.check_space()
-    with _watched(cache, on_bytes):
-        path = _downloaded(name)
-    if cache.remove_damaged():
-        with _watched(cache, on_bytes):
-            path = _downloaded(name)
-        if damaged := cache.remove_damaged():
-            raise ModelUnavailableError(
-                f"model {name.repository} comes with another checksum of {damaged[0]} than the hub states, fetched"
-                " twice; a proxy or mirror on the way may change it"
-            )
-    return path
+    damaged: list[str] = []
+    for _ in range(_TRIES):
+        with cache.watched(on_bytes):
+            path = _downloaded(name, found.commit)
+        if not (damaged := cache.remove_damaged()):
+            cache.remember(name.revision or constants.DEFAULT_REVISION)
+            return path
+    raise ModelUnavailableError(
+        f"model {name.repository} comes with another checksum of {damaged[0]} than the hub states, fetched twice; a"
+        " proxy or mirror on the way may change it"
+    )
 
 
-class _Cache:
-    """What of a listing is in huggingface_hub's cache."""
-
-    def __init__(self, name: HubName, found: HubListing) -> None:
-        from huggingface_hub import constants
-
-        self._name, self._found = name, found
-        self._root = Path(constants.HF_HUB_CACHE)
-        self._repository = self._root / f"models--{name.repository.replace('/', '--')}"
-        self._snapshot = self._repository / "snapshots" / found.commit
-        self._left = {path for path in self._partial() if _age_s(path) > _LEFT_S}
-
-    @property
-    def size(self) -> int:
-        """Bytes that there will be."""
-        return self._found.size
-
-    def held(self) -> int:
-        """Bytes that are there, those of unfinished files included."""
-        whole = sum(file.size for file in self._found.files if (self._snapshot / file.name).exists())
-        return min(self.size, whole + sum(map(_size, self._partial() - self._left)))
-
-    def check_space(self) -> None:
-        """Raises ModelUnavailableError where the disk has less room than the rest of the files takes."""
-        rest = self.size - self.held()
-        there = next(path for path in (self._repository, *self._repository.parents) if path.exists())
-        if rest and rest > (free := shutil.disk_usage(there).free):
-            raise ModelUnavailableError(
-                f"model {self._name.repository} needs {readable(rest)} of disk in {self._root}, where"
-                f" {readable(free)} are free"
-            )
-
-    def remove_damaged(self) -> list[str]:
-        """Compute each file's digest once, and remove files with another one than the hub states. Returns those."""
-        marks = self._repository / _CHECKED
-        try:
-            marks.mkdir(exist_ok=True)
-        except OSError:
-            return []  # a cache that is only read: nothing was written here
-        unknown = [file for file in self._found.files if file.digest and not (marks / file.digest).exists()]
-        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
-            is_whole = list(threads.map(lambda file: _is_whole(self._snapshot / file.name, file), unknown))
-        damaged = []
-        for file, whole in zip(unknown, is_whole, strict=True):
-            if whole:
-                (marks / file.digest).touch()
-                continue
-            path = self._snapshot / file.name
-            path.resolve().unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            damaged.append(file.name)
-        return damaged
-
-    def _partial(self) -> set[Path]:
-        return set((self._repository / "blobs").glob("*.incomplete"))
-
-
-@contextmanager
-def _watched(cache: _Cache, on_bytes: OnBytes | None) -> Iterator[None]:
-    """Report the bytes while a download runs. The library's bars know neither cached files nor all of the sizes."""
-    if on_bytes is None:
-        yield
-        return
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(_LOOK_S):
-            on_bytes(cache.held(), cache.size)
-
-    on_bytes(cache.held(), cache.size)
-    thread = threading.Thread(target=look, name="download-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-        on_bytes(cache.size, cache.size)
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _age_s(path: Path) -> float:
-    """Seconds since it was written."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0  # just finished
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # just finished
-
-
-def _is_whole(path: Path, file: HubFile) -> bool:
-    """Whether a file has its digest: SHA-256 of 64 digits, or Git's object id, SHA-1 of a header and the content."""
-    if len(file.digest) == 64:
-        digest = hashlib.sha256()
-    else:
-        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
-    try:
-        with path.open("rb") as stream:
-            while piece := stream.read(_READ_BYTES):
-                digest.update(piece)
-    except OSError:
-        return False
-    return digest.hexdigest() == file.digest
-
-
-def _listed(name: HubName) -> HubListing:
+def _asked(name: HubName) -> "ModelInfo":
     from huggingface_hub import HfApi
 
     revision = name.revision or None
-    found: ModelInfo = HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=_LISTING_S)
+    return HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=_LISTING_S)
+
+
+def _listed(name: HubName, found: "ModelInfo") -> HubListing:
+    """What is fetched of what the hub said. Names, commit and digests are parts of paths from here on, so that those
+    which may lead elsewhere are refused. Raises ModelUnavailableError."""
     parts = frozenset(gguf.parts(name.file)) if name.file else frozenset()
-    siblings = found.siblings or ()
-    fetched = [f for f in siblings if (f.rfilename in parts if parts else _is_fetched(f.rfilename))]
-    return HubListing(
-        commit=found.sha or "",
-        files=tuple(
-            HubFile(name=f.rfilename, size=f.size or 0, digest=(f.lfs.sha256 if f.lfs else f.blob_id) or "")
-            for f in fetched
-        ),
-    )
+    fetched = [
+        HubFile(name=f.rfilename, size=f.size or 0, digest=(f.lfs.sha256 if f.lfs else f.blob_id) or "")
+        for f in found.siblings or ()
+        if (f.rfilename in parts if parts else _is_fetched(f.rfilename))
+    ]
+    wrong = "" if COMMIT.fullmatch(found.sha or "") else f"{found.sha!r:.100} is no commit"
+    for file in fetched:
+        if not is_inside(file.name):
+            wrong = f"{file.name!r:.100} is no path in a repository"
+        elif not _DIGEST.fullmatch(file.digest):
+            wrong = f"{file.digest!r:.100} is no checksum of {file.name}"
+    if wrong:
+        raise ModelUnavailableError(f"model {name.repository} is not fetched, as the hub's listing is broken: {wrong}")
+    return HubListing(commit=found.sha or "", files=tuple(fetched))
 
 
 def _is_fetched(path: str) -> bool:
@@ -287,10 +158,11 @@ def _is_fetched(path: str) -> bool:
     return any(fnmatch(path, p) for p in _FETCHED) and not any(fnmatch(path, p) for p in _UNUSED)
 
 
-def _downloaded(name: HubName) -> Path:
+def _downloaded(name: HubName, at: str) -> Path:
+    """at: the commit, or without a listing what the name says, which the cache may know."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    revision = name.revision or None
+    revision = at or None
     try:
         if name.file:
             parts = [hf_hub_download(name.repository, part, revision=revision) for part in gguf.parts(name.file)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvasir_api import names
-from kvasir_runtime import gguf, hub
+from kvasir_runtime import gguf, hub, hub_cache
 from kvasir_runtime.errors import ModelError
 
 _OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
@@ -19,7 +19,7 @@ SAMPLES = 32
 SAMPLE_BYTES = 64 * 1024
 
 
-def resolve(model: str, revision: str = "", on_bytes: hub.OnBytes | None = None) -> Path:
+def resolve(model: str, revision: str = "", on_bytes: hub_cache.OnBytes | None = None) -> Path:
     """The directory that holds the model's files, or the first GGUF file of it, after a download if need be.
 
     model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub, also as

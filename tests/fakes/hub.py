@@ -27,6 +27,7 @@ Fault = Literal[
     "busy",
     "circle",
     "elsewhere",
+    "moves",
 ]
 REFUSALS: Final[Mapping[Fault, tuple[int, str]]] = {
     "refused": (403, ""),
@@ -38,6 +39,7 @@ REFUSALS: Final[Mapping[Fault, tuple[int, str]]] = {
 }
 """Status and X-Error-Code of whatever is asked."""
 COMMIT: Final = "c" * 40
+LATER: Final = "d" * 40
 LARGE: Final = 200_000
 WEIGHTS: Final = "model.safetensors"
 FILES: Final = {"config.json": b'{"model_type": "llama"}', WEIGHTS: bytes(range(256)) * (LARGE // 256)}
@@ -45,7 +47,8 @@ FILES: Final = {"config.json": b'{"model_type": "llama"}', WEIGHTS: bytes(range(
 
 @dataclass(slots=True)
 class Hub:
-    """files: of the repository, by name. fault: of the weights, or of the whole repository. commit: of every revision.
+    """files: of the repository, by name. fault: of the weights, or of the whole repository. commit: of every revision;
+    after a listing of one that "moves" it is LATER. digest: what is said to be that of the weights.
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set.
     """
@@ -57,6 +60,7 @@ class Hub:
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     elsewhere: str = ""
     commit: str = COMMIT
+    digest: str = ""
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -94,11 +98,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if hub.fault in REFUSALS:
             return self._refuse(*REFUSALS[hub.fault])
         if "/tree/" in self.path:
-            tree = [self._entry(name, file) for name, file in hub.files.items()]
+            # A hub that means harm names them in the other listing alone: the library refuses to fetch them.
+            tree = [self._entry(name, file) for name, file in hub.files.items() if ".." not in name]
             return self._send(json.dumps(tree).encode(), {})
         if self.path.startswith("/api/"):
             siblings = [self._sibling(name, content) for name, content in hub.files.items()]
-            return self._send(json.dumps({"id": "org/name", "sha": self._commit(), "siblings": siblings}).encode(), {})
+            listed = json.dumps({"id": "org/name", "sha": self._commit(), "siblings": siblings}).encode()
+            if hub.fault == "moves":
+                hub.commit = LATER
+            return self._send(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
         of_weights = name == WEIGHTS
         if of_weights and body:
@@ -119,7 +127,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         entry = self._entry(name, content)
         found = {"rfilename": name, "size": entry["size"], "blobId": entry["oid"]}
         if "lfs" in entry:
-            found["lfs"] = {"size": entry["size"], "sha256": entry["lfs"]["oid"], "pointerSize": 134}
+            digest = self.hub.digest or entry["lfs"]["oid"]
+            found["lfs"] = {"size": entry["size"], "sha256": digest, "pointerSize": 134}
         return found
 
     def _entry(self, name: str, content: bytes) -> dict[str, Any]:
@@ -151,7 +160,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send(b"{}", {"X-Error-Code": code} if code else {}, status=status)
+        body = b"{}" if self.command == "GET" else b""
+        self._send(body, {"X-Error-Code": code} if code else {}, status=status)
 
     def _lead(self, where: str) -> None:
         self._send(b"", {"Location": where}, status=302)

@@ -23,6 +23,12 @@ WATCHED = """
 from kvasir_runtime import source
 source.resolve("hf://org/name", "", lambda done, total: print(done, total, flush=True))
 """
+FIRST_TOLD = """
+from kvasir_runtime import source
+told = []
+source.resolve("hf://org/name", "", lambda *bytes: told.append(bytes))
+print(*told[0])
+"""
 TOKEN = "hf_of_a_user"
 
 
@@ -114,6 +120,65 @@ def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fau
     assert not list(tmp_path.glob("hub/models--org--name/snapshots/*/model.safetensors")), (
         "half a file was taken for one"
     )
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ({"files": {**hub.FILES, "../../../../victim.json": b"{}"}}, "'../../../../victim.json' is no path in a"),
+        ({"files": {**hub.FILES, "/victim.json": b"{}"}}, "'/victim.json' is no path in a"),
+        ({"files": {**hub.FILES, "a//b.json": b"{}"}}, "'a//b.json' is no path in a"),
+        ({"files": {**hub.FILES, "..\\b.json": b"{}"}}, "'..\\\\b.json' is no path in a"),
+        ({"commit": "../../../.."}, "'../../../..' is no commit"),
+        ({"commit": "main"}, "'main' is no commit"),
+        ({"digest": "../victim"}, "'../victim' is no checksum of model.safetensors"),
+        ({"digest": "a" * 50}, f"'{'a' * 50}' is no checksum of model.safetensors"),
+    ],
+)
+def test_a_listing_leads_to_no_file_outside_the_repository(tmp_path, listed, says):
+    victim = tmp_path / "victim.json"
+    victim.write_text("of somebody else")
+    with hub.serving() as found:
+        for field, value in listed.items():
+            setattr(found, field, value)
+        line = fetched(found, tmp_path)
+        assert victim.read_text() == "of somebody else"
+        assert says in line
+        assert line.startswith("refused: ModelUnavailable: model org/name is not fetched, as the hub's listing is")
+        assert not [path for path in found.of("GET") if "/resolve/" in path]
+
+
+@pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        (CODE, hub.FILES),
+        (
+            CODE.replace("org/name", "org/name/a-00001-of-00002.gguf"),
+            {"a-00001-of-00002.gguf": b"first", "a-00002-of-00002.gguf": b"second"},
+        ),
+    ],
+    ids=["checkpoint", "GGUF"],
+)
+def test_a_branch_that_moves_gives_the_files_of_the_commit_that_was_listed(tmp_path, code, files):
+    with hub.serving("moves", files) as found:
+        path = fetched(found, tmp_path, code=code)
+        assert f"/snapshots/{hub.COMMIT}" in path
+        gotten = [one.split("/resolve/")[1].split("/")[0] for one in found.of("GET") if "/resolve/" in one]
+        assert gotten == [hub.COMMIT] * len(files)
+        found.fault = "busy"
+        assert fetched(found, tmp_path, code=code) == path, "the branch's name is known without the hub"
+
+
+def test_what_a_killed_process_left_is_removed_and_not_counted(tmp_path):
+    with hub.serving() as found:
+        blob = (Path(fetched(found, tmp_path)) / hub.WEIGHTS).resolve()
+        left = blob.with_name(f"{blob.name}.0a1b2c3d.incomplete")
+        left.write_bytes(b"x" * (hub.LARGE // 2))
+        blob.unlink()
+        said = fetched(found, tmp_path, code=FIRST_TOLD)
+        assert said == f"{len(hub.FILES['config.json'])} {sum(map(len, hub.FILES.values()))}"
+    assert not left.exists()
+    assert blob.read_bytes() == hub.FILES[hub.WEIGHTS]
 
 
 def test_a_file_that_is_damaged_on_the_way_is_fetched_again(tmp_path):

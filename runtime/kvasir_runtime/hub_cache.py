@@ -1,0 +1,233 @@
+"""A model's files in huggingface_hub's cache: bytes that are there, damaged ones, and what dead processes left.
+
+Called by `hub`. Processes on several nodes may share a cache: what changes a blob takes the library's lock of it.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvasir_api.forecast import readable
+from kvasir_runtime.errors import ModelUnavailableError
+
+_LOOK_S: Final = 0.5
+_STILL_S: Final = 3.0
+"""What is not written for so long while its lock is free is of a process that died."""
+_LOCK_S: Final = 0.2
+_READ_BYTES: Final = 1 << 20
+_CHECKED: Final = ".checked"
+"""Folder beside a repository's blobs with an empty file for each digest that was computed."""
+_UNFINISHED: Final = "*.incomplete"
+_LEFT: Final = "*.*.incomplete"
+"""The library since version 2 writes BLOB.RANDOM.incomplete and never goes on with it; before, BLOB.incomplete."""
+
+OnBytes = Callable[[int, int], None]
+"""Takes the bytes that are there and those that there will be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """name: path in the repository. digest: the sha256 of a large file, the Git object of a small one; hexadecimal."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubListing:
+    """What a hub has under a name now: the commit, and the files that are fetched of it."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class HubCache:
+    """What of a listing is in the cache."""
+
+    def __init__(self, root: Path, repository: str, found: HubListing) -> None:
+        """root: HF_HUB_CACHE. repository: its name on the hub."""
+        folder = f"models--{repository.replace('/', '--')}"
+        self._root, self._name, self._found = root, repository, found
+        self._repository = root / folder
+        self._locks = root / ".locks" / folder
+        self._snapshot = self._repository / "snapshots" / found.commit
+
+    def remove_leftovers(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Remove unfinished files of processes that died. A free lock alone does not tell: there are network file
+        systems that give it to everybody, so that what is still written stays too."""
+        with ExitStack() as locks:
+            free = [
+                path
+                for digest, paths in self._unfinished(_LEFT).items()
+                if self._is_locked(locks, digest, _LOCK_S)
+                for path in paths
+            ]
+            before = {path: _written(path) for path in free}
+            if free:
+                sleep(_STILL_S)
+            for path in free:
+                if _written(path) == before[path]:
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
+
+    def held(self) -> int:
+        """Bytes that are there, those of unfinished files included: of each blob the one that was written last."""
+        whole = sum(file.size for file in self._found.files if self._has(file))
+        unfinished = (
+            max(map(_written, paths))[1]
+            for digest, paths in self._unfinished(_UNFINISHED).items()
+            if not (self._blobs / digest).exists()
+        )
+        return min(self._found.size, whole + sum(unfinished))
+
+    def check_space(self) -> None:
+        """Raises ModelUnavailableError where the disk has less room than the rest of the files takes."""
+        rest = self._found.size - self.held()
+        there = next(path for path in (self._repository, *self._repository.parents) if path.exists())
+        if rest and rest > (free := shutil.disk_usage(there).free):
+            raise ModelUnavailableError(
+                f"model {self._name} needs {readable(rest)} of disk in {self._root}, where {readable(free)} are free"
+            )
+
+    def remove_damaged(self) -> list[str]:
+        """Compute each file's digest once, and remove files with another one than the hub states.
+
+        Returns those and the ones that are not there. Raises ModelUnavailableError where one cannot be read or removed.
+        """
+        files = self._found.files
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
+            is_whole = list(threads.map(self._is_whole, files))
+        return [file.name for file, whole in zip(files, is_whole, strict=True) if not whole]
+
+    def remember(self, revision: str) -> None:
+        """Let a branch or tag stand for the commit where the hub is not reached. A cache that is only read stays."""
+        reference = self._repository / "refs" / revision
+        if revision == self._found.commit or not is_inside(revision):
+            return
+        new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
+        with suppress(OSError):
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(self._found.commit)
+            new.replace(reference)
+
+    @contextmanager
+    def watched(self, on_bytes: OnBytes | None) -> Iterator[None]:
+        """Report the bytes while a download runs. The library's bars know neither cached files nor all of the sizes."""
+        if on_bytes is None:
+            yield
+            return
+        ended, size = threading.Event(), self._found.size
+
+        def look() -> None:
+            while not ended.wait(_LOOK_S):
+                on_bytes(self.held(), size)
+
+        on_bytes(self.held(), size)
+        thread = threading.Thread(target=look, name="download-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+            on_bytes(size, size)
+        finally:
+            ended.set()
+            thread.join()
+
+    @property
+    def _blobs(self) -> Path:
+        return self._repository / "blobs"
+
+    def _has(self, file: HubFile) -> bool:
+        return (self._snapshot / file.name).exists() or (self._blobs / file.digest).exists()
+
+    def _unfinished(self, pattern: str) -> Mapping[str, Iterable[Path]]:
+        """Unfinished files by their blob."""
+        found = defaultdict(list)
+        for path in self._blobs.glob(pattern):
+            found[path.name.partition(".")[0]].append(path)
+        return found
+
+    def _is_locked(self, held: ExitStack, digest: str, timeout_s: float | None = None) -> bool:
+        """Take the lock of a blob, and keep it until `held` ends. False for one that others have and for a cache that
+        is only read."""
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # it is exported lazily
+
+        try:
+            self._locks.mkdir(parents=True, exist_ok=True)
+            held.enter_context(WeakFileLock(self._locks / f"{digest}.lock", timeout=timeout_s))
+        except OSError:  # the lock's own timeout is one, too
+            return False
+        return True
+
+    def _is_whole(self, file: HubFile) -> bool:
+        """Whether a file is there with its digest; removes it if it has another one."""
+        path, mark = self._snapshot / file.name, self._repository / _CHECKED / file.digest
+        try:
+            if mark.exists():
+                return True
+            with ExitStack() as held:
+                self._is_locked(held, file.digest)
+                if mark.exists():
+                    return True  # others computed it meanwhile
+                digest, inode = _digest(path, file)
+                if digest == file.digest:
+                    _touch(mark)
+                    return True
+                blob = path.resolve()
+                if blob.stat().st_ino == inode:  # and not what others have fetched since
+                    blob.unlink()
+                    path.unlink(missing_ok=True)
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise ModelUnavailableError(
+                f"model {self._name} is in the cache, and its {file.name} could not be checked: {error}"
+            ) from error
+
+
+def is_inside(name: str) -> bool:
+    """Whether a path with slashes leads to something below a folder, whatever is there."""
+    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
+
+
+def _written(path: Path) -> tuple[int, int]:
+    """When it was written, in nanoseconds, and its bytes."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0  # just finished
+    return found.st_mtime_ns, found.st_size
+
+
+def _digest(path: Path, file: HubFile) -> tuple[str, int]:
+    """SHA-256 of 64 digits, or Git's object id, SHA-1 of a header and the content; and the inode that was read."""
+    if len(file.digest) == 64:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as stream:
+        while piece := stream.read(_READ_BYTES):
+            digest.update(piece)
+        return digest.hexdigest(), os.fstat(stream.fileno()).st_ino
+
+
+def _touch(mark: Path) -> None:
+    """A mark only saves computing the digest again: none where the disk is full or only read."""
+    with suppress(OSError):
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
