@@ -168,7 +168,7 @@ class RuntimeOptions(OptionsBase):
     )
     max_waiting_tokens: int = option(
         8_388_608,
-        "Prompt tokens of waiting requests that are not cached, up to which another one may wait; further ones get 429 with Retry-After. Where it is full the last requests of the tenant that has most of it, by weight, give way to those of others. 0 sets no bound.",
+        "Prompt tokens of waiting requests that are not cached, up to which another one may wait; further ones get 429 with Retry-After. Where it is full a few requests of the tenant that has most of it, by weight, give way to one of another. 0 sets no bound.",
         unit="tokens",
         ge=0,
         le=1_000_000_000,

@@ -112,7 +112,7 @@ class DeadlineAdmission:
         given_way, self._given_way = self._given_way, {}
         for kind in given_way:
             if kind.request.phase == "waiting":
-                message = "The queue is full, and other tenants have less of it: the last requests give way to theirs."
+                message = "The queue is full, and other tenants have less of it: this request gives way to theirs."
                 self._refusals.append(_refusal(kind, OVERLOADED, message, max(0.0, self.queue_s)))
                 self._expired += 1
                 yield kind

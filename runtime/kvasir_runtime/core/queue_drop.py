@@ -1,20 +1,27 @@
-"""Which requests give way to a new one where the queue is full: the last ones of the tenant that fills it most.
+"""Which requests give way to a new one where the queue is full: a few of the tenant that fills it most.
 
-Longest queue drop of Suter et al. 1998 ("Design considerations for supporting TCP with per-flow queueing"), with a
-queue for each tenant, measured in tokens to be computed by the tenant's weight. So a tenant has its share of a full
-queue whenever it comes, and may fill it while no other does. Called by `deadline_admission`. Pure.
+After the longest queue drop of Suter et al. 1998 ("Design considerations for supporting TCP with per-flow queueing"),
+with a queue for each tenant, measured in tokens to be computed by the tenant's weight. So a tenant has its share of a
+full queue whenever it comes, and may fill it while no other does. Requests differ in length by orders of magnitude, so
+of a queue the fewest are dropped that make room, and not its end: one long prompt does not cost a hundred short ones
+their places. Called by `deadline_admission`. Pure.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from typing import Final
 
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.waiting_queue import WaitingQueue
+
+MOST: Final = 8
+"""Requests that give way to one."""
 
 
 def giving_way(
     waiting: WaitingQueue, kind: RequestKind, excess: int, gone: Collection[RequestKind]
 ) -> list[RequestKind]:
-    """Waiting requests that have excess tokens together; none where kind's own tenant would have most of the queue.
+    """Waiting requests that have excess tokens together; none where kind's own tenant would have most of the queue, or
+    where more than MOST or more urgent ones would have to go.
 
     excess: above 0. gone: waiting requests that give way already.
     """
@@ -23,24 +30,42 @@ def giving_way(
     for other in gone:
         held[other.request.request.tenant] -= other.request.uncached_estimate / other.request.request.weight
     own = held.pop(tenant, 0.0) + kind.request.uncached_estimate / weight
-    lasts: dict[str, Iterator[RequestKind]] = {}
+    kept: dict[str, list[RequestKind]] = {}
     found: list[RequestKind] = []
-    while excess > 0:
+    while excess > 0 and len(found) < MOST:
         most = max(held, key=held.__getitem__, default=None)
         if most is None or held[most] <= own:
             return []
-        last = next(lasts.setdefault(most, _last_first(waiting, most, gone)), None)
-        if last is None:
+        if most not in kept:
+            kept[most] = _may_give_way(waiting, most, kind.request.request.priority, gone)
+        if not kept[most]:
             del held[most]
             continue
-        found.append(last)
-        held[most] -= last.request.uncached_estimate / last.request.request.weight
-        excess -= last.request.uncached_estimate
+        other = _next(kept[most], excess)
+        kept[most].remove(other)
+        found.append(other)
+        held[most] -= other.request.uncached_estimate / other.request.request.weight
+        excess -= other.request.uncached_estimate
+    return [] if excess > 0 else found
+
+
+def _may_give_way(
+    waiting: WaitingQueue, tenant: str, priority: int, gone: Collection[RequestKind]
+) -> list[RequestKind]:
+    """Requests of a tenant, the last first, that are not more urgent and no part of what they are for has begun."""
+    found = []
+    for kind in waiting.last_first(tenant):
+        request = kind.request
+        if request.request.priority < priority:
+            break
+        if not request.request.admitted and request.cached_tokens is None and kind not in gone:
+            found.append(kind)
     return found
 
 
-def _last_first(waiting: WaitingQueue, tenant: str, gone: Collection[RequestKind]) -> Iterator[RequestKind]:
-    """Requests of a tenant that may give way: no part of what they are for has begun."""
-    for kind in waiting.last_first(tenant):
-        if not kind.request.request.admitted and kind.request.cached_tokens is None and kind not in gone:
-            yield kind
+def _next(last_first: list[RequestKind], excess: int) -> RequestKind:
+    """The last one that suffices alone, else the largest: together the fewest."""
+    for kind in last_first:
+        if kind.request.uncached_estimate >= excess:
+            return kind
+    return max(last_first, key=lambda kind: kind.request.uncached_estimate)

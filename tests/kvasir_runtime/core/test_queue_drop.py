@@ -1,7 +1,9 @@
-"""A full queue is shared by tenants: the last requests of the one that has most of it give way."""
+"""A full queue is shared by tenants: a few requests of the one that has most of it give way."""
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes.serving import request, serving
 from kvasir_api.openai_errors import OVERLOADED
@@ -9,7 +11,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.factory import new_kind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.queue_drop import giving_way
+from kvasir_runtime.core.queue_drop import MOST, giving_way
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 LIMITS = Limits(num_blocks=1000, block_size=4, max_batch_tokens=64, max_sequences=8, max_model_len=10_000)
@@ -47,23 +49,92 @@ def test_the_longest_queue_by_weight_gives_way_from_its_end(new, excess, want):
     assert victims(queue, new, excess) == want
 
 
-def test_urgent_and_begun_requests_are_kept_and_none_gives_way_twice():
+@pytest.mark.parametrize(
+    ("tokens", "excess", "want"),
+    [
+        ((1200, 8, 8, 8), 5, ["a4"]),  # the last that suffices
+        ((1200, 8, 8, 8), 9, ["a1"]),  # one, where the small ones would have to be several
+        ((8, 30, 20, 8), 19, ["a3"]),
+        ((8, 30, 20, 8), 21, ["a2"]),
+        ((8, 30, 20, 8), 35, ["a2", "a4"]),  # the largest, then the last that suffices
+        ((8, 30, 20, 8), 45, ["a2", "a3"]),
+        ((1,) * MOST, MOST, [f"a{number}" for number in range(MOST, 0, -1)]),
+        ((1,) * (MOST + 1), MOST + 1, []),  # more than may give way to one
+    ],
+)
+def test_the_fewest_give_way(tokens, excess, want):
     queue = WaitingQueue()
-    urgent, admitted, begun, late, later = (
-        arrival("a5", "a", priority=-1),
-        arrival("a6", "a"),
-        arrival("a7", "a"),
-        arrival("a3", "a"),
-        arrival("a4", "a"),
-    )
+    for number, num_tokens in enumerate(tokens, 1):
+        queue.add(arrival(f"a{number}", "a", num_tokens))
+    assert victims(queue, arrival("c1", "c", 0), excess) == want
+
+
+@pytest.mark.parametrize(
+    ("priority", "excess", "want"),
+    [
+        (0, 20, ["a4", "a3"]),
+        (0, 21, []),  # the rest is more urgent
+        (1, 5, ["a4"]),
+        (1, 15, []),
+        (-1, 35, ["a4", "a3", "a2", "a1"]),
+        (2, 5, []),
+    ],
+)
+def test_none_gives_way_to_one_that_is_less_urgent(priority, excess, want):
+    queue = WaitingQueue()
+    for name, own in (("a1", -1), ("a2", -1), ("a3", 0), ("a4", 1)):
+        queue.add(arrival(name, "a", priority=own))
+    assert victims(queue, arrival("c1", "c", 1, priority=priority), excess) == want
+
+
+def test_begun_requests_are_kept_and_none_gives_way_twice():
+    queue = WaitingQueue()
+    admitted, begun, late, later = (arrival(name, "a") for name in ("a6", "a7", "a3", "a4"))
     begun.request.cached_tokens = 0
     admitted.request.request = msgspec.structs.replace(admitted.request.request, admitted=True)
-    for kind in (urgent, admitted, begun, late, later):
+    for kind in (admitted, begun, late, later):
         queue.add(kind)
     assert victims(queue, arrival("c1", "c", 1), 10) == ["a4"]
     assert victims(queue, arrival("c1", "c", 1), 10, {later}) == ["a3"]
-    assert victims(queue, arrival("c1", "c", 1), 10, {later, late}) == ["a5"]
-    assert victims(queue, arrival("c1", "c", 1), 10, {later, late, urgent}) == []
+    assert victims(queue, arrival("c1", "c", 1), 10, {later, late}) == []
+
+
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+ARRIVALS = st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.integers(-1, 1))
+
+
+@given(st.lists(ARRIVALS, max_size=60), st.integers(1, 1000))
+def test_a_full_queue_is_within_its_bound_and_only_those_above_their_share_lose(arrivals, limit):
+    queue = WaitingQueue()
+    for number, (tenant, num_tokens, priority) in enumerate(arrivals):
+        new = arrival(chr(number + 256), tenant, num_tokens, priority=priority, weight=WEIGHTS[tenant])
+        excess = queue.uncached_tokens + num_tokens - limit
+        if excess > 0:
+            found = giving_way(queue, new, excess, ())
+            if not found:
+                continue
+            assert len({kind.request.number for kind in found}) == len(found) <= MOST
+            assert all(kind.request.request.priority >= priority for kind in found)
+            for kind in found:
+                held = queue.tokens_by_weight()
+                own = held.get(tenant, 0.0) + num_tokens / WEIGHTS[tenant]
+                assert held[kind.request.request.tenant] > own
+                queue.remove(kind)
+        queue.add(new)
+        assert queue.uncached_tokens <= limit
+
+
+@given(st.lists(ARRIVALS, min_size=1, max_size=60), st.integers(1, 400))
+def test_of_equally_urgent_requests_none_loses_below_the_share_of_its_tenant(arrivals, num_tokens):
+    """The share of a tenant in the bound, by the weights of all that wait and of the new one."""
+    queue = WaitingQueue()
+    for number, (tenant, own_tokens, _) in enumerate(arrivals):
+        queue.add(arrival(chr(number + 256), tenant, own_tokens, weight=WEIGHTS[tenant]))
+    weights = sum(WEIGHTS[tenant] for tenant in queue.tenants) + 1.0
+    limit = queue.uncached_tokens
+    for kind in giving_way(queue, arrival("n1", "n", num_tokens), num_tokens, ()):
+        assert queue.tokens_by_weight()[kind.request.request.tenant] > limit / weights
+        queue.remove(kind)
 
 
 def test_a_tenant_finds_its_place_in_a_queue_that_another_has_filled():
@@ -82,6 +153,17 @@ def test_a_tenant_finds_its_place_in_a_queue_that_another_has_filled():
     assert served.scheduler.report(RuntimeState()).waiting_uncached_tokens == 100
     served.finish()
     assert {served.answers[f"s{number}"].reason for number in range(5)} <= {"length", "stop"}
+
+
+def test_a_large_request_gives_way_and_not_a_hundred_small_ones():
+    served = serving(max_sequences=1, max_waiting_tokens=2000, max_model_len=4000, num_blocks=4000)
+    served.submit(request("first", range(1, 30), max_tokens=40, tenant="a"))
+    served.step()
+    served.submit(request("large", [9] * 1200, tenant="a"))
+    served.submit(*(request(f"s{number}", [number + 1] * 8, tenant="a") for number in range(100)))
+    served.submit(request("new", [7] * 800, tenant="b"))
+    served.step()
+    assert [name for name, answer in served.answers.items() if answer.reason == "error"] == ["large"]
 
 
 def test_those_that_give_way_are_told_when_to_come_back():
