@@ -23,8 +23,12 @@ class Server(uvicorn.Server):
         yield
 
 
-def server(app: ASGIApp) -> Server:
-    """A server of one app, to be run with serve(sockets=[...])."""
+def server(app: ASGIApp, *, forwarded: bool) -> Server:
+    """A server of one app, to be run with serve(sockets=[...]).
+
+    forwarded: believe `X-Forwarded-For` of proxies on loopback, or of those that the environment's FORWARDED_ALLOW_IPS
+    lists. Only for an app where a caller's address decides no more than whose turn it is, never what it may do.
+    """
     return Server(
         uvicorn.Config(
             app,
@@ -34,6 +38,7 @@ def server(app: ASGIApp) -> Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=forwarded,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,

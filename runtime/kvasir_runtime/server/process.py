@@ -76,7 +76,10 @@ class ServeProcess:
         http, ops = self._listeners
         self._addresses = ports.address_of(http), ports.address_of(ops)
         self._console.opened(*self._addresses)
-        servers = [listen.server(http_app(self._app_state)), listen.server(ops_app(self._app_state))]
+        servers = [
+            listen.server(http_app(self._app_state), forwarded=True),
+            listen.server(ops_app(self._app_state), forwarded=False),
+        ]
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
             for server, listener in zip(servers, (http, ops), strict=True)

@@ -1,0 +1,81 @@
+"""The server of a port as the process starts it, over real connections: who a call seems to come from."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from kvasir_runtime.server import listen
+from kvasir_runtime.server.json_response import json_response
+from kvasir_runtime.server.ops_guard import OpsGuard, ops_keys
+
+LIMIT_S = 60
+
+
+class Served:
+    """The ops port's guard at an address of loopback. calls: client and status of what was handled."""
+
+    def __init__(self, path=""):
+        self.calls, self.keys = [], ops_keys(str(path))
+        self.keys.load()
+        self.guard = OpsGuard(json_response({}), keys=self.keys, instance="pod")
+
+    async def __call__(self, scope, receive, send):
+        async def noted(message):
+            if message["type"] == "http.response.start":
+                self.calls.append((scope["client"], message["status"]))
+            await send(message)
+
+        await self.guard(scope, receive, noted)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, host="127.0.0.1", *, forwarded=False):
+        """Yields the address."""
+        with socket.create_server((host, 0)) as listener:
+            listener.setblocking(False)
+            server = listen.server(self, forwarded=forwarded)
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield listener.getsockname()
+            finally:
+                server.should_exit = server.force_exit = True
+                await task
+
+
+def post(*fields):
+    return "\r\n".join(["POST /drain HTTP/1.1", "Host: x", "Content-Length: 0", *fields, "", ""]).encode()
+
+
+async def answer(address, request):
+    """Status, once the server has closed the connection or answered."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        writer.write(request)
+        async with asyncio.timeout(LIMIT_S):
+            return int((await reader.readline()).split()[1])
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("a token of the file\n")
+    return path
+
+
+async def test_nothing_that_a_caller_sends_makes_it_local(key_file, monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    served = Served(key_file)
+    async with served.serving("127.0.0.2") as address:
+        assert await answer(address, post("X-Forwarded-For: 127.0.0.2")) == 401
+        assert await answer(address, post("X-Forwarded-For: 127.0.0.2", "Authorization: Bearer a token of the file"))
+    assert [(client[0], status) for client, status in served.calls] == [("127.0.0.1", 401), ("127.0.0.1", 200)]
+
+
+async def test_a_proxy_on_loopback_may_name_the_client_where_that_decides_no_rights():
+    served = Served()
+    async with served.serving(forwarded=True) as address:
+        await answer(address, post("X-Forwarded-For: 10.0.0.1"))
+    assert served.calls == [(("10.0.0.1", 0), 403)]
