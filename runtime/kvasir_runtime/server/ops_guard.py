@@ -2,9 +2,11 @@
 
 With `--ops-key-file` a call needs a token: one that the operator has signed for this process and this call
 (`kvasir_api.ops_tokens`), or one of the file's. From the same machine or pod, where a caller has the address that it
-calls, none is needed: a process there can end this one. Without the file only calls over loopback are accepted.
+calls, none is needed: a process there can end this one. Without the file only calls over loopback are accepted. A
+caller whose address is unknown is from elsewhere: a connection that is reset early has none, and its call is read.
 """
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -13,9 +15,11 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_api.ops_tokens import PUBLIC_PREFIX, SCHEME, Verifier
+from kvasir_runtime.server.body_reader import BODY_TIMEOUT_S
 from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.key_file import KeyFile
 
@@ -33,15 +37,37 @@ class OpsKeys:
     tokens: tuple[bytes, ...] = ()
 
 
+class _RefusedCallError(Exception):
+    """status and why: of the response."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+    def response(self) -> Response:
+        """Ends the connection, as what is left of a body is not read."""
+        response = json_response({"error": str(self)}, status=self.status)
+        response.headers["connection"] = "close"
+        if self.status == 401:
+            response.headers["www-authenticate"] = SCHEME.strip()
+        return response
+
+
 class OpsGuard:
     """Before the application of the ops port. keys: of `--ops-key-file`. instance: of this process. wall: seconds since
-    the epoch.
+    the epoch. body_s: seconds for the body of a call.
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: KeyFile[OpsKeys], instance: str, wall: Callable[[], float] = time.time
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyFile[OpsKeys],
+        instance: str,
+        wall: Callable[[], float] = time.time,
+        body_s: float = BODY_TIMEOUT_S,
     ) -> None:
-        self._app, self._keys = app, keys
+        self._app, self._keys, self._body_s = app, keys, body_s
         self._verifier = Verifier(instance, wall=wall)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,31 +75,46 @@ class OpsGuard:
         if scope["type"] != "http" or scope["method"] in READING:
             await self._app(scope, receive, send)
             return
-        body = await _body(receive)
-        status, why = (413, "the body is too long") if body is None else self._refusal(scope, body)
-        if body is None or why:
-            response = json_response({"error": why}, status=status)
-            if status == 401:
-                response.headers["www-authenticate"] = SCHEME.strip()
-            await response(scope, receive, send)
+        try:
+            body = await self._accepted(scope, receive)
+        except _RefusedCallError as refused:
+            await refused.response()(scope, receive, send)
             return
         await self._app(scope, _replayed(body, receive), send)
 
-    def _refusal(self, scope: Scope, body: bytes) -> tuple[int, str]:
-        """Status and sentence of the error; the sentence is empty where the call is accepted."""
-        caller, called = _address(scope["client"]), _address(scope["server"])
-        if not self._keys.watched:
-            accepted = caller is None or caller.is_loopback
-            return 403, "" if accepted else "without --ops-key-file this is accepted over loopback only"
-        if caller is None or caller == called:
-            return 401, ""
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), "")
-        keys, digest = self._keys.current, hashlib.sha256(given.removeprefix(SCHEME).encode("latin-1")).digest()
-        if any(hmac.compare_digest(digest, token) for token in keys.tokens):
-            return 401, ""
+    async def _accepted(self, scope: Scope, receive: Receive) -> bytes:
+        """The body, which is read only for who may call or may have signed it. Raises _RefusedCallError."""
+        given, length = _header(scope, b"authorization"), _header(scope, b"content-length")
+        known = self._is_local(scope) or self._has_token(given)
+        if not known and not self._keys.watched:
+            raise _RefusedCallError(403, "without --ops-key-file this is accepted over loopback only")
+        if not known and not given:
+            raise _RefusedCallError(401, "a token is required")
+        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+            raise _too_long()
+        try:
+            async with asyncio.timeout(self._body_s):
+                body = await _body(receive)
+        except TimeoutError as error:
+            raise _RefusedCallError(408, f"the body did not arrive within {self._body_s:g} s") from error
+        if not known and (why := self._why_not_signed(scope, given, body)):
+            raise _RefusedCallError(401, why)
+        return body
+
+    def _is_local(self, scope: Scope) -> bool:
+        if scope["client"] is None or scope["server"] is None:
+            return False
+        caller = _address(scope["client"][0])
+        return caller == _address(scope["server"][0]) if self._keys.watched else caller.is_loopback
+
+    def _has_token(self, given: str) -> bool:
+        digest = hashlib.sha256(given.removeprefix(SCHEME).encode("latin-1")).digest()
+        return any(hmac.compare_digest(digest, token) for token in self._keys.current.tokens)
+
+    def _why_not_signed(self, scope: Scope, given: str, body: bytes) -> str:
         query = scope["query_string"].decode("latin-1")
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        return 401, self._verifier.refusal(given, scope["method"], target, body, keys.public)
+        return self._verifier.refusal(given, scope["method"], target, body, self._keys.current.public)
 
 
 def ops_keys(path: str) -> KeyFile[OpsKeys]:
@@ -93,16 +134,27 @@ def parsed(lines: list[bytes]) -> OpsKeys:
     )
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """All of it; None where it is too long."""
+async def _body(receive: Receive) -> bytes:
+    """All of it. Raises _RefusedCallError where it is too long, or ends with the connection."""
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _RefusedCallError(400, "the client closed the connection")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
-            return None
+            raise _too_long()
         if not message.get("more_body", False):
             return bytes(body)
+
+
+def _too_long() -> _RefusedCallError:
+    return _RefusedCallError(413, "the body is too long")
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The first value; empty where there is none."""
+    return next((value.decode("latin-1") for field, value in scope["headers"] if field == name), "")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -115,9 +167,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _address(endpoint: tuple[str, int | None] | None) -> IPv4Address | IPv6Address | None:
-    """Of one end of a connection; None for a socket of the file system."""
-    if endpoint is None or endpoint[1] is None:
-        return None
-    address = ip_address(endpoint[0].partition("%")[0])
+def _address(host: str) -> IPv4Address | IPv6Address:
+    """Of one end of a connection."""
+    address = ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

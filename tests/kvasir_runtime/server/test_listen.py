@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import struct
 
 import pytest
 
@@ -11,13 +12,14 @@ from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.ops_guard import OpsGuard, ops_keys
 
 LIMIT_S = 60
+LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class Served:
     """The ops port's guard at an address of loopback. calls: client and status of what was handled."""
 
     def __init__(self, path=""):
-        self.calls, self.keys = [], ops_keys(str(path))
+        self.calls, self.handled, self.keys = [], asyncio.Event(), ops_keys(str(path))
         self.keys.load()
         self.guard = OpsGuard(json_response({}), keys=self.keys, instance="pod")
 
@@ -28,6 +30,7 @@ class Served:
             await send(message)
 
         await self.guard(scope, receive, noted)
+        self.handled.set()
 
     @contextlib.asynccontextmanager
     async def serving(self, host="127.0.0.1", *, forwarded=False):
@@ -43,8 +46,8 @@ class Served:
                 await task
 
 
-def post(*fields):
-    return "\r\n".join(["POST /drain HTTP/1.1", "Host: x", "Content-Length: 0", *fields, "", ""]).encode()
+def post(*fields, length=0, body=""):
+    return "\r\n".join(["POST /drain HTTP/1.1", "Host: x", f"Content-Length: {length}", *fields, "", body]).encode()
 
 
 async def answer(address, request):
@@ -63,6 +66,25 @@ def key_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text("a token of the file\n")
     return path
+
+
+@pytest.mark.parametrize("keys", [True, False])
+async def test_a_call_of_a_connection_that_was_reset_is_refused(key_file, keys):
+    served = Served(key_file if keys else "")
+    async with served.serving() as address:
+        # Without a turn of the loop between, so that the server accepts a connection that is reset already.
+        with socket.create_connection(address) as client:
+            client.sendall(post())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0)
+        async with asyncio.timeout(LIMIT_S):
+            await served.handled.wait()
+    assert served.calls == [(None, 401 if keys else 403)]
+
+
+async def test_a_caller_without_a_token_is_refused_while_its_body_is_missing(key_file):
+    served = Served(key_file)
+    async with served.serving("127.0.0.2") as address:
+        assert await answer(address, post(length=10, body="abc")) == 401
 
 
 async def test_nothing_that_a_caller_sends_makes_it_local(key_file, monkeypatch):

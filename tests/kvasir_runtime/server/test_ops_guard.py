@@ -1,5 +1,6 @@
 """Who may change something by the ops port, by where a call comes from and what it carries."""
 
+import asyncio
 import os
 
 import pytest
@@ -17,10 +18,10 @@ POD, OTHER = ("10.0.0.9", 8001), ("10.0.0.1", 40_000)
 class Port:
     """The guard of a process called `pod`, before an application that notes what reaches it."""
 
-    def __init__(self, path=""):
+    def __init__(self, path="", **given):
         self.clock, self.reached, self.keys = FakeClock(), [], ops_keys(str(path))
         self.keys.load()
-        self.guard = OpsGuard(self.app, keys=self.keys, instance="pod", wall=self.clock.wall)
+        self.guard = OpsGuard(self.app, keys=self.keys, instance="pod", wall=self.clock.wall, **given)
         self.signer = Signer(PRIVATE, wall=self.clock.wall, random=os.urandom)
 
     async def app(self, scope, receive, send):
@@ -28,8 +29,8 @@ class Port:
         self.reached.append(message["body"])
         await json_response({})(scope, receive, send)
 
-    async def ask(self, method="POST", target="/drain", *, header="", client=OTHER, server=POD, body=(b"",)):
-        """Status of the answer."""
+    async def ask(self, method="POST", target="/drain", *, header="", client=OTHER, server=POD, body=(b"",), length=""):
+        """Status of the answer. body: parts; the client is silent behind ..., and gone behind None."""
         path, _, query = target.partition("?")
         sent, parts = [], list(body)
         scope = {
@@ -38,13 +39,21 @@ class Port:
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),
-            "headers": [(b"authorization", header.encode())] if header else [],
+            "headers": [
+                (name, value.encode())
+                for name, value in ((b"authorization", header), (b"content-length", length))
+                if value
+            ],
             "client": client,
             "server": server,
         }
 
         async def receive():
             part = parts.pop(0)
+            if part is None:
+                return {"type": "http.disconnect"}
+            if part is ...:
+                await asyncio.Future()
             return {"type": "http.request", "body": part, "more_body": bool(parts)}
 
         async def send(message):
@@ -68,7 +77,8 @@ def key_file(tmp_path):
         (("127.9.9.9", 1), ("127.0.0.1", 1), 200),
         (("::1", 1), ("::1", 1), 200),
         (("::ffff:127.0.0.1", 1), ("::", 1), 200),
-        (None, None, 200),
+        (None, None, 403),
+        (None, ("127.0.0.1", 1), 403),
         (OTHER, POD, 403),
         (POD, POD, 403),
         (("fe80::1%eth0", 1), POD, 403),
@@ -86,6 +96,7 @@ async def test_with_a_key_file_a_call_needs_a_token_unless_it_comes_from_the_sam
     assert await port.ask() == 401
     assert await port.ask(client=POD) == 200
     assert await port.ask(client=("::ffff:10.0.0.9", 1)) == 200
+    assert await port.ask(client=None) == 401, "of a connection that was reset"
     assert await port.ask(client=("127.0.0.1", 1)) == 401, "of another pod where all have addresses of loopback"
     assert await port.ask("HEAD") == 200
     assert await port.ask(header=f"Bearer {TOKEN}") == 200
@@ -128,9 +139,26 @@ async def test_a_file_that_is_missing_or_empty_accepts_no_call_from_elsewhere(tm
 
 
 async def test_a_body_is_bounded(key_file):
-    port = Port(key_file)
+    port = Port(key_file, body_s=0.01)
     assert await port.ask(client=POD, body=(b"x" * MAX_BODY_BYTES, b"x")) == 413
+    assert await port.ask(client=POD, length=str(MAX_BODY_BYTES + 1), body=(...,)) == 413
+    assert await port.ask(client=POD, body=(b"abc", ...)) == 408
+    assert await port.ask(client=POD, body=(b"abc", None)) == 400
     assert port.reached == []
+
+
+@pytest.mark.parametrize("keys", [True, False])
+async def test_who_may_not_call_is_refused_before_the_body(key_file, keys):
+    port = Port(key_file if keys else "")
+    assert await port.ask(body=(...,)) == (401 if keys else 403)
+
+
+async def test_a_call_that_was_not_sent_whole_does_not_use_its_token(key_file):
+    port = Port(key_file)
+    header = port.signer.authorization("pod", "POST", "/drain")
+    assert await port.ask(header=header, body=(None,)) == 400
+    assert await port.ask(header=header) == 200
+    assert port.reached == [b""]
 
 
 def test_a_token_that_could_be_guessed_is_refused():
