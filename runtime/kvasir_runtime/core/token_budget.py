@@ -2,7 +2,7 @@
 
 A prompt that is computed in one step with the next tokens of other requests delays those; one that takes many steps
 delays those that arrive, too. A step that found no memory halves those that follow it; after GROWS_AFTER that found it
-they are doubled again. Pure: seconds are given. Owned by the scheduler.
+they are doubled again, and after twice as many where that failed. Pure: seconds are given. Owned by the scheduler.
 """
 
 from collections import deque
@@ -31,7 +31,11 @@ LEAST_LONG_TOKENS: Final = 8
 LONG_MEMORY_S: Final = 0.1
 """Busy seconds after which what steps with long prompts cost weighs 1/e: it grows with every token."""
 GROWS_AFTER: Final = 128
-"""Steps in a row that found memory, before larger ones are tried: one that fails costs about two."""
+"""Steps in a row that found memory, before larger ones are tried. One that fails costs all that its requests have
+computed, so each try that failed doubles the wait: at last it is longer than any prompt takes.
+"""
+MOST_WAIT: Final = GROWS_AFTER << 10
+"""Of these steps; after so many without a failure, failed tries are forgotten."""
 
 
 class TokenBudget:
@@ -39,7 +43,7 @@ class TokenBudget:
 
     __slots__ = (
         *("_began", "_cost", "_ended", "_fits", "_least_s", "_long_above", "_long_line", "_max_tokens", "_min_tokens"),
-        *("_is_smaller", "_newcomers_until", "_since_shrunk", "_target_s", "_within_least"),
+        *("_fitted", "_grows_after", "_is_smaller", "_newcomers_until", "_since_shrunk", "_target_s", "_within_least"),
     )
 
     def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int, least_s: float = 0.0) -> None:
@@ -51,8 +55,10 @@ class TokenBudget:
         self._within_least = 0
         """Most tokens of a step that took no longer than its copies."""
         self._max_tokens = self._fits = max_tokens
-        self._since_shrunk = 0
-        """Steps, while fewer tokens fit than max_tokens."""
+        self._fitted = 0
+        """The same before larger steps were tried; 0 where none were since a step found no memory."""
+        self._grows_after, self._since_shrunk = GROWS_AFTER, 0
+        """Steps that find memory before larger ones are tried, and those that did."""
         self._min_tokens = min_tokens
         self._cost = DecayingMean()
         self._long_above = LONG_STEPS * max_tokens
@@ -87,10 +93,11 @@ class TokenBudget:
         began, long_tokens = self._began.popleft()
         elapsed_s = now - max(began, self._ended)
         self._ended = now
-        if self._fits < self._max_tokens:
-            self._since_shrunk += 1
-            if self._since_shrunk % GROWS_AFTER == 0:
-                self._fits = min(self._max_tokens, 2 * self._fits)
+        self._since_shrunk += 1
+        if self._fits < self._max_tokens and self._since_shrunk % self._grows_after == 0:
+            self._fitted, self._fits = self._fits, min(self._max_tokens, 2 * self._fits)
+        if self._since_shrunk == MOST_WAIT:
+            self._fitted, self._grows_after = 0, GROWS_AFTER
         if long_tokens and elapsed_s > 0:
             self._long_line.add(long_tokens, elapsed_s, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
@@ -104,8 +111,13 @@ class TokenBudget:
         self._began.clear()
 
     def shrink(self, num_tokens: int) -> None:
-        """A step of so many query tokens found no memory: those that follow have half as many at most."""
-        self._fits, self._since_shrunk = max(1, num_tokens // 2), 0
+        """A step of so many query tokens found no memory: those that follow have half as many at most, or what fitted
+        before larger ones were tried.
+        """
+        if self._fitted:
+            self._grows_after = min(MOST_WAIT, 2 * self._grows_after)
+        fitted = self._fitted if self._fitted < num_tokens else 0
+        self._fits, self._fitted, self._since_shrunk = max(1, num_tokens // 2, fitted), 0, 0
 
     @property
     def token_s(self) -> float:

@@ -14,7 +14,7 @@ from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.sequence import SequenceState
-from kvasir_runtime.core.token_budget import GROWS_AFTER, TokenBudget
+from kvasir_runtime.core.token_budget import GROWS_AFTER, MOST_WAIT, TokenBudget
 from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -226,3 +226,28 @@ def test_a_step_without_memory_halves_those_that_follow_until_many_have_found_it
             budget.end(1, 0.0)
     budget.shrink(1)
     assert budget.tokens([]) == 1, "something can always be computed"
+
+
+def test_each_try_of_larger_steps_that_fails_is_followed_by_a_longer_wait() -> None:
+    budget, waits = TokenBudget(target_s=0.0, max_tokens=100, min_tokens=64), []
+    budget.shrink(100)
+    for _ in range(4):
+        waits.append(0)
+        while budget.tokens([]) == 50:
+            waits[-1] += 1
+            budget.begin(0.0)
+            budget.end(1, 0.0)
+        budget.shrink(80)
+        assert budget.tokens([]) == 50, "and not half of what failed, since this fitted"
+    assert waits == [GROWS_AFTER << number for number in range(4)]
+    budget.shrink(50)
+    assert budget.tokens([]) == 25
+    for _ in range(MOST_WAIT):
+        budget.begin(0.0)
+        budget.end(1, 0.0)
+    budget.shrink(100)
+    for want in (50, 100):
+        assert budget.tokens([]) == want
+        for _ in range(GROWS_AFTER):
+            budget.begin(0.0)
+            budget.end(1, 0.0)
