@@ -120,7 +120,13 @@ class EndpointRouter:
 
     def broken(self, *, before_s: float, now_s: float) -> list[InflightRequest]:
         """End the requests that are older than a moment: the Envoy that forwarded them is gone."""
-        requests = self.inflight.remove_before(before_s)
+        return self._ended_unseen(self.inflight.remove_before(before_s), now_s)
+
+    def lost(self, service: str, count: int, *, now_s: float) -> list[InflightRequest]:
+        """End so many of a service's oldest requests, whose ends were lost."""
+        return self._ended_unseen(self.inflight.remove_oldest(service, count), now_s)
+
+    def _ended_unseen(self, requests: list[InflightRequest], now_s: float) -> list[InflightRequest]:
         for request in requests:
             self._prefixes.ended(request.id, request.address, now_s=now_s)
         return requests

@@ -215,6 +215,18 @@ def test_what_broke_with_an_envoy_is_over(rig):
     assert rig.router.ended("1", now_s=rig.now) is None
 
 
+@pytest.mark.parametrize("end", ["broken", "lost"])
+def test_what_ended_unseen_is_expected_only_until_the_next_reading(rig, end):
+    rig.send()
+    if end == "lost":
+        assert len(rig.router.lost(rig.service.key, 1, now_s=rig.now)) == 1
+    else:
+        assert len(rig.router.broken(before_s=rig.now + 1, now_s=rig.now)) == 1
+    rig.now += 1
+    rig.read()
+    assert [cost.uncached_tokens for cost in rig.send()[0].costs] == [Prompt().num_tokens] * 2
+
+
 def test_no_pod_that_may_be_chosen_is_no_choice():
     rig = Rig()
     rig.service = routing_table.build([service("s")], []).services[0]

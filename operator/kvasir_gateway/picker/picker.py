@@ -11,6 +11,7 @@ from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import routing_table
 from kvasir_gateway.active_requests import SETTLED_S, ActiveRequests, ServiceActivity
 from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.inflight import InflightRequest
 from kvasir_gateway.picker import request_parser
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.request_parser import ImmediateResponse
@@ -145,8 +146,7 @@ class Picker:
     def envoy_restarted(self, *, before_s: float) -> int:
         """A new Envoy runs, started at before_s. Returns how many requests broke with the previous one."""
         broken = self.router.broken(before_s=before_s, now_s=self._clock())
-        for request in broken:
-            self._metrics.count_request(request.service, outcome(0, client_left=False))
+        self._count_broken(broken)
         return len(broken)
 
     def observe_active(self, active: Mapping[str, int]) -> int:
@@ -164,9 +164,12 @@ class Picker:
             }
         )
         for service, count in lost.items():
-            for request in self.inflight.remove_oldest(service, count):
-                self._metrics.count_request(request.service, outcome(0, client_left=False))
+            self._count_broken(self.router.lost(service, count, now_s=self._clock()))
         return sum(lost.values())
+
+    def _count_broken(self, requests: list[InflightRequest]) -> None:
+        for request in requests:
+            self._metrics.count_request(request.service, outcome(0, client_left=False))
 
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""
