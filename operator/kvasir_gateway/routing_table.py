@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvasir_api import names, served_names
 from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import Candidate, EndpointLoad
-from kvasir_kube.kinds import Json, Key, controller_uid, key, uid
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, REPLICA_SET, Json, Key, controller_uid, key, uid
 
 READING_MAX_AGE_S = 10.0
 """An older reading does not count: a pod that did not answer for so long is the last choice."""
@@ -90,27 +90,26 @@ class StateReading:
     at_s: float
 
 
-MAX_CONTROLLERS = 3
-"""ReplicaSet, Deployment, InferenceService."""
 EMPTY = RoutingTable(by_model={})
 
 
 def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Json] = ()) -> RoutingTable:
     """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule.
 
-    A pod is a service's when it carries its label in its namespace, and when its chain of controllers, through
-    workloads, ends at that very service, by uid: labels alone can be written by all who may create a pod.
+    A pod is a service's when it carries its label in its namespace, and when workloads has its ReplicaSet and the
+    Deployment of that, both of its namespace, and that very service, by uid, controls the Deployment: labels, and
+    references to the service itself, can be written by all who may create a pod.
     """
     resources = list(services)
     uids = {key(resource): uid(resource) for resource in resources}
-    controllers = {uid(workload): controller_uid(workload) for workload in workloads}
+    seen = {(workload["kind"], key(workload)[0], uid(workload)): workload for workload in workloads}
     by_service: dict[Key, list[Endpoint]] = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
         marks = metadata.get("labels") or {}
         owner = metadata.get("namespace", ""), marks.get(names.LABEL_SERVICE, "")
         endpoint, quarantined = endpoint_of(pod), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
-        if endpoint and not quarantined and _is_controlled_by(pod, uids.get(owner, ""), controllers):
+        if endpoint and not quarantined and _is_of(uids.get(owner, ""), pod, seen):
             by_service.setdefault(owner, []).append(endpoint)
     found = {
         (service.namespace, service.name): service
@@ -124,14 +123,12 @@ def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Js
     return RoutingTable(services=tuple(found.values()), by_model=by_model, by_qualified=by_qualified)
 
 
-def _is_controlled_by(pod: Json, owner_uid: str, controllers: Mapping[str, str]) -> bool:
-    """Whether an object of this uid controls a pod itself or through others. controllers: by uid of what they own."""
-    above = controller_uid(pod)
-    for _ in range(MAX_CONTROLLERS):
-        if not above or above == owner_uid:
-            break
-        above = controllers.get(above, "")
-    return bool(owner_uid) and above == owner_uid
+def _is_of(service_uid: str, pod: Json, seen: Mapping[tuple[str, str, str], Json]) -> bool:
+    """Whether a service controls a pod through a Deployment and a ReplicaSet. seen: by kind, namespace and uid."""
+    controlled = pod
+    for kind in (REPLICA_SET, DEPLOYMENT):
+        controlled = seen.get((kind.kind, key(pod)[0], controller_uid(controlled, kind)), {})
+    return bool(service_uid) and controller_uid(controlled, INFERENCE_SERVICE) == service_uid
 
 
 def changes(before: RoutingTable, after: RoutingTable) -> str:

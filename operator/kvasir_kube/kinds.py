@@ -73,10 +73,12 @@ def uid(obj: Json) -> str:
     return str((obj.get("metadata") or {}).get("uid") or "")
 
 
-def controller_uid(obj: Json) -> str:
-    """uid of the object that controls this one, empty without a controller."""
+def controller_uid(obj: Json, kind: Kind | None = None) -> str:
+    """uid of the object that controls this one, empty without a controller, or with one of another kind or group."""
     owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
-    return next((str(owner.get("uid") or "") for owner in owners if owner.get("controller")), "")
+    owner: Json = next((owner for owner in owners if owner.get("controller")), {})
+    named = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind")
+    return str(owner.get("uid") or "") if kind is None or named == (kind.group, kind.kind) else ""
 
 
 def labels(obj: Json) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Bench:
             if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
         }
 
-    def serve(self, name: str, *pods: str) -> None:
+    def serve(self, name: str, replicas: int) -> None:
         service = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
@@ -68,16 +68,18 @@ class Bench:
         self.apply(service)
         uid = self.kubectl("get", names.PLURAL, name, "-o", "jsonpath={.metadata.uid}")
         owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": name, "uid": uid, "controller": True}
-        self.apply(*(stand_in(name, pod, owner) for pod in pods))
+        self.apply(stand_in(name, replicas, owner))
 
 
-def stand_in(service: str, name: str, owner: Json) -> Json:
+def stand_in(service: str, replicas: int, owner: Json) -> Json:
+    """A Deployment as the operator makes it, of stand-ins for runtimes that answer with the names of their pods."""
     container = {
         "name": names.CONTAINER_RUNTIME,
         "image": "kvasir-local/process",
-        "command": [sys.executable, "-m", "fakes.stub_runtime", "$(POD_IP)", name],
+        "command": [sys.executable, "-m", "fakes.stub_runtime", "$(POD_IP)", "$(POD_NAME)"],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "PYTHONPATH", "value": str(ROOT / "tests")},
         ],
         "ports": [
@@ -86,9 +88,15 @@ def stand_in(service: str, name: str, owner: Json) -> Json:
         ],
         "readinessProbe": {"httpGet": {"path": names.PATH_STATE, "port": names.PORT_OPS_NAME}, "periodSeconds": 1},
     }
-    metadata = {"name": name, "labels": {names.LABEL_SERVICE: service}, "ownerReferences": [owner]}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    labels = {names.LABEL_SERVICE: service}
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    spec = {
+        "replicas": replicas,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    metadata = {"name": service, "labels": labels, "ownerReferences": [owner]}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
 def manifests(namespace: str) -> Iterator[Json]:
@@ -141,16 +149,17 @@ def get(address: str, port: int, path: str) -> tuple[int, bytes]:
 
 @pytest.mark.timeout(240)
 def test_the_gateways_pod_routes_drains_and_is_replaced(bench: Bench):
-    bench.serve("one", "one-a", "one-b")
-    bench.serve("two", "two-a")
+    bench.serve("one", 2)
+    bench.serve("two", 1)
     (first, address), *_ = until(bench.gateways, "a ready gateway").items()
     until(lambda: ask(address, "org/one")[0] == 200, "the first service")
     until(lambda: ask(address, "org/two")[0] == 200, "the second service")
-    assert {ask(address, "org/two")[1] for _ in range(4)} == {StubRuntime("two-a").whole()}
+    (only,) = bench.pods(f"{names.LABEL_SERVICE}=two")
+    assert {ask(address, "org/two")[1] for _ in range(4)} == {StubRuntime(only["metadata"]["name"]).whole()}
     status, models = get(address, names.PORT_GATEWAY, "/v1/models")
     assert {"org/one", "org/two"} <= {card["id"] for card in json.loads(models)["data"]}
 
-    bench.kubectl("delete", "pod", "two-a", "--wait=false")
+    bench.kubectl("scale", "deployment", "two", "--replicas=0")
     until(lambda: ask(address, "org/two")[0] == 503, "nobody serves the second service")
     status, body, headers = ask(address, "org/two")
     assert json.loads(body)["error"]["code"] == "no_ready_replica"

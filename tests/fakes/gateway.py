@@ -15,9 +15,11 @@ import aiohttp
 
 from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
+from kvasir_gateway import routing_table
 from kvasir_gateway.envoy import bootstrap, files
 from kvasir_gateway.picker import app, drain_server
-from kvasir_kube import process
+from kvasir_gateway.routing_table import RoutingTable
+from kvasir_kube import kinds, process
 from kvasir_kube.kinds import Json
 from kvasir_kube.state_reader import StateReader
 from kvasir_local import addresses
@@ -55,8 +57,8 @@ class FakeObjects:
         return list(self._pods.values())
 
     def workloads(self) -> Iterable[Json]:
-        """None: the services themselves control their pods."""
-        return []
+        """What stands between the services and their pods."""
+        return [found for made in self._services.values() for found in workloads(made)]
 
     async def run(self) -> None:
         """Nothing happens by itself."""
@@ -114,7 +116,7 @@ def pod(
         "name": name,
         "labels": {names.LABEL_SERVICE: service_name},
         "annotations": {names.ANNOTATION_DRAIN: "true"} if draining else {},
-        "ownerReferences": [{"uid": f"uid-{namespace}-{service_name}", "controller": True}],
+        "ownerReferences": [controller(kinds.REPLICA_SET, f"uid-{namespace}-{service_name}-replica-set")],
     }
     if deleted:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -132,6 +134,31 @@ def pod(
             "containerStatuses": [{"name": names.CONTAINER_RUNTIME, "started": started}],
         },
     }
+
+
+def controller(kind: kinds.Kind, uid: str) -> Json:
+    """A reference to the object that controls another one."""
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "name": "x", "uid": uid, "controller": True}
+
+
+def workload(kind: kinds.Kind, uid: str, by: Json, *, service_name: str = "s", namespace: str = "default") -> Json:
+    """A Deployment or ReplicaSet of a service with its controller."""
+    metadata = {"namespace": namespace, "name": uid, "uid": uid, "labels": {names.LABEL_SERVICE: service_name}}
+    return {"kind": kind.kind, "metadata": metadata | {"ownerReferences": [by]}}
+
+
+def workloads(made: Json) -> tuple[Json, ...]:
+    """The Deployment and the ReplicaSet between a service and its pods."""
+    uid, where = kinds.uid(made), {"service_name": kinds.key(made)[1], "namespace": kinds.key(made)[0]}
+    deployment = workload(kinds.DEPLOYMENT, f"{uid}-deployment", controller(kinds.INFERENCE_SERVICE, uid), **where)
+    above = controller(kinds.DEPLOYMENT, f"{uid}-deployment")
+    return deployment, workload(kinds.REPLICA_SET, f"{uid}-replica-set", above, **where)
+
+
+def table(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
+    """The routing table of services and pods, with what the operator makes between them."""
+    made = list(services)
+    return routing_table.build(made, pods, [found for each in made for found in workloads(each)])
 
 
 class Gateway:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fakes.gateway import pod, service
+from fakes.gateway import pod, service, table
 from kvasir_api.prefix_digest import WHOLE, PrefixSet
 from kvasir_api.state import MAX_COUNT, MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
-from kvasir_gateway import routing_table
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.router import EndpointRouter
 from kvasir_gateway.routing_table import StateReading
@@ -39,7 +38,7 @@ class Rig:
     def __init__(self, **policy):
         self.router = EndpointRouter(policy=ChoicePolicy(**policy), draw=lambda: 0)
         pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
-        self.service = routing_table.build([service("s")], pods).services[0]
+        self.service = table([service("s")], pods).services[0]
         self.readings = {}
         self.now, self.number = 100.0, 0
 
@@ -229,5 +228,5 @@ def test_what_ended_unseen_is_expected_only_until_the_next_reading(rig, end):
 
 def test_no_pod_that_may_be_chosen_is_no_choice():
     rig = Rig()
-    rig.service = routing_table.build([service("s")], []).services[0]
+    rig.service = table([service("s")], []).services[0]
     assert rig.router.choose(rig.service, Prompt(), {}, now_s=0.0) is None

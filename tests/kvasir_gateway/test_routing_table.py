@@ -2,16 +2,18 @@
 
 import pytest
 
-from fakes.gateway import pod, service
+from fakes.gateway import controller, pod, service, table, workload, workloads
 from kvasir_api import names
 from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize, choose
 from kvasir_gateway.routing_table import StateReading
+from kvasir_kube import kinds
+from kvasir_kube.kinds import INFERENCE_SERVICE
 
 
 def only_endpoint(resource):
-    (found,) = routing_table.build([service("s")], [resource]).services[0].endpoints
+    (found,) = table([service("s")], [resource]).services[0].endpoints
     return found
 
 
@@ -31,7 +33,7 @@ def test_a_pod_takes_requests_while_it_is_ready_and_does_not_leave(fields, takes
 
 @pytest.mark.parametrize("fields", [{"ip": None}, {"ip": ""}, {"phase": "Succeeded"}, {"phase": "Failed"}])
 def test_a_pod_without_an_address_or_an_ended_one_is_no_endpoint(fields):
-    assert routing_table.build([service("s")], [pod("s", "p", **fields)]).services[0].endpoints == ()
+    assert table([service("s")], [pod("s", "p", **fields)]).services[0].endpoints == ()
 
 
 def test_ports_are_those_that_the_pod_names():
@@ -50,48 +52,58 @@ def test_ports_have_defaults():
 
 
 def test_pods_belong_to_the_service_of_their_namespace():
-    found = routing_table.build(
+    found = table(
         [service("s", namespace="a"), service("s", namespace="b")],
         [pod("s", "one", namespace="a"), pod("s", "two", namespace="b"), pod("other", "three", namespace="a")],
     )
     assert {s.key: [e.pod for e in s.endpoints] for s in found.services} == {"a.s": ["one"], "b.s": ["two"]}
 
 
-def controlled(found, uid, by):
-    return {**found, "metadata": {**found["metadata"], "uid": uid, "ownerReferences": by}}
+def controlled(by):
+    found = pod("s", "p")
+    return found | {"metadata": found["metadata"] | {"ownerReferences": by}}
 
 
-def by(uid, *, controller=True):
-    return [{"uid": uid, "controller": controller}]
-
-
+OURS = "uid-default-s"
+SET, DEPLOYMENT = f"{OURS}-replica-set", f"{OURS}-deployment"
 WORKLOADS = [
-    controlled({"metadata": {}}, "deployment", by("uid-default-s")),
-    controlled({"metadata": {}}, "replica-set", by("deployment")),
-    controlled({"metadata": {}}, "theirs", by("their-deployment")),
-    controlled({"metadata": {}}, "their-deployment", []),
-    controlled({"metadata": {}}, "round", by("round")),
+    *workloads(service("s")),
+    workload(kinds.REPLICA_SET, "of-the-service", controller(INFERENCE_SERVICE, OURS)),
+    workload(kinds.REPLICA_SET, "round", controller(kinds.REPLICA_SET, "round")),
+    workload(kinds.REPLICA_SET, "theirs", controller(kinds.DEPLOYMENT, "their-deployment")),
+    workload(kinds.DEPLOYMENT, "their-deployment", controller(INFERENCE_SERVICE, "uid-default-other")),
+    workload(kinds.REPLICA_SET, "forged", controller(kinds.DEPLOYMENT, "unseen")),
+    workload(kinds.REPLICA_SET, "of-a-kind", controller(kinds.DEPLOYMENT, "of-another-kind")),
+    workload(kinds.DEPLOYMENT, "of-another-kind", controller(kinds.SERVICE, OURS)),
+    workload(kinds.REPLICA_SET, "elsewhere", controller(kinds.DEPLOYMENT, DEPLOYMENT), namespace="theirs"),
 ]
 
 
 @pytest.mark.parametrize(
     ("owners", "belongs"),
     [
-        (by("replica-set"), True),
-        ([*by("x", controller=False), *by("replica-set")], True),
+        ([controller(kinds.REPLICA_SET, SET)], True),
+        ([controller(kinds.POD, "x") | {"controller": False}, controller(kinds.REPLICA_SET, SET)], True),
         ([], False),
         (None, False),
-        (by("replica-set", controller=False), False),
-        (by("theirs"), False),
-        (by("unknown"), False),
-        (by("round"), False),
-        (by(""), False),
-        (by("uid-other-s"), False),
+        ([controller(kinds.REPLICA_SET, SET) | {"controller": False}], False),
+        ([controller(INFERENCE_SERVICE, OURS)], False),
+        ([controller(kinds.REPLICA_SET, OURS)], False),
+        ([controller(kinds.DEPLOYMENT, DEPLOYMENT)], False),
+        ([controller(kinds.REPLICA_SET, DEPLOYMENT)], False),
+        ([controller(kinds.DEPLOYMENT, SET)], False),
+        ([controller(kinds.REPLICA_SET, SET) | {"apiVersion": "theirs.dev/v1"}], False),
+        ([controller(kinds.REPLICA_SET, SET) | {"apiVersion": None}], False),
+        ([controller(kinds.REPLICA_SET, "unseen")], False),
+        ([controller(kinds.REPLICA_SET, "")], False),
+        *(
+            ([controller(kinds.REPLICA_SET, name)], False)
+            for name in ("of-the-service", "round", "theirs", "forged", "of-a-kind", "elsewhere")
+        ),
     ],
 )
 def test_a_pod_with_a_services_label_belongs_to_it_only_by_its_controllers(owners, belongs):
-    made = controlled(pod("s", "p"), "uid-p", owners)
-    (found,) = routing_table.build([service("s")], [made], WORKLOADS).services
+    (found,) = routing_table.build([service("s")], [controlled(owners)], WORKLOADS).services
     assert [endpoint.pod for endpoint in found.endpoints] == (["p"] if belongs else [])
 
 
@@ -104,21 +116,19 @@ def test_pods_of_a_service_that_was_made_again_are_not_its():
 def test_a_pod_that_is_quarantined_is_no_endpoint_although_it_is_ready():
     quarantined = pod("s", "one", namespace="a")
     quarantined["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_QUARANTINE
-    (found,) = routing_table.build(
-        [service("s", namespace="a")], [quarantined, pod("s", "two", namespace="a")]
-    ).services
+    (found,) = table([service("s", namespace="a")], [quarantined, pod("s", "two", namespace="a")]).services
     assert [endpoint.pod for endpoint in found.endpoints] == ["two"]
 
 
 def test_a_model_is_named_by_the_spec_or_by_the_object():
-    found = routing_table.build([service("one", model="org/one"), service("two")], [])
+    found = table([service("one", model="org/one"), service("two")], [])
     assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "two": "two"}
 
 
 def test_all_names_of_a_service_lead_to_it():
     named = service("one", model="org/one")
     named["spec"]["model"]["aliases"] = ["small", "two"]
-    found = routing_table.build([named, service("two")], [])
+    found = table([named, service("two")], [])
     # Both are of the same second, so that the first by name holds what both claim.
     assert {model: s.name for model, s in found.by_model.items()} == {
         "org/one": "one",
@@ -131,7 +141,7 @@ def test_all_names_of_a_service_lead_to_it():
 def test_a_name_that_two_services_claim_belongs_to_the_older():
     younger = service("a", model="m", created="2026-02-01T00:00:00Z")
     older = service("z", model="m", created="2026-01-01T00:00:00Z")
-    found = routing_table.build([younger, older], [])
+    found = table([younger, older], [])
     assert {model: s.name for model, s in found.by_model.items()} == {"m": "z", "default/a": "a"}
     assert [s.name for s in found.services] == ["a", "z"]
 
@@ -142,15 +152,15 @@ def refused(resource, *names_):
 
 def test_a_name_that_was_refused_stays_so_when_its_service_is_gone():
     waits = refused(service("b", model="m", namespace="theirs"), "m")
-    assert list(routing_table.build([waits], []).by_model) == ["theirs/b"]
+    assert list(table([waits], []).by_model) == ["theirs/b"]
     again = service("a", model="m", created="2026-03-01T00:00:00Z")
-    found = routing_table.build([waits, again], [])
+    found = table([waits, again], [])
     assert {model: s.key for model, s in found.by_model.items()} == {"m": "default.a", "theirs/b": "theirs.b"}
 
 
 def test_a_service_is_reached_by_its_namespace_and_name_whatever_others_claim():
     older = service("a", model="default/b", namespace="theirs", created="2025-01-01T00:00:00Z")
-    found = routing_table.build([older, service("b", model="m"), service("c", model="m")], [])
+    found = table([older, service("b", model="m"), service("c", model="m")], [])
     wanted = {"default/b": "default.b", "theirs/a": "theirs.a", "m": "default.b", "default/c": "default.c"}
     assert {name: found.service(name).key for name in wanted} == wanted
     assert sorted(found.by_model) == ["default/b", "default/c", "m", "theirs/a"]
@@ -163,8 +173,8 @@ def test_half_an_object_is_survived():
 
 
 def test_a_change_is_told_in_a_sentence():
-    one = routing_table.build([service("s", model="m")], [pod("s", "p")])
-    none = routing_table.build([service("s", model="m")], [pod("s", "p", ready=False)])
+    one = table([service("s", model="m")], [pod("s", "p")])
+    none = table([service("s", model="m")], [pod("s", "p", ready=False)])
     assert routing_table.changes(routing_table.EMPTY, one) == "default.s serves 'm' with 1 ready replicas"
     assert routing_table.changes(one, none) == "default.s serves 'm' with 0 ready replicas"
     assert routing_table.changes(one, routing_table.EMPTY) == "default.s no longer serves 'm'"
@@ -186,7 +196,7 @@ STATE = RuntimeState(
 
 
 def candidates_of(reads, *, now_s=100.0):
-    served = routing_table.build([service("s")], [pod("s", "p")]).services[0]
+    served = table([service("s")], [pod("s", "p")]).services[0]
     return routing_table.candidates(
         served,
         {"127.0.0.1:8000": reads} if reads else {},
@@ -260,7 +270,7 @@ def with_pods(*pods):
         for number, (ready, started, draining, _) in enumerate(pods)
     ]
     readings = {f"127.0.0.1:{7000 + number}": reading for number, (*_, reading) in enumerate(pods) if reading}
-    served = routing_table.build([service("s")], made).services[0]
+    served = table([service("s")], made).services[0]
     found = routing_table.candidates(served, readings, now_s=100.0, inflight=lambda _: 0, since=lambda *_: (0, 0))
     reachable = [endpoint.pod for endpoint in served.reachable]
     chosen = choose(found, RequestSize(prompt_tokens=10), policy=ChoicePolicy()).addresses if found else ()

@@ -5,6 +5,7 @@ Both are protocols, so that tests pass lists of their own.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from kvasir_api import names
@@ -76,7 +77,9 @@ class InformerSource:
             )
 
         self._pods = labelled(kinds.POD, _pod)
-        self._workloads = [labelled(kind, _workload) for kind in (kinds.DEPLOYMENT, kinds.REPLICA_SET)]
+        self._workloads = [
+            labelled(kind, partial(_workload, kind.kind)) for kind in (kinds.DEPLOYMENT, kinds.REPLICA_SET)
+        ]
 
     def services(self) -> Iterable[Json]:
         """All InferenceServices."""
@@ -144,6 +147,6 @@ def _pod(obj: Json) -> Json:
     }
 
 
-def _workload(obj: Json) -> Json:
-    """Whose it is."""
-    return {"metadata": _kept(obj, "namespace", "name", "uid", "ownerReferences")}
+def _workload(kind: str, obj: Json) -> Json:
+    """Whose it is. kind: an item of a list does not say it."""
+    return {"kind": kind, "metadata": _kept(obj, "namespace", "name", "uid", "ownerReferences")}

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from fakes.gateway import pod, service
+from fakes.gateway import pod, service, table
 from kvasir_api.state import RuntimeState, ServiceDemand
-from kvasir_gateway import routing_table
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Destination, Picker, outcome
@@ -38,7 +37,7 @@ def metrics():
 def picker(clock, metrics):
     made = Picker(metrics=metrics, clock=clock, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000)
     pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
-    made.table = routing_table.build([service("s", model="m"), service("empty")], pods)
+    made.table = table([service("s", model="m"), service("empty")], pods)
     made.accepted_clusters = frozenset({"default.s", "default.empty"})
     made.readings = {
         "10.0.0.1:8000": StateReading(state=RuntimeState(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
@@ -191,7 +190,7 @@ def test_a_stored_response_is_found_on_a_stalled_pod(holding, others):
     stalled = RuntimeState(phase="ready", instance="0a0b0c0d", stalled_s=3.0, message="EngineStalled: …")
     holding.readings["10.0.0.1:8000"] = StateReading(state=stalled, at_s=100.0)
     pods = [pod("s", "one", ip="10.0.0.1", ready=False, started=True), pod("s", "two", ip="10.0.0.2")]
-    holding.table = routing_table.build([service("s", model="m")], pods[: 1 + others])
+    holding.table = table([service("s", model="m")], pods[: 1 + others])
     found = holding.pick(b"", "t", f"/v1/responses/{HELD}")
     assert found == Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
 
@@ -245,7 +244,7 @@ def test_results_for_an_answer_that_no_pod_writes_are_refused(holding, name):
     ],
 )
 def test_a_model_may_be_left_out_where_one_service_is_all_there_is(picker, services, body, found):
-    picker.table = routing_table.build(services, [pod("s", "one", ip="10.0.0.1")])
+    picker.table = table(services, [pod("s", "one", ip="10.0.0.1")])
     for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/score"):
         answer = picker.pick(body, path, path)
         if isinstance(answer, Destination):

@@ -5,17 +5,21 @@ import asyncio
 import pytest
 
 from fakes.cluster import FakeCluster
-from fakes.gateway import pod, service
-from kvasir_api import names
+from fakes.gateway import controller, pod, service, workloads
 from kvasir_gateway import routing_table
 from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube import kinds
+
+OURS = "uid-default-s"
 
 
 @pytest.fixture
 async def objects():
     made = FakeCluster()
-    await made.put(kinds.INFERENCE_SERVICE, service("s", model="m"))
+    served = service("s", model="m")
+    await made.put(kinds.INFERENCE_SERVICE, served)
+    for kind, found in zip((kinds.DEPLOYMENT, kinds.REPLICA_SET), workloads(served), strict=True):
+        await made.put(kind, {"metadata": found["metadata"]})
     return made
 
 
@@ -43,25 +47,10 @@ async def test_a_pod_is_the_same_endpoint_as_its_whole_object(objects, fields):
     assert (await table(objects)).endpoints() == (routing_table.endpoint_of(whole),)
 
 
-async def test_a_pod_of_a_deployment_belongs_to_the_service_that_controls_that(objects):
-    def controlled(name, by):
-        owner = {"uid": by, "controller": True, "name": "x"}
-        labels = {names.LABEL_SERVICE: "s"}
-        return {
-            "metadata": {
-                "namespace": "default",
-                "name": name,
-                "uid": name,
-                "labels": labels,
-                "ownerReferences": [owner],
-            }
-        }
-
-    await objects.put(kinds.DEPLOYMENT, controlled("deployment", "uid-default-s"))
-    await objects.put(kinds.REPLICA_SET, controlled("replica-set", "deployment"))
-    for name, above in (("ours", "replica-set"), ("forged", "no-such")):
+async def test_a_pod_belongs_to_the_service_of_its_replica_sets_deployment(objects):
+    for name, above in (("ours", f"{OURS}-replica-set"), ("forged", "no-such")):
         made = pod("s", name)
-        made["metadata"]["ownerReferences"] = [{"uid": above, "controller": True}]
+        made["metadata"]["ownerReferences"] = [controller(kinds.REPLICA_SET, above)]
         await objects.put(kinds.POD, made)
     assert [endpoint.pod for endpoint in (await table(objects)).endpoints()] == ["ours"]
 
