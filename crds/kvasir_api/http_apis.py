@@ -3,6 +3,8 @@
 Used by the runtime's server and the gateway, so that a client reads the same from both.
 """
 
+import hashlib
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -22,8 +24,11 @@ CHAT_PREFIX: Final = "chatcmpl-"
 UNPREFIXED: Final = frozenset({"/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"})
 """Routes of a pod outside the APIs' prefixes."""
 LATEST: Final = ":latest"
-INSTANCE_CHARACTERS: Final = 8
-"""Ids of stored responses and of chats begin with this many characters of `instance` in /state."""
+PROCESS_BYTES: Final = 4
+SERVICE_BYTES: Final = 10
+"""So many that no name for a service of one's own can be found that has the tag of another."""
+INSTANCE_CHARACTERS: Final = 2 * (PROCESS_BYTES + SERVICE_BYTES)
+"""Ids of stored responses and of chats begin with `instance` in /state, which is so long."""
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -116,3 +121,18 @@ def instance_of(held_id: str) -> str:
     """The instance that holds a stored response or runs a chat completion, "" for an id of another form."""
     bare = held_id.removeprefix("resp_").removeprefix(CHAT_PREFIX)
     return bare[:INSTANCE_CHARACTERS] if bare != held_id and len(bare) > INSTANCE_CHARACTERS else ""
+
+
+def new_instance(service: str) -> str:
+    """A name for a process of a service, by which the gateway finds what only it holds. service: NAMESPACE/NAME, "" for
+    none."""
+    return secrets.token_hex(PROCESS_BYTES) + _service_tag(service)
+
+
+def is_instance_of(instance: str, service: str) -> bool:
+    """Whether an instance is the name of a process of this service."""
+    return instance[2 * PROCESS_BYTES :] == _service_tag(service)
+
+
+def _service_tag(service: str) -> str:
+    return hashlib.blake2b(service.encode(), digest_size=SERVICE_BYTES, person=b"kvasir-service").hexdigest()

@@ -83,6 +83,8 @@ OPS_KEYS_VOLUME: Final = "ops-keys"
 PATH_TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
+ENV_SERVICE: Final = "KVASIR_SERVICE"
+"""NAMESPACE/NAME of the pod's service; ids of what only the pod holds carry a hash of it."""
 ENV_MODEL_URI: Final = "KVASIR_MODEL_URI"
 """The model's uri as the service names it; messages show it in place of the directory where the model is mounted."""
 

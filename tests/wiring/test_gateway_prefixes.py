@@ -12,6 +12,7 @@ import pytest
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
 from fakes.gateway import gateway, until
+from kvasir_api import names
 
 pytestmark = pytest.mark.xdist_group("gateway-prefixes")
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
@@ -29,7 +30,10 @@ def model(tmp_path_factory):
 def servers(model):
     """Two, which start at the same time."""
     with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(api_process(model, *ARGS, command=FAKE, wait="listening")) for _ in range(2)]
+        env = {names.ENV_SERVICE: "default/paced"}
+        started = [
+            stack.enter_context(api_process(model, *ARGS, command=FAKE, env=env, wait="listening")) for _ in range(2)
+        ]
         for server in started:
             server.wait_ready()
         yield started
@@ -44,12 +48,15 @@ class Pod:
     ops_port: int
 
 
+def pods_of(servers):
+    return [Pod(f"pod-{n}", server.http[1], server.ops[1]) for n, server in enumerate(servers)]
+
+
 @contextlib.asynccontextmanager
 async def front(servers):
     """A gateway that routes to them."""
     async with gateway() as running:
-        pods = [Pod(f"pod-{n}", server.http[1], server.ops[1]) for n, server in enumerate(servers)]
-        running.objects.serve("paced", *pods)
+        running.objects.serve("paced", *pods_of(servers))
 
         async def routes():
             async with running.client.get(f"{running.url}/v1/models") as answer:
@@ -121,6 +128,30 @@ async def test_tenants_with_one_text_find_their_own_prefixes_alone(servers):
         for _ in range(2):
             assert await ask(a, messages) == (home_a, True)
             assert await ask(b, messages) == (home_b, True)
+
+
+async def test_a_stored_response_is_found_by_its_id_through_the_service_that_made_it(servers):
+    async with front(servers) as running, client_of(running) as client:
+        running.objects.serve("other", *pods_of(servers))
+        await first(client, talk("stored"))
+        made = await client.responses.create(model="paced", input="x", max_output_tokens=1)
+
+        async def status(expected=200):
+            url = f"{running.url}/v1/responses/{made.id}"
+            async with running.client.get(url, headers=client.auth_headers) as answer:
+                return answer.status == expected
+
+        async def other_is_reached():
+            return (await running.post("default/other"))[0] == 401
+
+        async def service_is_gone():
+            return (await running.post("default/paced"))[0] == 404
+
+        await until(status, "its pod was read")
+        await until(other_is_reached, "the other service with these pods")
+        running.objects.drop("paced")
+        await until(service_is_gone, "the service is gone")
+        assert await status(404)
 
 
 async def test_a_killed_replica_is_credited_nothing_and_its_successor_neither(servers, model):

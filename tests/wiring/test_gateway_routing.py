@@ -139,8 +139,9 @@ async def test_other_surfaces_are_routed_by_their_model_too(front, pods):
 
 
 async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
-    for index, stub in enumerate(pods):
-        stub.state = RuntimeState(phase="ready", instance=f"0000000{index}")
+    instances = [http_apis.new_instance("default/holds") for _ in pods]
+    for instance, stub in zip(instances, pods, strict=True):
+        stub.state = RuntimeState(phase="ready", instance=instance)
     front.objects.serve("holds", *pods)
     await until(lambda: front.routes("holds"), "holds")
 
@@ -148,8 +149,8 @@ async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
         async with front.client.request(method, front.url + path, **body) as response:
             return response.status, response.headers.get("x-pod")
 
-    for index, stub in enumerate(pods):
-        one = f"/v1/responses/resp_0000000{index}{'f' * 24}"
+    for instance, stub in zip(instances, pods, strict=True):
+        one = f"/v1/responses/resp_{instance}{'f' * 24}"
 
         async def leads_there(path=one, name=stub.name):
             return await ask("GET", path) == (200, name)
@@ -162,7 +163,7 @@ async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
             assert await ask("POST", f"{one}/cancel", json={}) == (200, stub.name)
             body = {"model": "holds", "previous_response_id": one.rpartition("/")[2]}
             assert await ask("POST", "/v1/responses", json=body) == (200, stub.name)
-    assert await ask("GET", f"/v1/responses/resp_{'e' * 32}") == (404, None)
+    assert await ask("GET", f"/v1/responses/resp_{'e' * 52}") == (404, None)
     for stub in pods:
         stub.state = RuntimeState(phase="ready")
 

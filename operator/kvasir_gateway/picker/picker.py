@@ -3,10 +3,10 @@
 Clock and randomness arrive through the constructor. Runs in one event loop, so it needs no lock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kvasir_api import http_apis, openai_errors
+from kvasir_api import http_apis, openai_errors, served_names
 from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import routing_table
 from kvasir_gateway.active_requests import SETTLED_S, ActiveRequests, ServiceActivity
@@ -93,9 +93,9 @@ class Picker:
             self.inflight.counts(service.key).refused += 1
             self._metrics.count_request(service.key, "refused")
             return request_parser.error_response(_nothing_ready(service), path)
-        holder = self._holder(parsed.response) if parsed.response else None
+        holder = self._holder(parsed.response, (service,)) if parsed.response else None
         addresses, reason = routed.choice.addresses, str(routed.choice.reason)
-        if holder is not None and holder[0] is service:
+        if holder is not None:
             routed, addresses, reason = None, (holder[1],), "holder"
         self._metrics.observe_choice(service.key, reason, self._clock() - started_s)
         return self._forward(service, addresses, inflight_id, routed, started_s)
@@ -103,7 +103,7 @@ class Picker:
     def _pick_holder(
         self, held_id: str, missing: openai_errors.ApiError, inflight_id: str, path: str
     ) -> Destination | ImmediateResponse:
-        holder = self._holder(held_id)
+        holder = self._holder(held_id, self.table.services)
         if holder is None:
             return request_parser.error_response(missing, path)
         service, address = holder
@@ -116,13 +116,16 @@ class Picker:
         count.requests += 1
         count.last_request_s = now_s
 
-    def _holder(self, held_id: str) -> tuple[RoutedService, str] | None:
-        """The service and address that hold a response or a running answer; None when they cannot be reached."""
+    def _holder(self, held_id: str, among: Iterable[RoutedService]) -> tuple[RoutedService, str] | None:
+        """Which of these services, and which address, hold a response or a running answer; None when they cannot be
+        reached. An instance is a pod's own word, and clients know it: the id's service is compared as well."""
         instance = http_apis.instance_of(held_id)
-        for service in self.table.services:
+        for service in among:
             for endpoint in service.reachable if service.key in self.accepted_clusters else ():
                 reading = self.readings.get(endpoint.address)
-                if instance and reading is not None and reading.state.instance == instance:
+                if not instance or reading is None or reading.state.instance != instance:
+                    continue
+                if http_apis.is_instance_of(instance, served_names.qualified_name(service.namespace, service.name)):
                     return service, endpoint.address
         return None
 

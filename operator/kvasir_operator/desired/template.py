@@ -176,6 +176,7 @@ def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: Ope
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
         variable(seen.spec.model.uri),
+        {"name": names.ENV_SERVICE, "value": qualified_name(seen.namespace, seen.name)},
         *hub.variables(seen, settings),
     ]
     if not on_accelerator(seen.spec):

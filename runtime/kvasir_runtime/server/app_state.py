@@ -4,7 +4,7 @@ The process fills it in during the start; the apps read it. Everything is used o
 """
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from kvasir_api import openai_errors
-from kvasir_api.http_apis import INSTANCE_CHARACTERS
+from kvasir_api import http_apis, openai_errors
+from kvasir_api.names import ENV_SERVICE
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import PrefixDigest, RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
@@ -69,7 +69,7 @@ class AppState:
     created: int
     clock: Callable[[], float] = time.monotonic
     served_model: ServedModel | None = None
-    instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
+    instance: str = field(init=False, default_factory=lambda: http_apis.new_instance(os.environ.get(ENV_SERVICE, "")))
     lifecycle: Lifecycle = field(init=False)
     api_keys: ApiKeys = field(init=False)
     senders: Senders = field(init=False)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fakes.gateway import pod, service, table
+from kvasir_api import http_apis
 from kvasir_api.state import RuntimeState, ServiceDemand
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker.metrics import GatewayMetrics
@@ -163,7 +164,8 @@ def test_how_a_request_ended_is_one_word(status, client_left, word):
     assert outcome(status, client_left=client_left) == word
 
 
-HELD = "resp_" + "0a0b0c0d" + "1" * 24
+HOLDER = http_apis.new_instance("default/s")
+HELD = "resp_" + HOLDER + "1" * 24
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def holding(picker):
     """The busy pod holds responses."""
     busy = picker.readings["10.0.0.1:8000"]
     picker.readings["10.0.0.1:8000"] = StateReading(
-        state=RuntimeState(phase="ready", instance="0a0b0c0d", waiting_uncached_tokens=9000), at_s=100.0
+        state=RuntimeState(phase="ready", instance=HOLDER, waiting_uncached_tokens=9000), at_s=100.0
     )
     assert busy.state.waiting_uncached_tokens == 9000
     return picker
@@ -187,7 +189,7 @@ def test_a_stored_response_leads_to_who_holds_it(holding, path):
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_stored_response_is_found_on_a_stalled_pod(holding, others):
-    stalled = RuntimeState(phase="ready", instance="0a0b0c0d", stalled_s=3.0, message="EngineStalled: …")
+    stalled = RuntimeState(phase="ready", instance=HOLDER, stalled_s=3.0, message="EngineStalled: …")
     holding.readings["10.0.0.1:8000"] = StateReading(state=stalled, at_s=100.0)
     pods = [pod("s", "one", ip="10.0.0.1", ready=False, started=True), pod("s", "two", ip="10.0.0.2")]
     holding.table = table([service("s", model="m")], pods[: 1 + others])
@@ -202,24 +204,41 @@ def test_a_conversation_goes_on_where_it_is_held(holding):
 
     assert pick("m", HELD).addresses == ("10.0.0.1:8000",)
     assert pick("m", None).addresses[0] == "10.0.0.2:8000"
-    assert pick("m", "resp_" + "f" * 32).addresses[0] == "10.0.0.2:8000", "a pod says that it is not there"
+    assert pick("m", "resp_" + "f" * 52).addresses[0] == "10.0.0.2:8000", "a pod says that it is not there"
     assert refusal(pick("empty", HELD)) == (503, "no_ready_replica")
 
 
-@pytest.mark.parametrize("name", ["resp_ffffffff" + "1" * 24, "resp_", "x", "resp_0a0b0c0d"])
+@pytest.mark.parametrize("name", ["resp_" + "f" * 52, "resp_", "x", f"resp_{HOLDER}"])
 def test_a_response_that_no_pod_holds_is_not_found(holding, name):
     assert refusal(holding.pick(b"", "t", f"/v1/responses/{name}")) == (404, "not_found")
 
 
+@pytest.mark.parametrize("holder_is_there", [True, False])
+@pytest.mark.parametrize("thief", ["aaa", "zzz"])
+def test_a_pod_of_another_service_gets_nothing_by_the_instance_of_a_holder(holding, thief, holder_is_there):
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("evil", "thief", ip="10.0.0.9", namespace=thief)]
+    evil = service("evil", namespace=thief)
+    holding.table = table([service("s", model="m"), evil], pods[1 - holder_is_there :])
+    holding.accepted_clusters = frozenset({"default.s", f"{thief}.evil"})
+    holding.readings["10.0.0.9:8000"] = holding.readings["10.0.0.1:8000"]
+    ours = Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
+    for target in (f"/v1/responses/{HELD}", f"/v1/chat/completions/chatcmpl-{HELD[5:]}/tool_results"):
+        found = holding.pick(b"", target, target)
+        assert found == ours if holder_is_there else refusal(found) == (404, "not_found")
+    body = json.dumps({"model": "m", "input": "x", "previous_response_id": HELD}).encode()
+    found = holding.pick(body, "t", "/v1/responses")
+    assert found == ours if holder_is_there else refusal(found) == (503, "no_ready_replica")
+
+
 def test_results_of_calls_lead_to_who_writes_the_answer(holding):
-    target = "/v1/chat/completions/chatcmpl-0a0b0c0d" + "1" * 24 + "/tool_results"
+    target = f"/v1/chat/completions/chatcmpl-{HOLDER}{'1' * 24}/tool_results"
     assert holding.respond_to_head("POST", target, {}) is None
     assert holding.pick(b'{"results": []}', "t", target) == Destination(
         cluster="default.s", addresses=("10.0.0.1:8000",)
     )
 
 
-@pytest.mark.parametrize("name", ["chatcmpl-ffffffff" + "1" * 24, "chatcmpl-mine", "x"])
+@pytest.mark.parametrize("name", ["chatcmpl-" + "f" * 52, "chatcmpl-mine", "x"])
 def test_results_for_an_answer_that_no_pod_writes_are_refused(holding, name):
     target = f"/v1/chat/completions/{name}/tool_results"
     assert refusal(holding.pick(b'{"results": []}', "t", target)) == (404, "not_found")

@@ -141,6 +141,7 @@ def test_arguments_are_said_and_not_defaulted():
 def test_the_container_knows_the_name_that_the_service_gives_to_its_model():
     runtime = container(service(model={"uri": "file:///srv/models/$(POD_IP)"}))
     assert {"name": "KVASIR_MODEL_URI", "value": "file:///srv/models/$$(POD_IP)"} in runtime["env"]
+    assert {"name": "KVASIR_SERVICE", "value": "default/tiny"} in runtime["env"]
 
 
 def test_accelerators_choose_image_device_and_limits():

@@ -167,8 +167,9 @@ def test_an_id_of_the_client_is_that_of_the_answer_and_not_of_the_engine():
 
 
 def test_the_id_of_a_chat_begins_with_who_writes_its_answer():
-    made = job(chat=True, served=replace(SERVED, instance="0a0b0c0d"))
-    assert http_apis.instance_of(made.answer_id) == "0a0b0c0d"
+    instance = http_apis.new_instance("default/s")
+    made = job(chat=True, served=replace(SERVED, instance=instance))
+    assert http_apis.instance_of(made.answer_id) == instance
 
 
 SEARCH = {"use_beam_search": True, "n": 3}

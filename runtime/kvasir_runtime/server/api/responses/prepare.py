@@ -36,17 +36,13 @@ class PreparedResponse:
     owner: bytes
 
 
-def prepared_response(
-    raw: ReceivedBody, profile: ModelProfile, store: ResponseStore, instance: str
-) -> PreparedResponse:
+def prepared_response(raw: ReceivedBody, profile: ModelProfile, store: ResponseStore) -> PreparedResponse:
     """Parse, find the conversation, translate, and cut if truncation is auto. Raises Refused."""
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
     _check(body, stored=stored, keeps=store.keeps)
     before, size_bytes = _before(body, store, profile.sender.identity)
-    generation_request = _fitting(
-        body, [*before, *body.input], lambda kept: _job(body, kept, profile, PREFIX + instance)
-    )
+    generation_request = _fitting(body, [*before, *body.input], lambda kept: _job(body, kept, profile))
     return PreparedResponse(
         body=body,
         request=generation_request,
@@ -65,9 +61,9 @@ def counted(raw: ReceivedBody, profile: ModelProfile, store: ResponseStore) -> d
     return {"object": "response.input_tokens", "input_tokens": translation.prompt_tokens(chat, profile, NAMES)}
 
 
-def _job(body: ResponsesBody, conversation: list[Item], profile: ModelProfile, prefix: str) -> GenerationRequest:
+def _job(body: ResponsesBody, conversation: list[Item], profile: ModelProfile) -> GenerationRequest:
     return translation.generation_request(
-        translation.chat_body(body.as_chat(conversation), NAMES), profile, prefix, NAMES
+        translation.chat_body(body.as_chat(conversation), NAMES), profile, PREFIX, NAMES
     )
 
 

@@ -41,15 +41,14 @@ _GOES_ON: Final = re.compile(rf'"{_LETTERS}"\s*+:\s*+(?!null)'.encode())
 class RunningResponse:
     """One response while it is made: its request, its serializer, and its place in the store."""
 
-    def __init__(self, store: ResponseStore, instance: str) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store = store
-        self._instance = instance
         self.prepared: PreparedResponse | None = None
         self.serializer: ResponsesSerializer | None = None
 
     def prepare(self, raw: ReceivedBody, profile: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
-        self.prepared = prepare.prepared_response(raw, profile, self._store, self._instance)
+        self.prepared = prepare.prepared_response(raw, profile, self._store)
         return PreparedRequest(request=self.prepared.request, serializer=self._make_serializer)
 
     def begin(self) -> Document:
@@ -106,7 +105,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
-        response = RunningResponse(store, app_state.instance)
+        response = RunningResponse(store)
         answer = await respond(request, app_state, response.prepare, on_end=response.left, size_of=_size)
         document = response.begin()
         assert response.prepared is not None
