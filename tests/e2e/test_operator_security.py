@@ -58,7 +58,7 @@ def strict(control, spec):
         ({"model": {"uri": "pvc://models/a b"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/x;reboot"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/../etc"}}, "must not climb"),
-        ({"model": {"uri": "https://evil/x"}}, "must be pvc://"),
+        ({"model": {"uri": "https://evil/x"}}, "must be hf://"),
         ({"model": {**CLAIMED["model"], "servedName": "$(POD_IP)"}}, "spec.model.servedName"),
         ({"model": {**CLAIMED["model"], "servedName": "--host"}}, "spec.model.servedName"),
         ({"model": {**CLAIMED["model"], "servedName": "a\nb"}}, "spec.model.servedName"),
