@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from statistics import median
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, Self, get_args
 
 Strategy = Literal["cost", "least-load", "round-robin"]
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
@@ -251,28 +251,37 @@ def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate
     prompts would all go to the one that measured most. The median, so that one of several cannot shift it. A pod of a
     kind that measured nothing is like all others."""
     loads = [c.load for c in known if c.load is not None]
-    filled = []
-    for candidate, load in zip(known, loads, strict=True):
-        alike = [other for other in loads if other.kind == load.kind]
-        rates = ([other.prefill_tokens_per_s for other in group] for group in (alike, loads))
-        stalls = ([other.stall_fraction for other in group] for group in (alike, loads))
-        slopes = ([other.decode_slope_s for other in group] for group in (alike, loads))
-        speeds = replace(
-            load,
-            prefill_tokens_per_s=_measured(*rates, otherwise=policy.prefill_tokens_per_s),
-            stall_fraction=_measured(*stalls, otherwise=policy.stall_fraction),
-            decode_slope_s=_measured(*slopes, otherwise=policy.decode_slope_s),
+    of_all = _Speeds.of(loads, _Speeds(policy.prefill_tokens_per_s, policy.stall_fraction, policy.decode_slope_s))
+    by_kind = {
+        kind: _Speeds.of([load for load in loads if load.kind == kind], of_all)
+        for kind in {load.kind for load in loads}
+    }
+    return [
+        replace(candidate, load=replace(load, **by_kind[load.kind]._asdict()))
+        for candidate, load in zip(known, loads, strict=True)
+    ]
+
+
+class _Speeds(NamedTuple):
+    """As EndpointLoad has them."""
+
+    prefill_tokens_per_s: float
+    stall_fraction: float
+    decode_slope_s: float
+
+    @classmethod
+    def of(cls, loads: Sequence[EndpointLoad], otherwise: Self) -> Self:
+        """The median of each that was measured by any of these pods."""
+        return cls(
+            _measured([load.prefill_tokens_per_s for load in loads], otherwise.prefill_tokens_per_s),
+            _measured([load.stall_fraction for load in loads], otherwise.stall_fraction),
+            _measured([load.decode_slope_s for load in loads], otherwise.decode_slope_s),
         )
-        filled.append(replace(candidate, load=speeds))
-    return filled
 
 
-def _measured(*groups: list[float], otherwise: float) -> float:
-    """The median of the first group in which anything was measured."""
-    for values in groups:
-        if measured := [value for value in values if value > 0]:
-            return median(measured)
-    return otherwise
+def _measured(values: Sequence[float], otherwise: float) -> float:
+    measured = [value for value in values if value > 0]
+    return median(measured) if measured else otherwise
 
 
 def _uncached(candidate: Candidate, request: RequestSize) -> float:

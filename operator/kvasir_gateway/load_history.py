@@ -14,8 +14,7 @@ from kvasir_gateway.choose import MEMORY_S, EndpointLoad
 @dataclass(slots=True)
 class PodHistory:
     """state, at_s: the last reading, before which the means end. ended: of the requests that it counts, those that
-    ended since. cold_s: when a prompt was sent last that the pod did
-    not hold."""
+    ended since. cold_s: when a prompt was sent last that the pod did not hold."""
 
     state: RuntimeState | None = None
     at_s: float = 0.0
