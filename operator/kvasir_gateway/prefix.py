@@ -51,7 +51,7 @@ class PodPrefixes:
                     del self.expected[route_hash]
 
 
-class PrefixIndex:
+class EndpointPrefixes:
     """The prefixes of all endpoints by address."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from kvasir_gateway import routing_table
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose
 from kvasir_gateway.inflight import InflightRequest, InflightRequests
 from kvasir_gateway.load_history import LoadHistory
-from kvasir_gateway.prefix import PrefixIndex
+from kvasir_gateway.prefix import EndpointPrefixes
 from kvasir_gateway.routing_table import RoutedService, StateReading
 
 BYTES_PER_TOKEN: Final = 4
@@ -56,7 +56,7 @@ class EndpointRouter:
     def __init__(self, *, policy: ChoicePolicy, draw: Callable[[], int]) -> None:
         self.inflight = InflightRequests()
         self._policy, self._draw = policy, draw
-        self._prefixes = PrefixIndex()
+        self._prefixes = EndpointPrefixes()
         self._history = LoadHistory()
 
     def followed(self, addresses: Collection[str]) -> Mapping[str, FollowedPrefixes]:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir_api.prefix_digest import MOST_ENTRIES, WHOLE, PrefixSet
 from kvasir_api.state import PrefixDigest
-from kvasir_gateway.prefix import ENDED_KEPT_S, MOST_RENTS, PrefixIndex
+from kvasir_gateway.prefix import ENDED_KEPT_S, MOST_RENTS, EndpointPrefixes
 
 
 def hashes(*numbers):
@@ -38,7 +38,7 @@ def read(index, *, began_s, **pods):
 
 @pytest.fixture
 def index():
-    made = PrefixIndex()
+    made = EndpointPrefixes()
     read(made, began_s=1.0, a=("one", hashes(1, 2, 3)), b=("two", ()))
     return made
 
@@ -148,7 +148,7 @@ class ForwardedRequests(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.index, self.now, self.number = PrefixIndex(), 0.0, 0
+        self.index, self.now, self.number = EndpointPrefixes(), 0.0, 0
         self.held: set[bytes] = set()
         self.open: dict[str, set[bytes]] = {}
         self.over: dict[str, tuple[set[bytes], float]] = {}

@@ -17,8 +17,8 @@ from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import ChoicePolicy, Strategy
 from kvasir_gateway.router import EndpointRouter
 from kvasir_gateway.routing_table import Endpoint, RoutedService, StateReading
-from kvasir_gateway.simulation.simulated_pod import PIECE_TOKENS, DigestLog, SimulatedPod, SimulatedRequest
-from kvasir_gateway.simulation.workloads import WORKLOADS, Conversation, Pieces, Workload
+from kvasir_gateway.simulation.simulated_pod import PIECE_TOKENS, DigestLog, PodRequest, SimulatedPod
+from kvasir_gateway.simulation.workloads import WORKLOADS, Pieces, RoutingWorkload, SimulatedConversation
 
 READING_PERIOD_S: Final = 0.5
 TIMEOUT_S: Final = 3600.0
@@ -33,7 +33,7 @@ class PickerRun:
 
 
 @dataclass(slots=True)
-class Prompt:
+class SimulatedPrompt:
     """A request as routing sees it."""
 
     pieces: tuple[bytes, ...]
@@ -54,7 +54,7 @@ class Prompt:
 class TalkState:
     """A conversation under way. said: its text so far; left: answers of the turn that are not there yet."""
 
-    conversation: Conversation
+    conversation: SimulatedConversation
     said: tuple[bytes, ...]
     turn: int = 0
     left: int = 0
@@ -63,7 +63,7 @@ class TalkState:
 class RoutingRun:
     """One workload under one strategy, with a number of pickers that know nothing of one another."""
 
-    def __init__(self, workload: Workload, policy: ChoicePolicy, *, pickers: int = 1) -> None:
+    def __init__(self, workload: RoutingWorkload, policy: ChoicePolicy, *, pickers: int = 1) -> None:
         self._workload, self._random, self._pieces = workload, Random(workload.seed), Pieces()
         self._routing_random = Random(workload.seed + 1)
         self.pods = [SimulatedPod(f"pod-{n}:8000", speed) for n, speed in enumerate(workload.speeds)]
@@ -82,7 +82,7 @@ class RoutingRun:
         self._owners: dict[int, tuple[TalkState, PickerRun]] = {}
         self._seen: set[bytes] = set()
         self.seconds = workload.seconds
-        self.requests: list[SimulatedRequest] = []
+        self.requests: list[PodRequest] = []
         self.placed: list[int] = [0] * len(self.pods)
         self.available_pieces = 0
 
@@ -115,18 +115,18 @@ class RoutingRun:
         talk.left = talk.conversation.samples
         for _ in range(talk.conversation.samples):
             answer = self._pieces.new(turn.output)
-            request = SimulatedRequest(
+            request = PodRequest(
                 number=next(self._numbers), at=now, pieces=talk.said, answer=answer, output=turn.output
             )
             self._route(request, talk, now)
 
-    def _route(self, request: SimulatedRequest, talk: TalkState, now: float) -> None:
+    def _route(self, request: PodRequest, talk: TalkState, now: float) -> None:
         seen = next((n for n, piece in enumerate(request.pieces) if piece not in self._seen), len(request.pieces))
         self.available_pieces += min(seen, len(request.pieces) - 1)
         self._seen.update(request.pieces)
         picker = self._pickers[self._routing_random.randrange(len(self._pickers))]
         picker.router.inflight.counts(self._service.key).requests += 1
-        routed = picker.router.choose(self._service, Prompt(request.pieces), picker.readings, now_s=now)
+        routed = picker.router.choose(self._service, SimulatedPrompt(request.pieces), picker.readings, now_s=now)
         assert routed is not None
         address = routed.choice.addresses[0]
         picker.router.forward(str(request.number), self._service, address, routed, now_s=now)
@@ -152,7 +152,7 @@ class RoutingRun:
         else:
             self._at(pod.step(now), "step", pod)
 
-    def _answered(self, talk: TalkState, request: SimulatedRequest, now: float) -> None:
+    def _answered(self, talk: TalkState, request: PodRequest, now: float) -> None:
         talk.said += request.answer
         talk.turn += 1
         turns = talk.conversation.turns

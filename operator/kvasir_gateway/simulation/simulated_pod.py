@@ -34,7 +34,7 @@ class PodSpeed:
 
 
 @dataclass(slots=True, kw_only=True)
-class SimulatedRequest:
+class PodRequest:
     """pieces: of the prompt; answer: pieces that its answer will have. output: tokens of the answer.
 
     left: prompt tokens to compute; held: blocks that are its own; hits: pieces found in the cache. at, first_at,
@@ -119,9 +119,9 @@ class SimulatedPod:
     def __init__(self, address: str, speed: PodSpeed) -> None:
         self.address, self.speed = address, speed
         self.cache = PieceCache(speed.kv_tokens // PIECE_TOKENS)
-        self.waiting: deque[SimulatedRequest] = deque()
-        self._prompts: deque[SimulatedRequest] = deque()
-        self._decoding: list[tuple[int, int, SimulatedRequest]] = []
+        self.waiting: deque[PodRequest] = deque()
+        self._prompts: deque[PodRequest] = deque()
+        self._decoding: list[tuple[int, int, PodRequest]] = []
         self._steps = self._sequence = 0
         self._arrivals = self._completions = self._uncached = self._generated = 0
         self._stall, self._stall_weight, self._leaving_per_s, self._left_at = 0.0, 0.0, 0.0, 0.0
@@ -131,7 +131,7 @@ class SimulatedPod:
         """Whether there is nothing to compute."""
         return not (self.waiting or self._prompts or self._decoding)
 
-    def submit(self, request: SimulatedRequest) -> None:
+    def submit(self, request: PodRequest) -> None:
         """A request arrives."""
         request.left = PIECE_TOKENS * (len(request.pieces) - self.cache.hits(request.pieces))
         self._arrivals += 1
@@ -160,10 +160,10 @@ class SimulatedPod:
             self._stall_weight = keep * self._stall_weight + elapsed_s
         return now + elapsed_s
 
-    def collect(self, now: float) -> list[SimulatedRequest]:
+    def collect(self, now: float) -> list[PodRequest]:
         """The step has ended: each sequence has a token more. Those that ended."""
         self._steps += 1
-        ended: list[SimulatedRequest] = []
+        ended: list[PodRequest] = []
         for _, _, request in self._decoding:
             if request.first_at < 0:
                 request.first_at = now

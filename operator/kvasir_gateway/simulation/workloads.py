@@ -26,7 +26,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class SimulatedConversation:
     """prefix: pieces with which it begins and which others may share. samples: copies of each turn sent at once."""
 
     prefix: tuple[bytes, ...]
@@ -34,7 +34,7 @@ class Conversation:
     samples: int = 1
 
 
-Talk = Callable[[Random, "Pieces"], Conversation]
+Talk = Callable[[Random, "Pieces"], SimulatedConversation]
 
 
 class Pieces:
@@ -56,7 +56,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RoutingWorkload:
     """talk: makes a conversation. per_s: conversations that begin in a second, or 0 where `clients` begin another one
     when theirs has ended. speeds: of the pods. seconds: in which conversations begin; what is under way then ends.
     """
@@ -82,7 +82,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LogNormalLength:
     """A log-normal length. spread: sigma of its logarithm. least, most: bounds."""
 
     mean: float
@@ -110,12 +110,12 @@ class Chat:
     users: int = 0
     own: int = 0
     turns: tuple[int, int] = (1, 1)
-    tokens: Lengths = field(default_factory=lambda: Lengths(mean=500))
-    output: Lengths = field(default_factory=lambda: Lengths(mean=200))
+    tokens: LogNormalLength = field(default_factory=lambda: LogNormalLength(mean=500))
+    output: LogNormalLength = field(default_factory=lambda: LogNormalLength(mean=200))
     pause_s: float = 0.0
     samples: int = 1
 
-    def __call__(self, random: Random, pieces: Pieces) -> Conversation:
+    def __call__(self, random: Random, pieces: Pieces) -> SimulatedConversation:
         """One conversation."""
         prefix: tuple[bytes, ...] = ()
         if self.shared:
@@ -132,21 +132,21 @@ class Chat:
             )
             for number in range(random.randint(*self.turns))
         )
-        return Conversation(prefix=prefix, turns=turns, samples=self.samples)
+        return SimulatedConversation(prefix=prefix, turns=turns, samples=self.samples)
 
 
-def _mixed(random: Random, _pieces: Pieces) -> Conversation:
+def _mixed(random: Random, _pieces: Pieces) -> SimulatedConversation:
     """One of ten is a long document with a short answer."""
     long = random.random() < 0.1
-    tokens = Lengths(mean=24_000 if long else 300).draw(random)
-    return Conversation(prefix=(), turns=(Turn(tokens=tokens, output=Lengths(mean=150).draw(random)),))
+    tokens = LogNormalLength(mean=24_000 if long else 300).draw(random)
+    return SimulatedConversation(prefix=(), turns=(Turn(tokens=tokens, output=LogNormalLength(mean=150).draw(random)),))
 
 
 SLOW = PodSpeed(prefill_tokens_per_s=5_000.0, step_base_s=0.040, step_slope_s=0.0003, kv_tokens=150_000)
 
 
 WORKLOADS: Final = (
-    Workload(
+    RoutingWorkload(
         name="b2b",
         about="150 customers with a system prompt of 6,000 tokens and 5 users each, who ask the same 1,200 tokens "
         "again, answers of 1,000, more than round robin can serve: llm-d's b2b-saas",
@@ -155,83 +155,87 @@ WORKLOADS: Final = (
             shared=6000,
             users=5,
             own=1200,
-            tokens=Lengths(mean=PIECE_TOKENS, spread=0),
-            output=Lengths(mean=1000, spread=0),
+            tokens=LogNormalLength(mean=PIECE_TOKENS, spread=0),
+            output=LogNormalLength(mean=1000, spread=0),
         ),
         per_s=16.0,
     ),
-    Workload(
+    RoutingWorkload(
         name="one-prefix",
         about="one system prompt of 4,000 tokens for every client",
-        talk=Chat(prefixes=1, shared=4000, tokens=Lengths(mean=400), output=Lengths(mean=200)),
+        talk=Chat(prefixes=1, shared=4000, tokens=LogNormalLength(mean=400), output=LogNormalLength(mean=200)),
         per_s=40.0,
     ),
-    Workload(
+    RoutingWorkload(
         name="sequential-agents",
         about="12 agents with the same tools, each waiting for its answer before the next turn",
         talk=Chat(
             prefixes=1,
             shared=4000,
             turns=(10, 20),
-            tokens=Lengths(mean=600),
-            output=Lengths(mean=80),
+            tokens=LogNormalLength(mean=600),
+            output=LogNormalLength(mean=80),
             pause_s=0.5,
         ),
         clients=12,
     ),
-    Workload(
+    RoutingWorkload(
         name="code",
         about="60 programmers: contexts of 3,000 to 100,000 tokens, 2 to 20 turns: llm-d's code generation",
         talk=Chat(
             turns=(2, 20),
-            tokens=Lengths(mean=4000, spread=1.0, least=500, most=30_000),
-            output=Lengths(mean=300),
+            tokens=LogNormalLength(mean=4000, spread=1.0, least=500, most=30_000),
+            output=LogNormalLength(mean=300),
             pause_s=4.0,
         ),
         clients=60,
         speeds=(PodSpeed(),) * 10,
     ),
-    Workload(
+    RoutingWorkload(
         name="reasoning",
         about="questions of 1,000 tokens with answers of 8,000",
-        talk=Chat(tokens=Lengths(mean=1000), output=Lengths(mean=8000)),
+        talk=Chat(tokens=LogNormalLength(mean=1000), output=LogNormalLength(mean=8000)),
         per_s=2.0,
     ),
-    Workload(name="long-short", about="one prompt of ten has 24,000 tokens, the others 300", talk=_mixed, per_s=24.0),
-    Workload(
+    RoutingWorkload(
+        name="long-short", about="one prompt of ten has 24,000 tokens, the others 300", talk=_mixed, per_s=24.0
+    ),
+    RoutingWorkload(
         name="chat",
         about="conversations of 3 to 8 turns with pauses, over one short system prompt",
         talk=Chat(
             prefixes=1,
             shared=512,
             turns=(3, 8),
-            tokens=Lengths(mean=150),
-            output=Lengths(mean=250),
+            tokens=LogNormalLength(mean=150),
+            output=LogNormalLength(mean=250),
             pause_s=8.0,
         ),
         per_s=8.0,
     ),
-    Workload(
+    RoutingWorkload(
         name="samples",
         about="8 answers to each prompt of 6,000 tokens, requested at once",
-        talk=Chat(tokens=Lengths(mean=6000), output=Lengths(mean=300), samples=8),
+        talk=Chat(tokens=LogNormalLength(mean=6000), output=LogNormalLength(mean=300), samples=8),
         per_s=3.0,
     ),
-    Workload(
+    RoutingWorkload(
         name="documents",
         about="questions about 400 documents of 8,000 tokens, some of them much more popular",
-        talk=Chat(prefixes=400, shared=8000, exponent=1.0, tokens=Lengths(mean=200), output=Lengths(mean=200)),
+        talk=Chat(
+            prefixes=400, shared=8000, exponent=1.0, tokens=LogNormalLength(mean=200), output=LogNormalLength(mean=200)
+        ),
         per_s=18.0,
     ),
-    Workload(
+    RoutingWorkload(
         name="uneven",
         about="conversations where half of the pods are three times slower",
         talk=Chat(
             prefixes=20,
             shared=2000,
             turns=(1, 6),
-            tokens=Lengths(mean=400),
-            output=Lengths(mean=200),
+            tokens=LogNormalLength(mean=400),
+            output=LogNormalLength(mean=200),
             pause_s=5.0,
         ),
         per_s=9.0,

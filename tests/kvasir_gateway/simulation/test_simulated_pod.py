@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_api.prefix_digest import FollowedPrefixes
-from kvasir_gateway.simulation.simulated_pod import DigestLog, PodSpeed, SimulatedPod, SimulatedRequest
+from kvasir_gateway.simulation.simulated_pod import DigestLog, PodRequest, PodSpeed, SimulatedPod
 
 SPEED = PodSpeed(
     prefill_tokens_per_s=6400.0, step_base_s=0.01, step_slope_s=0.001, chunk_tokens=640, kv_tokens=6400, slots=2
@@ -15,7 +15,7 @@ def pieces(*numbers):
 
 
 def request(number, text, *, output=4, at=0.0):
-    return SimulatedRequest(number=number, at=at, pieces=text, answer=pieces(1000 + number), output=output)
+    return PodRequest(number=number, at=at, pieces=text, answer=pieces(1000 + number), output=output)
 
 
 def finished(pod, *requests):

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kvasir_gateway.simulation.workloads import WORKLOADS, Chat, Lengths, Pieces
+from kvasir_gateway.simulation.workloads import WORKLOADS, Chat, LogNormalLength, Pieces
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
@@ -38,7 +38,7 @@ def test_popular_prefixes_come_more_often():
 
 
 def test_lengths_have_their_mean_and_bounds():
-    random, lengths = Random(1), Lengths(mean=1000, least=200, most=3000)
+    random, lengths = Random(1), LogNormalLength(mean=1000, least=200, most=3000)
     drawn = [lengths.draw(random) for _ in range(4000)]
     assert sum(drawn) / len(drawn) == pytest.approx(1000, rel=0.05)
     assert min(drawn) >= 200
