@@ -2,8 +2,8 @@
 
 A name belongs to the oldest service that claims it, over all namespaces of a gateway. Later ones of its namespace wait
 until it is free. Those of other namespaces are refused, and what was refused stays so in their status also when the name
-is free: a service that is made again must find its name, and its clients must not come to somebody else's. NAMESPACE/NAME
-always is the service of that name, whatever others claim.
+is free: a service that is deleted and made again gets its name back, and its clients never reach another namespace's
+service. NAMESPACE/NAME always is the service of that name, whatever others claim.
 """
 
 from collections.abc import Iterable, Mapping

@@ -68,8 +68,8 @@ class HubCache:
         self._snapshot = self._repository / "snapshots" / found.commit
 
     def remove_leftovers(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Remove unfinished files of processes that died. A free lock alone does not tell: there are network file
-        systems that give it to everybody, so that what is still written stays too."""
+        """Remove unfinished files of processes that died. A free lock alone is no proof: some network file systems
+        grant it to every process, so files that still grow stay too."""
         with ExitStack() as locks:
             free = [
                 path

@@ -1,5 +1,5 @@
 """A model by its name on a hub, on everything real but the hub: one commit for all replicas, bytes while they come, a
-token that appears nowhere, and old replicas that serve while the hub does not give what the spec asks for next.
+token that appears nowhere, and old replicas that serve while the hub refuses what the spec names next.
 """
 
 import time
@@ -85,7 +85,10 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
         found.fault = "gated"
         served = life.uids()
         apply(life, "hf://org/name@v2", 2, cacheClaim="cache")
-        await life.until(lambda: life.condition("Stalled").get("reason") == "ModelUnavailable", "the gate is told")
+        await life.until(
+            lambda: life.condition("Stalled").get("reason") == "ModelUnavailable",
+            "the status says that the model is gated",
+        )
         told = life.condition("Stalled")["message"]
         assert told.startswith("spec.model.uri: model org/name is gated: accept its terms on the hub")
         assert life.uids() >= served

@@ -118,7 +118,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._file(name, body=body, fault=hub.fault if of_weights else "none")
 
     def _commit(self) -> str:
-        """What the path asks for, where that is a commit, else the one that every branch and tag is at."""
+        """The commit in the path, else the one that every branch and tag points to."""
         named = re.search(r"/(?:resolve|revision|tree)/([0-9a-f]{40})", self.path)
         return named[1] if named else self.hub.commit
 

@@ -55,7 +55,7 @@ def test_a_claim_that_was_refused_never_holds_the_name():
         "same namespace",
         "other namespace",
         "free",
-        "free to nobody",
+        "free but refused to all",
         "taken",
         "not theirs",
     ],

@@ -134,7 +134,7 @@ class Inspector:
         if before is not None and _same(before, found):
             return
         if is_unresolved(resolved.observed) or not (found.facts or found.message):
-            return  # a condition tells it, with an event of its own, or nothing was read
+            return  # a condition with an event of its own reports it, or nothing was read
         if not found.facts:
             await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")
             return

@@ -70,7 +70,7 @@ def test_what_a_runtime_says_of_its_start_never_exceeds_what_status_takes(said, 
 @given(st.lists(st.floats(0, 4000), min_size=7, max_size=7), st.floats(0, 59))
 def test_the_parts_of_a_start_sum_up_to_the_whole(first, rest):
     parts = [*first, rest]
-    process, fetch, load, warm = parts[3:7]  # after schedule, volumes and image; the rest is told by nobody
+    process, fetch, load, warm = parts[3:7]  # after schedule, volumes and image; nothing reports the rest
     times = [100.0, *(round(100 + sum(parts[:n])) for n in (1, 2, 3, 8))]
     reading = RuntimeState(start=StartupSeconds(process_s=process, weights_s=fetch, load_s=load, warm_s=warm))
     names_ = ("created", "scheduled_at", "mounted_at", "started_at", "ready_at")

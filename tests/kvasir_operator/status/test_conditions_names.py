@@ -1,4 +1,4 @@
-"""What a status tells of model names that belong to another service."""
+"""The condition of model names that belong to another service."""
 
 import pytest
 

@@ -183,7 +183,7 @@ def test_what_a_client_leaves_is_not_refused_later():
 
 
 def test_those_that_are_refused_while_they_wait_are_counted_apart():
-    """Whoever measures a load must know which arrivals took nothing."""
+    """They used no time of the engine, so a measure of the load leaves them out."""
     engine, callers = under(2.0)
     totals, ttft = engine.scheduler.report(RuntimeState()).totals, forecast(engine)
     assert 0 < ttft.expired <= totals.aborts
