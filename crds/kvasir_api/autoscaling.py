@@ -115,7 +115,7 @@ class Autoscaling(CrdObject):
     )
     backlog_horizon_seconds: int = option(
         0,
-        "What waits shall be done within this time; 0 takes the larger of 60 and a cold start.",
+        "What waits shall be done within this time; 0 takes the larger of 60 and half a cold start.",
         unit="seconds",
         ge=0,
         le=3600,

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-AttentionKind = Literal["full", "window", "chunked", "latent", "state"]
+AttentionKind = Literal["full", "window", "chunked", "latent", "state", "bidirectional"]
 
 MAX_GROUPS: Final = 8
 """Each group costs a block table for every sequence and step."""
@@ -21,14 +21,16 @@ class LayerAttention(msgspec.Struct, frozen=True):
 
     full, latent: everything (latent rows are compressed: the layer's row width says so). window: the last span
     positions. chunked: positions from the last multiple of span on. state: a state of fixed size behind the token
-    before, which a block holds as of its last computed position. span: in tokens, 0 for the other kinds.
+    before, which a block holds as of its last computed position. bidirectional: what comes behind it too, of the last
+    and the next span positions, or of all where that is 0; a sequence is computed at once, and nothing of it is kept.
+    span: in tokens, 0 for the other kinds.
     """
 
     kind: AttentionKind = "full"
     span: int = 0
 
     def __post_init__(self) -> None:
-        if (self.kind in ("window", "chunked")) != (self.span > 0):
+        if self.kind != "bidirectional" and (self.kind in ("window", "chunked")) != (self.span > 0):
             raise ValueError(f"attention {self.kind} with a span of {self.span} tokens")
 
     @property
@@ -44,13 +46,14 @@ class LayerAttention(msgspec.Struct, frozen=True):
     @property
     def keeps_all(self) -> bool:
         """Whether every token of a sequence is needed to its end."""
-        return self.kind in ("full", "latent")
+        return self.kind in ("full", "latent", "bidirectional")
 
     def most_seen(self, num_tokens: float) -> float:
         """Positions whose keys and values a token reads as the last of so many, at most; a state has none."""
         if self.kind == "state":
             return 0
-        return min(num_tokens, self.span) if self.span else num_tokens
+        seen = 2 * self.span + 1 if self.kind == "bidirectional" and self.span else self.span
+        return min(num_tokens, seen) if seen else num_tokens
 
     def first_seen(self, position: int) -> int:
         """First position that the token at a position, and no later one, needs."""
@@ -89,6 +92,7 @@ class CacheGroup(msgspec.Struct, frozen=True):
 
 
 FULL: Final = LayerAttention()
+BIDIRECTIONAL: Final = LayerAttention("bidirectional")
 
 
 def sliding(window: int) -> LayerAttention:
@@ -100,11 +104,11 @@ def group_layers(attentions: Sequence[LayerAttention]) -> tuple[CacheGroup, ...]
     """Cut the layers of each attention into groups of at most as many layers as every block has room for.
 
     That number wastes as little as possible of blocks that are kept to the end of a sequence, then of the others, and
-    makes at most MAX_GROUPS groups where the kinds of attention permit.
+    makes at most MAX_GROUPS groups where the kinds of attention permit. Layers that keep nothing are one group.
     """
     kinds: dict[LayerAttention, list[int]] = {}
     for layer, attention in enumerate(attentions):
-        kinds.setdefault(attention, []).append(layer)
+        kinds.setdefault(BIDIRECTIONAL if attention.kind == "bidirectional" else attention, []).append(layer)
     size = _group_size({attention: len(layers) for attention, layers in kinds.items()})
     return tuple(
         CacheGroup(attention, tuple(layers[first : first + size]))
@@ -144,6 +148,18 @@ def blocks_of_sequence(
 ) -> int:
     """Blocks over all groups that a sequence holds at once at most. attentions: one for each group."""
     return sum([attention.most_blocks(num_tokens, block_size, chunk_tokens) for attention in attentions])
+
+
+def keeps_nothing(attentions: Iterable[LayerAttention]) -> bool:
+    """Whether a model computes every sequence at once, and has no cache. attentions: of its layers or groups."""
+    return all(attention.kind == "bidirectional" for attention in attentions)
+
+
+def places(max_sequences: int, longest: int) -> int:
+    """What stands for the capacity of a cache where a model has none: tokens of as many sequences as may run, each as
+    long as any may be. So it bounds nothing, and takes no memory.
+    """
+    return max_sequences * longest
 
 
 def longest_sequence(

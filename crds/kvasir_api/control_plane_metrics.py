@@ -5,6 +5,7 @@ from typing import Final
 from kvasir_api.metrics import LATENCY_BUCKETS, Metric
 
 CHOICE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+HOLD_BUCKETS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 _SERVICE = ("namespace", "service")
 
@@ -115,6 +116,22 @@ GATEWAY: Final[tuple[Metric, ...]] = (
         kind="counter",
         help="Choices of an endpoint, by reason: only, cheapest, tie, copy (of a prefix whose holder is busy), session, least_load, turn, no_reading, holder (of a stored response).",
         labels=(*_SERVICE, "reason"),
+    ),
+    Metric(
+        name="kvasir_gateway_held_requests", kind="gauge", help="Requests that wait for a replica.", labels=_SERVICE
+    ),
+    Metric(
+        name="kvasir_gateway_hold_seconds",
+        kind="histogram",
+        help="Time that requests waited for a replica, by outcome: forwarded, expired, gave_way (to another tenant), stalled (the service cannot start, or is gone), aborted.",
+        labels=(*_SERVICE, "outcome"),
+        buckets=HOLD_BUCKETS,
+    ),
+    Metric(
+        name="kvasir_gateway_routed_requests_total",
+        kind="counter",
+        help="Requests that a ModelRoute sent to a service, by reason: target (of its rule, by weight), or the reason for a fallback: stalled, at_zero, saturated.",
+        labels=("namespace", "route", "service", "reason"),
     ),
     Metric(
         name="kvasir_gateway_choice_seconds",

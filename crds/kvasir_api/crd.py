@@ -4,8 +4,10 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClass
+from kvasir_api.model_route import ModelRoute
 from kvasir_api.schema import structural
 from kvasir_api.service import InferenceService
+from kvasir_api.tenant import Tenant
 
 FILLED_IN: Final = frozenset({"spec.replicas"})
 """Fields whose default the API server stores: the scale subresource takes an absent number for none."""
@@ -39,6 +41,61 @@ def accelerators() -> dict[str, Any]:
         "schema": {"openAPIV3Schema": schema},
     }
     return _document(names.ACCELERATOR_KIND, names.ACCELERATOR_PLURAL, "Cluster", {}, version)
+
+
+def tenants() -> dict[str, Any]:
+    """The CRD of Tenant as a document."""
+    schema = structural(Tenant)
+    schema["properties"] = {**_type_meta(names.TENANT_KIND), **schema["properties"]}
+    schema["properties"]["status"].pop("default", None)
+    _strip_status(schema["properties"]["status"])
+    _strip_spec(schema["properties"]["spec"], "spec")
+    schema["required"] = ["spec"]
+    ready = f".status.conditions[?(@.type=='{names.CONDITION_READY}')]"
+    columns = [
+        _column("Ready", "string", f"{ready}.status", "Whether gateways accept its keys."),
+        _column("Keys", "integer", ".status.keys", "Keys that gateways accept."),
+        _column("Requests", "integer", ".spec.limits.requestsPerMinute", "Requests per minute, 0 without a limit."),
+        _column("Tokens", "integer", ".spec.limits.tokensPerMinute", "Tokens per minute, 0 without a limit."),
+        _column("Reason", "string", f"{ready}.reason", "Why its keys are accepted or not."),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
+    ]
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return _document(names.TENANT_KIND, names.TENANT_PLURAL, "Namespaced", {"categories": [names.CATEGORY]}, version)
+
+
+def model_routes() -> dict[str, Any]:
+    """The CRD of ModelRoute as a document."""
+    schema = structural(ModelRoute)
+    schema["properties"] = {**_type_meta(names.ROUTE_KIND), **schema["properties"]}
+    schema["required"] = ["spec"]
+    schema["properties"]["status"].pop("default", None)
+    _strip_status(schema["properties"]["status"])
+    _strip_spec(schema["properties"]["spec"], "spec")
+    columns = [
+        _column("Model", "string", ".spec.modelName", "Name that clients request; empty: the route's own."),
+        _column("Accepted", "string", ".status.conditions[?(@.type=='Accepted')].status", "Whether requests go by it."),
+        _column(
+            "Resolved", "string", ".status.conditions[?(@.type=='ResolvedRefs')].status", "Whether its services exist."
+        ),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
+    ]
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return _document(names.ROUTE_KIND, names.ROUTE_PLURAL, "Namespaced", {"categories": [names.CATEGORY]}, version)
 
 
 def _document(

@@ -1,6 +1,6 @@
 """Does a model fit? Weights and KV cache predicted from its config alone, before any memory is taken.
 
-Pure arithmetic on the fields of a Hugging Face config.json, for decoders with or without experts. The runtime refuses with these numbers
+Pure arithmetic on the fields of a Hugging Face config.json, for decoders with or without experts, and encoders. The runtime refuses with these numbers
 before it loads, and `kvasir plan` uses the same functions, so that there is one forecast.
 """
 
@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvasir_api import cache_groups, compressed_attention, layer_types, weight_offload
+from kvasir_api import (
+    cache_groups,
+    compressed_attention,
+    dense_layers,
+    encoder_layers,
+    layer_types,
+    stored_bits,
+    weight_offload,
+)
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_api.hf_config import count, count_or_zero, flattened, sequence_limits
+from kvasir_api.hf_config import architectures, count, count_or_zero, flattened, layer_count, sequence_limits
+from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 
-GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration")
+GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of architectures with a head over the vocabulary."""
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -47,6 +56,7 @@ class ModelShape:
     attentions: one for each cache group; group_layers: how many layers each has. state_bytes: of the state of a layer that has one in
     place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
+    stored_sixteenths: of a byte that a number of these matrices takes as the checkpoint has it; 0 where it has them in full.
     """
 
     layers: int
@@ -69,24 +79,31 @@ class ModelShape:
     chosen_experts: int = 0
     state_bytes: int = 0
     latent_row: int = 0
+    stored_sixteenths: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
 
-        auto counts none: what a GGUF file keeps takes less than that.
+        With auto a checkpoint stays in its own bits.
         """
-        if quantization not in QUANTIZED_SIXTEENTHS:
+        layers, head = self._sixteenths(dtype, quantization)
+        if not layers:
             return self.parameters * BYTES[dtype]
-        layers, head = QUANTIZED_SIXTEENTHS[quantization]
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
         return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
+
+    def _sixteenths(self, dtype: str, quantization: str) -> tuple[int, int]:
+        """Of a byte for a number of the matrices and of the head: 0 of matrices in dtype, and of a head that is the table."""
+        if quantization == "auto" and self.stored_sixteenths:
+            return self.stored_sixteenths, 0 if self.tied else 16 * BYTES[dtype]
+        return QUANTIZED_SIXTEENTHS.get(quantization, (0, 0))
 
     def host_weights_bytes(self, dtype: str, quantization: str, limit_bytes: int) -> tuple[int, int]:
         """Bytes of the layers that stay on the host, and by how much fewer they leave on the device, where buffers for them are.
 
         limit_bytes: weightsHostBytes; dtype and quantization as above. Layers count as equals.
         """
-        layers, _ = QUANTIZED_SIXTEENTHS.get(quantization, (0, 0))
+        layers, _ = self._sixteenths(dtype, quantization)
         each = (self.matrices * layers // 16 if layers else self.matrices * BYTES[dtype]) // self.layers
         count = len(weight_offload.chosen([each] * self.layers, limit_bytes)) if limit_bytes else 0
         return count * each, max(0, count - weight_offload.BUFFERS) * each
@@ -103,10 +120,21 @@ class ModelShape:
         )
 
     def layer_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token in one layer. dtype: as above."""
+        """Bytes of keys and values of one token in one layer; 0 of a model that keeps none. dtype: as above."""
+        if self.keeps_nothing:
+            return 0
         width = self.latent_row or self.head_dim
         row = width + KV_SCALE_BYTES if dtype == "int8" else width * (1 if dtype == "fp8" else BYTES[dtype])
         return row if self.latent_row else 2 * self.kv_heads * row
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether it has no KV cache: an encoder."""
+        return cache_groups.keeps_nothing(self.attentions)
+
+    def step_tokens(self, max_batch_tokens: int, longest: int) -> int:
+        """Tokens of the largest step, which computes the longest sequence whole where nothing is kept."""
+        return max(max_batch_tokens, longest) if self.keeps_nothing else max_batch_tokens
 
     @property
     def block_tokens(self) -> int:
@@ -184,7 +212,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     """Sizes from a config.json, flattened or not. Raises ValueError that names a missing or senseless field."""
     config = flattened(config)
     hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
-    layers, vocabulary = count(config, "num_hidden_layers"), count(config, "vocab_size")
+    layers, vocabulary = layer_count(config), count(config, "vocab_size")
     intermediate = count(config, "intermediate_size")
     experts, groups = _experts(config, layers), _cache_groups(config, layers)
     kv_heads = count(config, "num_key_value_heads", heads)
@@ -193,22 +221,20 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     compressed = compressed_attention.weights(config, groups)
     attending = layers - compressed.layers
     family = str(config.get("model_type", ""))
-    own_bias = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
-    bias = query + 2 * key if (config.get("attention_bias") or own_bias) else 0
-    gemma = family in ("gemma2", "gemma3_text")
-    norms = layers * (4 if gemma else 2) * hidden
-    norms += attending * (2 * head_dim if family in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") else 0)
-    tied = bool(config.get("tie_word_embeddings", gemma))
+    dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, query=query, key=key, head_dim=head_dim)
+    others = layers * dense.norms + attending * (dense.head_norms + dense.attention_biases) + compressed.others
+    others += (layers - experts.layers) * dense.mlp_biases + dense.last_norm + experts.biases
+    tied = bool(config.get("tie_word_embeddings", family in ("gemma2", "gemma3_text")))
     gated = query if family == "qwen3_next" else 0
     matrices = attending * hidden * (2 * query + gated + 2 * key) + compressed.matrices
-    matrices += 3 * hidden * intermediate * (layers - experts.layers)
-    matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
-    routers = experts.layers * hidden * (experts.number + (1 if experts.shared and not compressed.latent_row else 0))
+    matrices += dense.products * hidden * intermediate * (layers - experts.layers)
+    routed = 3 * hidden * experts.layers * experts.number * experts.size
+    matrices += routed + 3 * hidden * experts.layers * experts.shared
+    routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
-    others = attending * bias + norms + compressed.others
-    architectures = config.get("architectures") or GENERATING
-    generates = any(str(name).endswith(GENERATING) for name in architectures)
+    generates = any(name.endswith(GENERATING) for name in architectures(config) or GENERATING)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
+    embeddings += encoder_layers.tables(config, hidden=hidden, heads=heads)
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -218,7 +244,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=head_dim,
         vocabulary=vocabulary,
         max_positions=sequence_limits(config).usual,
-        parameters=(parameters := matrices + routers + others + embeddings + hidden),
+        parameters=(parameters := matrices + routers + others + embeddings),
         active_parameters=parameters - idle,
         matrices=matrices,
         head=vocabulary * hidden if generates else 0,
@@ -230,18 +256,23 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         group_layers=tuple(len(group.layers) for group in groups),
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
+        stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), experts_fraction=routed / matrices),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Experts:
-    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without."""
+    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
+
+    biases: numbers of all of theirs, and of their routers.
+    """
 
     layers: int = 0
     number: int = 0
     chosen: int = 0
     size: int = 0
     shared: int = 0
+    biases: int = 0
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
@@ -253,11 +284,16 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
     step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     first = count_or_zero(config, "first_k_dense_replace")
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    size, family = count(config, sizes), config.get("model_type")
+    sparse = sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    each = 1 if config.get("topk_method") == "noaux_tc" or family in ("deepseek_v3", "glm4_moe") else 0
+    each = 1 + 2 * size + count(config, "hidden_size") if family == "gpt_oss" else each
     return _Experts(
-        layers=sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
+        layers=sparse,
         number=number,
         chosen=min(chosen, number),
-        size=count(config, sizes),
+        size=size,
+        biases=sparse * number * each,
         shared=count_or_zero(config, "shared_expert_intermediate_size")
         or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
@@ -295,29 +331,37 @@ def fit(
     quantization: str = "auto",
     cache_limit_bytes: int | None = None,
     weights_host_bytes: int = 0,
+    drafter: DraftModelSize = NO_DRAFTER,
+    max_sequences: int = 1,
 ) -> MemoryFit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
-    the model's own longest). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
+    the model's own longest; without a step's tokens its activations are left out). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
     cache_limit_bytes: what the cache may take in any case, None for all that is left. weights_host_bytes: as of the option.
+    drafter: what a draft model takes beside. max_sequences: that run at once; all that bounds a model without a cache.
     """
     cached = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     longest = max_model_len or model.max_positions
     on_host, saved = model.host_weights_bytes(dtype, quantization, weights_host_bytes)
-    weights, per_token = model.weights_bytes(dtype, quantization) - saved, model.kv_bytes_per_token(cached)
-    activations = (
-        max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
-    )
-    left = int(memory_bytes * memory_fraction) - weights - activations - process_bytes
+    weights = model.weights_bytes(dtype, quantization) - saved
+    per_token = model.kv_bytes_per_token(cached) + drafter.kv_bytes_per_token
+    step_tokens = model.step_tokens(max_batch_tokens, longest)
+    token_bytes = ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
+    activations = step_tokens * token_bytes if max_batch_tokens else 0
+    left = int(memory_bytes * memory_fraction) - weights - drafter.weights_bytes - activations - process_bytes
     if cache_limit_bytes is not None:
         left = min(left, cache_limit_bytes)
-    kv_tokens = max(left // per_token, 0)
+    if per_token:
+        kv_tokens = max(left // per_token, 0)
+    else:
+        kv_tokens = cache_groups.places(max_sequences, longest) if left >= 0 else 0
     needed = model.sequence_tokens(longest, max_batch_tokens)
     enough = kv_tokens >= needed
     parts = {
         "the process": process_bytes,
         f"the weights beside {readable(on_host)} of them on the host" if on_host else "the weights": weights,
+        "the draft model": drafter.weights_bytes,
         "a step": activations,
         f"the KV cache of one request of {longest:,} tokens": needed * per_token,
     }

@@ -48,6 +48,8 @@ def files() -> dict[str, str]:
     return {
         "crds/inferenceservices.yaml": crd_yaml(crd.definition()),
         "crds/acceleratorclasses.yaml": crd_yaml(crd.accelerators()),
+        "crds/modelroutes.yaml": crd_yaml(crd.model_routes()),
+        "crds/tenants.yaml": crd_yaml(crd.tenants()),
         "docs/reference.md": reference(),
     }
 
@@ -70,6 +72,16 @@ def reference() -> str:
         ),
         f"## AcceleratorClass `{names.API_VERSION}`\n",
         _table(("Field", "Type", "What it does"), _fields(_schema(crd.accelerators())["properties"]["spec"], "spec")),
+        f"## Tenant `{names.API_VERSION}`\n",
+        *(
+            _table(("Field", "Type", "What it does"), _fields(_schema(crd.tenants())["properties"][part], part))
+            for part in ("spec", "status")
+        ),
+        f"## ModelRoute `{names.API_VERSION}`\n",
+        *(
+            _table(("Field", "Type", "What it does"), _fields(_schema(crd.model_routes())["properties"][part], part))
+            for part in ("spec", "status")
+        ),
         "## Options of `kvasir serve`\n",
         _table(("Flag", "Default", "What it does"), _options()),
         "## Metrics\n",

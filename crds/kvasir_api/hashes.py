@@ -81,21 +81,26 @@ def split_block_hashes(joined: bytes) -> list[bytes]:
     return [joined[start : start + BLOCK_HASH_BYTES] for start in range(0, len(joined), BLOCK_HASH_BYTES)]
 
 
-def route_hashes(text: str, *, model: str, adapter: str = "", salt: bytes = b"") -> tuple[bytes, ...]:
+def route_hashes(text: str | bytes, *, model: str, adapter: str = "", salt: bytes = b"") -> tuple[bytes, ...]:
     """Chained hashes of the full 256-byte pieces of a request's text in UTF-8; empty for a shorter text.
 
-    text: request_text() of the body. Two requests with n equal leading hashes have at least n * 256 equal leading
+    text: request_text() of the body, or that in UTF-8 as `utf_8` writes it. Two requests with n equal leading hashes have at least n * 256 equal leading
     bytes, the same model, adapter and salt.
     """
     seed = _framed(model.encode(), adapter.encode(), salt)
     parent = blake2b(seed, digest_size=ROUTE_HASH_BYTES, person=b"kvasir-route").digest()
-    encoded = text.encode("utf-8", "surrogatepass")
+    encoded = utf_8(text) if isinstance(text, str) else text
     hashes = []
     for start in range(0, len(encoded) - PIECE_BYTES + 1, PIECE_BYTES):
         piece = encoded[start : start + PIECE_BYTES]
         parent = blake2b(parent + piece, digest_size=ROUTE_HASH_BYTES).digest()
         hashes.append(parent)
     return tuple(hashes)
+
+
+def utf_8(text: str) -> bytes:
+    """A text in UTF-8; lone surrogates, which JSON may have, are written as if they were characters."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def request_text(body: Mapping[str, object]) -> str:

@@ -26,6 +26,126 @@ _IMPLIED: Final[dict[str, dict[str, Any]]] = {
     }
 }
 
+_EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
+_RENAMED: Final[dict[str, dict[str, str]]] = {
+    "starcoder2": {"norm_epsilon": "rms_norm_eps"},
+    "cohere": _EPS,
+    "cohere2": _EPS,
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "max_seq_len": "max_position_embeddings",
+        "layer_norm_epsilon": "rms_norm_eps",
+    },
+    "bloom": {
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "seq_length": "max_position_embeddings",
+        "layer_norm_epsilon": "rms_norm_eps",
+    },
+    "falcon": {
+        "layer_norm_epsilon": "rms_norm_eps",
+        "ffn_hidden_size": "intermediate_size",
+        "num_kv_heads": "num_key_value_heads",
+        "activation": "hidden_act",
+        "n_embed": "hidden_size",
+    },
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _EPS),
+    "distilbert": {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "activation": "hidden_act",
+    },
+    "nomic_bert": {
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "max_trained_positions": "max_position_embeddings",
+        "rotary_emb_base": "rope_theta",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "layer_norm_eps": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    "modernbert": {
+        "norm_eps": "rms_norm_eps",
+        "local_attention": "sliding_window",
+        "global_attn_every_n_layers": "full_attention_interval",
+    },
+}
+"""What families call fields that most others have under one name."""
+_ELSEWHERE: Final[dict[str, str]] = {
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "ffn_dim": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+}
+"""The same of families that are not named here: for the sizes of models that are not declared."""
+_FOUR_TIMES: Final = ("falcon", "mpt", "bloom")
+"""Feed-forward layers are as many times as wide, or expansion_ratio times, where a config names no width; and those of
+GPT-2's fields."""
+_BAICHUAN2_VOCABULARY: Final = 125_696
+_BERT: Final = {
+    "rms_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+_ROBERTA: Final = _BERT | {"type_vocab_size": 2, "pad_token_id": 1}
+_COHERE: Final = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625}
+_LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
+    "phi3": {"rms_norm_eps": 1e-5},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "ernie4_5": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True},
+    "glm": {"partial_rotary_factor": 0.5},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    "starcoder2": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "mpt": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu", "alibi": True},
+    "bloom": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "attention_bias": True,
+    },
+    "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "falcon": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    "bert": _BERT | {"type_vocab_size": 2},
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "mpnet": _BERT | {"pad_token_id": 1, "relative_attention_num_buckets": 32},
+    "distilbert": _BERT,
+    "nomic_bert": _BERT
+    | {"type_vocab_size": 2, "max_position_embeddings": 2048, "rope_theta": 1000.0, "hidden_act": "silu"},
+    "modernbert": {
+        "rms_norm_eps": 1e-5,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+}
+"""What a family means by leaving out a field, where that is not what most mean."""
+
+
+_MOST_LAYERS: Final = 1024
+_PADDED: Final = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Families whose first token has the position behind that of padding, so that a sequence has fewer than there are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLimits:
@@ -39,10 +159,51 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the fields of its text_config in place of its own; architectures stays what the model is."""
     nested = document.get(TEXT)
     if not isinstance(nested, Mapping):
-        return dict(document)
+        return _usually_named(document)
     own = {name: value for name, value in document.items() if name != TEXT}
     kept = {name: own[name] for name in ("architectures", "quantization_config") if name in own}
     return own | _IMPLIED.get(str(nested.get("model_type")), {}) | flattened(nested) | kept
+
+
+def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
+    """With fields under the names that most families have, and what a family means by leaving one out."""
+    family = str(document.get("model_type"))
+    renamed = _RENAMED.get(family, {})
+    found = {renamed.get(name, name): value for name, value in document.items()}
+    if family not in _RENAMED:
+        found = {_ELSEWHERE[name]: one for name, one in document.items() if name in _ELSEWHERE and one} | found
+    four_times = family in _FOUR_TIMES or "n_embd" in document
+    if four_times and not found.get("intermediate_size") and isinstance(found.get("hidden_size"), int):
+        found["intermediate_size"] = count(found, "expansion_ratio", 4) * found["hidden_size"]
+    reshaped = {"falcon": _falcon, "mpt": _mpt, "baichuan": _baichuan}.get(family)
+    found = found if reshaped is None else reshaped(found)
+    return _LEFT_OUT.get(family, {}) | found
+
+
+def _falcon(document: dict[str, Any]) -> dict[str, Any]:
+    """Falcon's sizes as other families have them."""
+    if not document.get("new_decoder_architecture"):
+        heads = document.get("num_attention_heads")
+        document["num_key_value_heads"] = heads if document.get("multi_query") is False else 1
+    return document
+
+
+def _mpt(document: dict[str, Any]) -> dict[str, Any]:
+    """MPT's attn_config as fields of its own."""
+    attention = document.get("attn_config")
+    given: Mapping[str, Any] = attention if isinstance(attention, Mapping) else {}
+    names = {"softmax_scale": "attention_multiplier"}
+    return document | {names.get(name, name): value for name, value in given.items() if value is not None}
+
+
+def _baichuan(document: dict[str, Any]) -> dict[str, Any]:
+    """Models of 13B name model_max_length alone, and have ALiBi; the head of the second ones has rows of length 1."""
+    implied = {
+        "alibi": "max_position_embeddings" not in document,
+        "max_position_embeddings": document.get("model_max_length", 4096),
+        "normalised_head": document.get("vocab_size") == _BAICHUAN2_VOCABULARY,
+    }
+    return implied | document
 
 
 def text_part(document: Mapping[str, Any]) -> str:
@@ -85,6 +246,14 @@ def without_dollars(text: str) -> str:
     return text.replace("$", "\\u0024")
 
 
+def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in architectures; none where it is missing. Raises ValueError where they are none."""
+    names = config.get("architectures") or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"config.json: architectures is {names!r}, expected a list of names")
+    return tuple(names)
+
+
 def count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
     """A field that counts something. Raises ValueError where it is none, or missing without a default."""
     value = config.get(field)
@@ -97,9 +266,24 @@ def count(config: Mapping[str, Any], field: str, default: int | None = None) -> 
     return value
 
 
+def layer_count(config: Mapping[str, Any]) -> int:
+    """Layers of a flattened config, 1..1024: what is summed up over each takes time. Raises ValueError."""
+    layers = count(config, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers is {layers}, expected at most {_MOST_LAYERS}")
+    return layers
+
+
 def count_or_zero(document: Mapping[str, Any], field: str) -> int:
     """The same of a field that not every config has: 0 where it is absent, null or 0."""
     return count(document, field) if document.get(field) else 0
+
+
+def first_position(document: Mapping[str, Any]) -> int:
+    """The position of a sequence's first token in the model's table of positions, of a flattened config."""
+    pad = document.get("pad_token_id", 0)
+    is_padded = document.get("model_type") in _PADDED and isinstance(pad, int) and pad >= 0
+    return pad + 1 if is_padded else 0
 
 
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
@@ -110,8 +294,9 @@ def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     or may not count the factor, so more than it is computed only where it is asked for.
     """
     positions = document.get("max_position_embeddings", 2048)
-    if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
+    if not isinstance(positions, int) or isinstance(positions, bool) or positions <= first_position(document):
         raise ValueError(f"config.json: max_position_embeddings is {positions!r}, expected a positive integer")
+    positions -= first_position(document)
     scaling = document.get("rope_scaling") or document.get("rope_parameters")
     kind, factor = "", 1.0
     if isinstance(scaling, Mapping):

@@ -21,14 +21,18 @@ OLLAMA: Final = "/api"
 RESPONSES: Final = "/v1/responses"
 CHATS: Final = "/v1/chat/completions"
 CHAT_PREFIX: Final = "chatcmpl-"
-UNPREFIXED: Final = frozenset({"/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"})
+ID_PREFIXES: Final = ("resp_", CHAT_PREFIX, "cmpl-", "msg_")
+"""Of answers."""
+ABORTS: Final = frozenset({"/abort_requests", "/abort_request"})
+"""End running answers by their ids, as vLLM and SGLang name it."""
+UNPREFIXED: Final = frozenset({"/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"}) | ABORTS
 """Routes of a pod outside the APIs' prefixes."""
 LATEST: Final = ":latest"
 PROCESS_BYTES: Final = 4
 SERVICE_BYTES: Final = 10
 """So many that no name for a service of one's own can be found that has the tag of another."""
 INSTANCE_CHARACTERS: Final = 2 * (PROCESS_BYTES + SERVICE_BYTES)
-"""Ids of stored responses and of chats begin with `instance` in /state, which is so long."""
+"""Ids of answers begin, behind their prefix, with `instance` in /state, which is so long."""
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -118,9 +122,9 @@ def running_chat_id(path: str) -> str:
 
 
 def instance_of(held_id: str) -> str:
-    """The instance that holds a stored response or runs a chat completion, "" for an id of another form."""
-    bare = held_id.removeprefix("resp_").removeprefix(CHAT_PREFIX)
-    return bare[:INSTANCE_CHARACTERS] if bare != held_id and len(bare) > INSTANCE_CHARACTERS else ""
+    """The instance that holds a stored response or writes an answer, "" for an id of another form."""
+    bare = next((held_id.removeprefix(prefix) for prefix in ID_PREFIXES if held_id.startswith(prefix)), "")
+    return bare[:INSTANCE_CHARACTERS] if len(bare) > INSTANCE_CHARACTERS else ""
 
 
 def new_instance(service: str) -> str:

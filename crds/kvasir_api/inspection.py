@@ -6,7 +6,6 @@ see the model itself. Pure; the arithmetic is forecast.py's, which the runtime u
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
@@ -14,18 +13,28 @@ from typing import Final, Literal
 import msgspec
 
 from kvasir_api import forecast, hf_config
+from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
+from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 
-SCHEMA: Final = 2
+SCHEMA: Final = 5
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MOST_PARAMETERS: Final = 10**15
 _SIZES: Final = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_positions")
 """At least 1 in every model."""
 
-_AMOUNTS: Final = ("active_parameters", "matrices", "head", "experts", "chosen_experts", "state_bytes", "latent_row")
+_AMOUNTS: Final = (
+    "active_parameters",
+    "matrices",
+    "head",
+    "experts",
+    "chosen_experts",
+    "state_bytes",
+    "latent_row",
+    "stored_sixteenths",
+)
 """0 where a model has none of it."""
 
 MAX_BYTES: Final = 4096
@@ -39,7 +48,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model. supported: the runtime that read it has this architecture.
 
     cpu_dtype: type that --dtype auto comes to on the processor of the node where it was read. overrides: a digest of the
-    option hfOverrides that it was read with, see `overrides_digest`.
+    option hfOverrides that it was read with, see `overrides_digest`. draft_model: that the option speculation names, whose
+    sizes are drafter; None where its config could not be read. own_drafter: those of the layer of its checkpoint that drafts,
+    None where it has none that can be used.
     """
 
     schema: int = SCHEMA
@@ -48,12 +59,15 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_dtype: str
     shape: forecast.ModelShape
     overrides: str = ""
+    draft_model: str = ""
+    drafter: forecast.ModelShape | None = None
+    own_drafter: forecast.ModelShape | None = None
 
 
-class HubInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub has under a name: the last words of a pod that looked at a model there.
+class RemoteInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source has under a uri: the last words of a pod that looked at a model there.
 
-    commit: what the revision stands for now. download_bytes: of the files that serving it needs. facts: None where the
+    commit: the version, as `kvasir_api.model_uri` has it, that the uri stands for now. download_bytes: of the files that serving it needs. facts: None where the
     config cannot be judged; message says why.
     """
 
@@ -96,7 +110,7 @@ class Prediction:
         return self.verdict != "Unknown"
 
 
-def encode(facts: ModelFacts | HubInspection) -> bytes:
+def encode(facts: ModelFacts | RemoteInspection) -> bytes:
     """Compact JSON. Raises ValueError when it is too long to be anybody's last words."""
     document = msgspec.json.encode(facts)
     if len(document) > MAX_BYTES:
@@ -114,17 +128,20 @@ def decode(document: str) -> ModelFacts:
     if facts.schema != SCHEMA:
         raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
     _check(facts.shape)
+    for drafter in (facts.drafter, facts.own_drafter):
+        if drafter is not None:
+            _check(drafter)
     return facts
 
 
-def decode_hub(document: str) -> HubInspection:
-    """What a hub was found to have, with the errors of decode()."""
+def decode_remote(document: str) -> RemoteInspection:
+    """What a source was found to have, with the errors of decode()."""
     try:
-        found = msgspec.json.decode(document, type=HubInspection)
+        found = msgspec.json.decode(document, type=RemoteInspection)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not the inspection of a model on a hub: {error}") from error
-    if not COMMIT.fullmatch(found.commit):
-        raise ValueError(f"the hub named {found.commit[:80]!r}, which is no commit")
+        raise ValueError(f"not the inspection of a model that is fetched: {error}") from error
+    if not VERSION.fullmatch(found.commit):
+        raise ValueError(f"the source named {found.commit[:80]!r}, which is no version")
     return found
 
 
@@ -178,8 +195,8 @@ def predicted(
     dtype = dtype_of(facts, options, device)
     if device == "cpu":  # which the runtime refuses: nothing would be saved there
         options = options.model_copy(update={"weights_host_bytes": 0})
-    if options.kv_cache_tokens:
-        held = _of_a_fixed_cache(facts.shape, options, dtype, device, memory_bytes)
+    if options.kv_cache_tokens and not facts.shape.keeps_nothing:
+        held = _of_a_fixed_cache(facts, options, dtype, device, memory_bytes)
     else:
         held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
     known = roofline(facts, options, card) if card else None
@@ -205,11 +222,12 @@ def _of_what_is_left(
     facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
 ) -> Prediction:
     """The cache takes what weights, a step and the process leave of the share of memory."""
-    likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
-    certain = _fit(facts.shape, options, dtype, memory_bytes, device=None)
+    drafter = _drafter(facts, options, dtype, device)
+    likely = _fit(facts.shape, options, dtype, memory_bytes, device=device, drafter=drafter)
+    certain = _fit(facts.shape, options, dtype, memory_bytes, device=None, drafter=drafter)
     block_size = _block_size(facts.shape, options)
     tokens = likely.kv_tokens // block_size * block_size
-    chunk_tokens = _batch_tokens(options, device)
+    chunk_tokens = _batch_tokens(facts.shape, options, device)
     return Prediction(
         verdict=certain.verdict,
         weights_bytes=likely.weights_bytes,
@@ -219,14 +237,44 @@ def _of_what_is_left(
     )
 
 
+def _drafter(facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute) -> DraftModelSize:
+    """What the drafter takes; nothing on cards, where none drafts, and where what was read is not of this one."""
+    drafter = facts.drafter if facts.draft_model == draft_model(options.speculation) else None
+    if reads_own_layer(options.speculation, ranks=options.tensor_parallel_size):
+        drafter = facts.own_drafter
+    if device != "cpu" or drafter is None:
+        return NO_DRAFTER
+    return drafter_size(
+        drafter,
+        facts.shape,
+        dtype=dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+
+
+def drafter_size(
+    drafter: forecast.ModelShape, model: forecast.ModelShape, *, dtype: str, quantization: str, kv_cache_dtype: str
+) -> DraftModelSize:
+    """What a draft model takes beside a model: its cache has a block for each of the model's, whose cache groups have one
+    each for the same tokens. dtype, quantization, kv_cache_dtype: as of `forecast.fit`, for both.
+    """
+    token_bytes = drafter.layer_bytes_per_token(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    return DraftModelSize(
+        weights_bytes=drafter.weights_bytes(dtype, quantization),
+        kv_bytes_per_token=drafter.layers * token_bytes * len(model.attentions),
+    )
+
+
 def _block_size(shape: forecast.ModelShape, options: RuntimeOptions) -> int:
     """Tokens of a block: those of the option, more where a state would not fit."""
     return max(options.block_size, shape.block_tokens)
 
 
-def _batch_tokens(options: RuntimeOptions, device: Compute) -> int:
+def _batch_tokens(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> int:
     """Tokens of the largest step."""
-    return options.max_batch_tokens or forecast.BATCH_TOKENS[device]
+    wanted = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
+    return shape.step_tokens(wanted, options.max_model_len or shape.max_positions)
 
 
 def _requests(shape: forecast.ModelShape, options: RuntimeOptions, kv_tokens: int, chunk_tokens: int) -> int:
@@ -245,38 +293,52 @@ def dtype_of(
 
 
 def _fit(
-    shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
+    shape: forecast.ModelShape,
+    options: RuntimeOptions,
+    dtype: str,
+    memory_bytes: int,
+    *,
+    device: Compute | None,
+    drafter: DraftModelSize,
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
-    batch_tokens = _batch_tokens(options, device) if device else 0
+    batch_tokens = _batch_tokens(shape, options, device) if device else 0
+    longest = max(options.max_model_len - 1, _block_size(shape, options))
     return forecast.fit(
         shape,
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
         dtype=dtype,
-        max_model_len=max(options.max_model_len - 1, _block_size(shape, options)),
+        max_model_len=options.max_model_len if shape.keeps_nothing else longest,
         max_batch_tokens=batch_tokens,
-        process_bytes=forecast.PROCESS_BYTES[device] if device else 0,
+        process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device] if device else 0,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
         weights_host_bytes=options.weights_host_bytes,
+        drafter=drafter,
+        max_sequences=options.max_sequences,
     )
 
 
 def _of_a_fixed_cache(
-    shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
+    facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
 ) -> Prediction:
     """runtime.kvCacheTokens says how many tokens there are; whether they fit is then between weights and memory."""
+    shape, drafter = facts.shape, _drafter(facts, options, dtype, device)
     block_size = _block_size(shape, options)
     tokens = -(-options.kv_cache_tokens // block_size) * block_size
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     _, saved = shape.host_weights_bytes(dtype, options.quantization, options.weights_host_bytes)
-    weights, cache = shape.weights_bytes(dtype, options.quantization) - saved, tokens * shape.kv_bytes_per_token(cached)
+    weights = shape.weights_bytes(dtype, options.quantization) - saved
+    parts = {
+        "the weights": weights,
+        "the draft model": drafter.weights_bytes,
+        f"a KV cache of {tokens:,} tokens": tokens * (shape.kv_bytes_per_token(cached) + drafter.kv_bytes_per_token),
+    }
     return Prediction(
-        verdict="Fits" if weights + cache <= memory_bytes else "TooSmall",
+        verdict="Fits" if sum(parts.values()) <= memory_bytes else "TooSmall",
         weights_bytes=weights,
         kv_tokens=tokens,
-        requests=_requests(shape, options, tokens, _batch_tokens(options, device)),
-        message=f"{forecast.sum_of({'the weights': weights, f'a KV cache of {tokens:,} tokens': cache})}; "
-        f"there are {forecast.readable(memory_bytes)}",
+        requests=_requests(shape, options, tokens, _batch_tokens(shape, options, device)),
+        message=f"{forecast.sum_of(parts)}; there are {forecast.readable(memory_bytes)}",
     )

@@ -6,20 +6,28 @@ Pure; a family that is not named here has full attention in every layer.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvasir_api.cache_groups import FULL, LayerAttention, sliding
+from kvasir_api.cache_groups import BIDIRECTIONAL, FULL, LayerAttention, sliding
 
 FULL_TYPE: Final = "full_attention"
 LINEAR_TYPE: Final = "linear_attention"
 SLIDING_TYPE: Final = "sliding_attention"
+ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "nomic_bert", "modernbert")
+"""Families whose tokens see what comes behind them too."""
 
 # What a config means that does not say, as the families' own code has it.
 GEMMA_WINDOW: Final = 4096
-_PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6}
+_PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
 """The last of so many layers sees everything."""
+_ONE_WINDOW: Final = ("mistral", "mixtral", "phi3", "starcoder2")
+"""All layers have the window of the config, or none has one."""
+_LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _QWEN_FIRST_WINDOW: Final = 28
 _QWEN3_NEXT_INTERVAL: Final = 4
 _STATE: Final = LayerAttention("state")
 _LATENT: Final = LayerAttention("latent")
+_MODERNBERT_INTERVAL: Final = 3
+_MODERNBERT_WINDOW: Final = 128
+"""Of both sides together."""
 
 
 def attentions(
@@ -38,9 +46,16 @@ def attentions(
     Raises ValueError where layer_types names another type, or not one for each layer.
     """
     window = sliding_window or 0
-    if family in ("mistral", "mixtral"):
+    if family in _ONE_WINDOW:
         return (sliding(window),) * num_layers
-    if family == "deepseek_v2":
+    if family == "modernbert":
+        every = full_attention_interval or _MODERNBERT_INTERVAL
+        types = layer_types or tuple(SLIDING_TYPE if i % every else FULL_TYPE for i in range(num_layers))
+        local = LayerAttention("bidirectional", (window or _MODERNBERT_WINDOW) // 2)
+        return _by_type(types, num_layers, {FULL_TYPE: BIDIRECTIONAL, SLIDING_TYPE: local})
+    if family in ENCODERS:
+        return (BIDIRECTIONAL,) * num_layers
+    if family in _LATENTS:
         return (_LATENT,) * num_layers
     if family == "qwen3_next":
         every = full_attention_interval or _QWEN3_NEXT_INTERVAL

@@ -234,6 +234,18 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(
+        name="kvasir_draft_tokens_total",
+        kind="counter",
+        help="Tokens drafted ahead and verified.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_draft_tokens_accepted_total",
+        kind="counter",
+        help="Tokens drafted ahead that became part of an answer.",
+        labels=_MODEL,
+    ),
+    Metric(
         name="kvasir_kv_token_seconds_total", kind="counter", help="KV token-seconds of ended requests.", labels=_MODEL
     ),
     Metric(
@@ -312,6 +324,7 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         help="Requests that were refused before anything of them was computed, by the code of the error.",
         labels=(*_MODEL, "code"),
     ),
+    Metric(name="kvasir_event_loop_tasks", kind="gauge", help="Tasks of the API process's loop.", labels=_MODEL),
 )
 
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")

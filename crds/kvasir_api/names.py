@@ -12,8 +12,12 @@ KIND: Final = "InferenceService"
 PLURAL: Final = "inferenceservices"
 SHORT_NAME: Final = "infsvc"
 CATEGORY: Final = "inference"
+ROUTE_KIND: Final = "ModelRoute"
+ROUTE_PLURAL: Final = "modelroutes"
 ACCELERATOR_KIND: Final = "AcceleratorClass"
 ACCELERATOR_PLURAL: Final = "acceleratorclasses"
+TENANT_KIND: Final = "Tenant"
+TENANT_PLURAL: Final = "tenants"
 
 SYSTEM_NAMESPACE: Final = "kvasir-system"
 OPERATOR: Final = "kvasir-operator"
@@ -54,6 +58,18 @@ ANNOTATION_OPS_KEYS: Final = f"{GROUP}/ops-keys"
 """Public keys of the operator, one per line: whose calls to its ops port a pod accepts."""
 SIGNING_SECRET: Final = "kvasir-operator-signing"
 """The Secret with the keys that sign these calls, in the operator's own namespace."""
+LABEL_TENANT_KEYS: Final = f"{GROUP}/tenant-keys"
+"""`true` on a Secret whose values are keys of tenants; the operator reads no other for them."""
+TENANT_KEYS_ROLE: Final = "kvasir-tenant-keys"
+"""The ClusterRole that the owner of a namespace binds to the operator there, so that it may read the keys of tenants."""
+GATEWAY_KEYS_SECRET: Final = "kvasir-gateway-keys"
+"""The Secret with the hashes of all tenants' keys, in the operator's own namespace: what gateways compare with."""
+ANNOTATION_TLS: Final = f"{GROUP}/tls"
+"""`true` on a pod whose ports speak TLS, with a certificate of the operator's authority."""
+POD_TLS_SECRET: Final = "kvasir-pod-tls"
+"""The Secret with that certificate and its key, one in each namespace with services: the operator writes no other there."""
+POD_CA_ENTRY: Final = "pod-ca.crt"
+"""Of GATEWAY_KEYS_SECRET: the certificates of the operator's authority, by which gateways verify pods."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER_RUNTIME: Final = "runtime"
@@ -68,6 +84,10 @@ PATH_DRAIN: Final = "/drain"
 PATH_RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
 PATH_PREFIXES: Final = "/prefixes"
 PATH_PEERS: Final = "/peers"
+PATH_PLACEMENTS: Final = "/placements"
+PATH_CHOICES: Final = "/choices"
+PATH_ENDED_REQUESTS: Final = "/ended_requests"
+PATH_CONTINUATION_KEYS: Final = "/continuation_keys"
 MOST_PEERS: Final = 3
 """Ready replicas that the operator names to one that starts, which reads the prefixes of each."""
 PATH_LIVEZ: Final = "/livez"
@@ -75,14 +95,30 @@ PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"
 MODEL_MOUNT: Final = "/models"
 KEYS_MOUNT: Final = "/keys"
-HUB_MOUNT: Final = "/hub"
-ENV_HUB_SETTINGS: Final = "KVASIR_HUB_SETTINGS"
-"""A directory with what is needed to reach the hub, one file each: token, endpoint, ca.crt, proxy. None has to be there."""
+SOURCE_MOUNT: Final = "/source"
+ENV_SOURCE_SETTINGS: Final = "KVASIR_SOURCE_SETTINGS"
+"""A directory with what is needed to reach a model's source, one file each, see docs/hub.md. None has to be there."""
+ENV_MODEL_CACHE: Final = "KVASIR_MODEL_CACHE"
+"""Where models of buckets, registries and archives are kept."""
+ENV_MODEL_CACHE_BYTES: Final = "KVASIR_MODEL_CACHE_BYTES"
+"""What all models of a cache that pods share may take, also of the hub's."""
+ENV_STARTUP_CACHE: Final = "KVASIR_STARTUP_CACHE"
+"""Where a runtime keeps what a start measured, without --startup-cache."""
+STARTUP_CACHE: Final = ".start"
+"""Its directory in a cache of models that pods share. No model's name begins with a dot."""
 OPS_KEYS_MOUNT: Final = "/ops-keys"
 OPS_KEYS_VOLUME: Final = "ops-keys"
+TLS_MOUNT: Final = "/tls"
+TLS_CERTIFICATE: Final = "tls.crt"
+TLS_KEY: Final = "tls.key"
+TLS_CA: Final = "ca.crt"
 PATH_TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
+ENV_LISTEN_ADDRESS: Final = "KVASIR_LISTEN_ADDRESS"
+"""Where the ports of a pod listen. A node whose pods share its network sets it to the pod's own address."""
+ALL_ADDRESSES: Final = "::"
+"""Every address of a pod's network, of IPv4 too: `kubectl port-forward` comes to 127.0.0.1."""
 ENV_SERVICE: Final = "KVASIR_SERVICE"
 """NAMESPACE/NAME of the pod's service; ids of what only the pod holds carry a hash of it."""
 ENV_MODEL_URI: Final = "KVASIR_MODEL_URI"
@@ -90,15 +126,45 @@ ENV_MODEL_URI: Final = "KVASIR_MODEL_URI"
 
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"
+HEADER_SERVICE: Final = "x-kvasir-service"
+"""NAMESPACE/NAME of the service that answers, in the head of a response. In a request of the relay: that goes on."""
+HEADER_FALLBACK: Final = "x-kvasir-fallback"
+"""In the head of a response: a fallback of its ModelRoute answers, for this reason."""
+HEADER_BACKEND: Final = "x-kvasir-backend"
+HEADER_BACKEND_MODEL: Final = "x-kvasir-backend-model"
+"""Set by the picker: the external backend that answers, and its name of the model."""
+HEADER_BACKEND_FAILED: Final = "x-kvasir-backend-failed"
+"""In an answer to the relay: the backend did not answer the request, and no byte was sent."""
+HEADER_TRIED: Final = "x-kvasir-tried"
+"""Set by the relay: external backends (NAMESPACE/ROUTE/BACKEND) that failed under the request."""
+HEADER_STREAM: Final = "x-kvasir-stream"
+"""Set by the picker where the answer is a stream of events, which must not be silent for long."""
+HEADER_TIMEOUT: Final = "x-envoy-upstream-rq-timeout-ms"
+"""Envoy's own, set by the picker alone: how long the whole answer may take."""
 HEADER_INFLIGHT_ID: Final = "x-kvasir-inflight-id"
 HEADER_PRIORITY: Final = "x-kvasir-priority"
+HEADER_REQUEST_ID: Final = "x-request-id"
 HEADER_SESSION: Final = "x-session-id"
 """Requests with the same value go to the same replica, while it takes requests."""
 HEADER_TTFT: Final = "x-slo-ttft-ms"
+HEADERS_RATE_LIMIT: Final = tuple(
+    f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+"""Of answers: what a tenant may send in a minute, what is left of it, and when all of it will be there again."""
 HEADER_CONTINUATION: Final = "x-kvasir-continuation"
-"""`pieces` in a request: its stream has the pieces of a continuation token as they come."""
+"""`pieces` in a request: its stream has the pieces of a continuation token as they come. In the head of a response: it
+does."""
+HEADER_RESUME: Final = "x-kvasir-resume"
+"""`1` in a request to the gateway: its stream goes on at another replica where its own fails."""
+HEADER_RELAYED: Final = "x-kvasir-relayed"
+"""Id of a request that comes from the gateway's relay."""
 COMMENT_CONTINUATION: Final = "kvasir-continuation"
 """Begins the comments of a stream that hold a continuation token, or a piece of one."""
+COMMENT_HANDED_OVER: Final = "kvasir-handed-over"
+"""First word of the comment with which a replica stops before the end of a stream whose token it sent in pieces. A code
+follows, and after the comment the error."""
+COMMENT_HELD: Final = "kvasir-held"
+"""First word of the comment that tells a client of the gateway how its request waits."""
 
 # Condition types. Ready is always present; the others only while True.
 CONDITION_READY: Final = "Ready"
@@ -119,9 +185,9 @@ REASONS: Final = {
     "MinimumNotAvailable": "No replica of the service is ready yet.",
     "ScaledToZero": "The service runs no replica: spec.replicas is 0, or spec.autoscaling.minReplicas is 0 and no request came within idleSeconds.",
     "InspectingModel": "A small pod without accelerator reads the model's config, so that what cannot fit is refused before a replica starts.",
-    "ModelDownloading": "Replicas fetch the model from the hub; the message says how far they are.",
+    "ModelDownloading": "Replicas fetch the model; the message says how far they are.",
     "ModelLoading": "Replicas run and load the model.",
-    "ModelUnavailable": "The model cannot be fetched: the hub is not reached, rejects the token or lacks the revision, or the disk is full. The message says which; it is tried again.",
+    "ModelUnavailable": "The model cannot be fetched: its source is not reached, refuses access or lacks it, a checksum is wrong, or the disk is full. The message says which; it is tried again.",
     "ModelLoadFailed": "The runtime refused the model or its options; the message says why. Change the spec or the model.",
     "Unschedulable": "The scheduler finds no node for a replica.",
     "VolumeInUse": "A replica waits for the model's claim, which only one node at a time may mount and another one has; the message names both and says what to do.",
@@ -129,8 +195,12 @@ REASONS: Final = {
     "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
     "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec requests; the message names the field.",
     "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes a field that the operator owns; the message names it.",
-    "NameConflict": "Another service already serves a model name of the spec, or did when this one claimed it; clients reach this one as NAMESPACE/NAME.",
-    "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that every request is rejected.",
+    "NameConflict": "Another service already serves a model name of the spec, or did when this one claimed it; clients reach this one as NAMESPACE/NAME. Of Stalled: an object that the service needs exists under that name and belongs to something else; nothing is written behind it.",
+    "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that every request is rejected. Of a Tenant: its Secret does not exist, lacks the label or holds no key of its own; the message says which.",
+    "KeysExceeded": "Of a Tenant: keys are left out, since the tenant has more than 1,000, those in their grace included, or its namespace names more than 100 Secrets or takes more than its share of what gateways can be given; the message says which. Gateways accept the number of keys in status.keys.",
+    "KeysPublished": "Of a Tenant: gateways accept its keys.",
+    "KeysUnread": "Of a Tenant: the operator may not read its Secret, since the ClusterRole kvasir-tenant-keys is not bound to it in the namespace. Where that holds for all tenants of the namespace, gateways leave it to the replicas to check keys.",
+    "KeysUnpublished": "Of a Tenant: what changed cannot be written to the Secret that gateways read, which keep what they had, keys that were revoked too; the message has the API server's error.",
     "NoDevice": "A replica finds no CUDA device, although the service requests one; the message says what is missing.",
     "DriverTooOld": "The NVIDIA driver of a node is too old for the CUDA of the runtime; the message has both versions.",
     "OutOfDeviceMemory": "A device had too little free memory for a replica to start; the message has the numbers. Other programs hold it, or a step needs more than was forecast.",
@@ -142,6 +212,7 @@ REASONS: Final = {
     "Progressing": "Objects of the service are being created or changed.",
     "ProgressDeadlineExceeded": "The rollout made no progress for longer than its deadline.",
     "CrashLooping": "Replicas crash repeatedly.",
+    "ImagePullFailed": "The runtime's image cannot be pulled; the message has the image and the registry's words. Correct the operator's image, the class's runtimeImage or spec.pod.imagePullSecrets; replicas follow by themselves.",
     "OutOfMemory": "Replicas are killed repeatedly at their memory limit; the message names the field to raise.",
     "QuotaExceeded": "The namespace's quota does not allow another object; the message is the API server's.",
     "Forbidden": "The API server does not allow an object, because a permission is missing or a policy of the namespace forbids it; the message is the API server's.",
@@ -155,7 +226,7 @@ REASONS: Final = {
     "SequencesPreempted": "Sequences lose their KV cache to others and are computed again; the message says what is done, or what to do.",
     "Reduced": "Replicas run with less than the spec requests, because it lists what may be reduced; the message names what was.",
     "LoadUneven": "One replica has been much fuller than the others for a minute; the message names it.",
-    "DraftsRejected": "Most tokens that a replica drafts ahead are rejected, so that drafting costs more than it brings.",
+    "LowAcceptance": "Most tokens that replicas draft ahead are rejected, and the spec requests drafts in every step.",
     "ReplicasFailing": "Some replicas fail while others serve.",
     "DeviceFailed": "The device of a replica failed; the message has the Xid or the CUDA error, the node, and whether the pod is quarantined with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
@@ -188,7 +259,7 @@ EVENTS: Final = {
     "TooSmall": "The model does not fit the memory that was asked for; the note has the numbers.",
     "KeysMissing": "Replicas have no API key, so that they reject every request.",
     "DeviceUnusable": "A replica cannot start on its device: there is none, its driver is too old, or its memory is taken; the note says which.",
-    "NameConflict": "A model name of the spec belongs to another service; the note says which name and service.",
+    "NameConflict": "A model name of the spec belongs to another service, or the name of an object of the service to something else; the note says which.",
     "Refused": "The API server refuses an object of the service, and retries do not help; the note has its message.",
     "ConflictingWriter": "Another writer keeps changing an object of the service; the operator restores it less often from now on.",
     "Ready": "The service became ready.",
@@ -210,7 +281,7 @@ TOO_SMALL: Final = "TooSmall: "
 KEYS_MISSING: Final = "KeysMissing: "
 """A refusal for want of API keys starts with this; the operator makes it the reason KeysMissing."""
 MODEL_UNAVAILABLE: Final = "ModelUnavailable: "
-"""A refusal because the model could not be fetched starts with this: hub, token, revision or disk, not the model itself."""
+"""A refusal because the model could not be fetched starts with this: source, access, version or disk, not the model itself."""
 NO_DEVICE: Final = "NoDevice: "
 """A refusal because no CUDA device is there starts with this."""
 DRIVER_TOO_OLD: Final = "DriverTooOld: "

@@ -19,6 +19,8 @@ MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
 """The code of an answer that the model's own numbers, NaN or infinity, made impossible."""
 DRAINING: Final = "draining"
 """The code of a request that a replica gives back because it ends: another replica may have it, and no byte was sent."""
+ENGINE_FAILED: Final = "engine_failed"
+"""The code of a request whose replica lost its engine: another replica may have it."""
 RETRY_DRAINING_S: Final = 1.0
 OVERLOADED: Final = "overloaded"
 """The code of a request that found a full queue."""
@@ -45,6 +47,7 @@ _STATUS_OF_CODE: Final = {
     "unsupported_media_type": 415,
     "headers_too_large": 431,
     "request_aborted": 499,
+    "timeout": 504,
 }
 
 
@@ -150,6 +153,11 @@ def overloaded(message: str, *, retry_after_s: float, code: str = OVERLOADED) ->
 def aborted() -> ApiError:
     """Somebody ended the request by its id: 499, which no client retries by itself."""
     return invalid("The request was aborted by its id.", code="request_aborted")
+
+
+def timed_out(message: str) -> ApiError:
+    """The answer took as long as it may: 504. Another try would take as long, so clients do not make it by themselves."""
+    return ApiError(message=message, type=TYPE_SERVER, code="timeout")
 
 
 def unavailable(message: str, *, retry_after_s: float, code: str = "unavailable") -> ApiError:

@@ -65,8 +65,11 @@ class Verifier:
         self._floor = 0
         """The largest number that was forgotten: what is not larger may have been accepted before."""
 
-    def refusal(self, authorization: str, method: str, target: str, body: bytes, public: Iterable[str]) -> str:
-        """Why a call is refused; empty where it is not, which counts as its one use. public: texts of public keys."""
+    def refusal(self, authorization: str, method: str, target: str, body: bytes | None, public: Iterable[str]) -> str:
+        """Why a call is refused; empty where it is not, which counts as its one use. public: texts of public keys.
+
+        body: None before it was read; then the rest is judged, and nothing counts.
+        """
         signed = _decoded(authorization)
         if signed is None:
             return "a signed token is required"
@@ -79,13 +82,15 @@ class Verifier:
             return "the token is of another version"
         if found.instance != self._instance:
             return "the token is for another process"
-        if (found.method, found.target, found.body) != (method, target, hashlib.sha256(body).digest()):
+        digest = found.body if body is None else hashlib.sha256(body).digest()
+        if (found.method, found.target, found.body) != (method, target, digest):
             return "the token is for another call"
         if abs(self._wall() - found.number / 1e6) > TOLERANCE_S:
             return f"the token is older than {TOLERANCE_S:.0f} s, or the clocks differ by that"
         if claims in self._accepted or found.number <= self._floor:
             return "the token was used before"
-        self._remember(claims, found.number)
+        if body is not None:
+            self._remember(claims, found.number)
         return ""
 
     def _remember(self, claims: bytes, number: int) -> None:

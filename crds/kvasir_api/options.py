@@ -10,7 +10,9 @@ from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
 
 from kvasir_api import hf_config, tenants
+from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_api.option_fields import OptionsBase, option
+from kvasir_api.speculation import OPTION, RULE
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
@@ -18,28 +20,9 @@ Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["auto", "none", "fp8", "int8", "int4"]
 Reduction = Literal["FewerSequences", "Int8KvCache", "Int8Weights", "Int4Weights"]
 """What the operator may reduce of these options, where a spec lists it."""
+ModelImpl = Literal["auto", "kvasir", "transformers"]
 BlockSize = Literal[8, 16, 32, 64, 128]
-ToolCallParser = Literal[
-    "auto",
-    "none",
-    "hermes",
-    "llama3_json",
-    "pythonic",
-    "mistral",
-    "mistral_v3",
-    "qwen3_coder",
-    "deepseek_v3",
-    "deepseek_v31",
-    "glm45",
-    "glm47",
-    "kimi_k2",
-    "minimax",
-    "minimax_m2",
-    "granite",
-    "gpt_oss",
-]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "granite", "gpt_oss"]
-Pooling = Literal["auto", "last", "mean"]
+Pooling = Literal["auto", "last", "cls", "mean"]
 Normalize = Literal["auto", "always", "never"]
 Scoring = Literal["auto", "similarity", "yes-no"]
 
@@ -57,9 +40,15 @@ class RuntimeOptions(OptionsBase):
                     "message": "runtime.maxBatchTokens must be 0 or at least runtime.blockSize",
                     "fieldPath": ".maxBatchTokens",
                 },
+                RULE,
                 {
                     "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?prefixCache.orValue(true)",
                     "message": "runtime.kvHostBytes needs runtime.prefixCache",
+                    "fieldPath": ".kvHostBytes",
+                },
+                {
+                    "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) == 1",
+                    "message": "runtime.kvHostBytes needs runtime.tensorParallelSize 1",
                     "fieldPath": ".kvHostBytes",
                 },
             ]
@@ -72,7 +61,7 @@ class RuntimeOptions(OptionsBase):
     )
     quantization: Quantization = option(
         "auto",
-        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, fp8, int8 and int4 quantize while loading; fp8 is made for cards.",
+        "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading; fp8 is made for cards.",
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT
@@ -101,6 +90,13 @@ class RuntimeOptions(OptionsBase):
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory of the replica. On CPUs only.",
+        unit="processes",
+        ge=1,
+        le=8,
     )
     memory_percent: int = option(
         90,
@@ -142,6 +138,7 @@ class RuntimeOptions(OptionsBase):
         False,
         "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA, and with such layers.",
     )
+    speculation: str = OPTION
     max_batch_tokens: int = option(
         0,
         "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, and fewer while answers wait for a step, so that it takes about 0.05 seconds on CUDA and 0.1 on a CPU.",
@@ -202,8 +199,9 @@ class RuntimeOptions(OptionsBase):
     )
     pooling: Pooling = option(
         "auto",
-        "Hidden states that embeddings are made of, of the last token or their mean; auto reads the checkpoint's modules.json, "
-        "and takes the last token without one. Anything but auto says that the model is for embeddings.",
+        "Hidden states that embeddings are made of, of the last or (in an encoder) the first token, or their mean; auto reads "
+        "the checkpoint's modules.json, and without one takes the last token, of an encoder the mean. Anything but auto says "
+        "that the model is for embeddings.",
     )
     normalize: Normalize = option(
         "auto", "Scale embeddings to length 1; auto reads the checkpoint's modules.json, and scales without one."
@@ -244,6 +242,12 @@ class RuntimeOptions(OptionsBase):
             raise ValueError("kvHostBytes needs prefixCache: blocks on the host are found by their prefix")
         return self
 
+    @model_validator(mode="after")
+    def _host_tier_has_one_rank(self) -> Self:
+        if self.kv_host_bytes and self.tensor_parallel_size > 1:
+            raise ValueError("kvHostBytes needs tensorParallelSize 1: copies are not made of several ranks' blocks yet")
+        return self
+
 
 Port = Annotated[int, Ge(0), Le(65535)]
 
@@ -251,12 +255,19 @@ Port = Annotated[int, Ge(0), Le(65535)]
 class ServeOptions(RuntimeOptions):
     """What `kvasir serve` takes besides: addresses, names, access, logs. The operator sets these for a pod."""
 
-    model: str = option(..., "Directory of a Hugging Face checkpoint (safetensors), a .gguf file, or a hub name.")
+    model: str = option(
+        ...,
+        "Directory of a Hugging Face checkpoint (safetensors), a .gguf file, a hub name, or a uri that begins with hf://, s3://, gs://, oci:// or https://.",
+    )
     revision: str = option(
         "",
         "Branch, tag or commit of a MODEL on the hub; default: its main branch.",
         metavar="REVISION",
         max_length=255,
+    )
+    model_impl: ModelImpl = option(
+        "auto",
+        "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
     chat_template: str = option(
         "",
@@ -267,7 +278,7 @@ class ServeOptions(RuntimeOptions):
     served_model_name: tuple[str, ...] = option(
         (), "Name that clients use for the model; may be repeated. Default: the last part of MODEL.", metavar="NAME"
     )
-    host: str = option("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
+    host: str = option("127.0.0.1", "Address to listen on; :: is every address, of IPv4 too.", metavar="ADDRESS")
     port: Port = option(8000, "Port for clients (/v1, /health, /metrics); 0 takes a free one.", metavar="PORT")
     ops_port: Port = option(
         8001,
@@ -329,6 +340,7 @@ class ServeOptions(RuntimeOptions):
         "File, or a directory of files, with what may change something by the ops port (drain, forget), one per line: public keys (ed25519:…) of an operator that signs its calls, and tokens for `Authorization: Bearer`. Without it such calls are accepted over loopback only. Read again when it changes.",
         metavar="PATH",
     )
+    tls_dir: str = option("", "Directory with tls.crt and tls.key, with which both ports speak TLS.", metavar="DIR")
     continuation_key_file: str = option(
         "",
         "File with keys, one per line, or a directory of such files, that sign continuation tokens: streams that end in a drain go on at another server with the same keys. The first signs, the others are accepted too. Read again when it changes.",

@@ -38,6 +38,11 @@ def qualified_name(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
+def dns_name(namespace: str, name: str) -> str:
+    """The DNS name of a service in the cluster, which the certificates of its pods have."""
+    return f"{name}.{namespace}.svc"
+
+
 def served_name(name: str, spec_served_name: str) -> str:
     """Name that clients put into the field model: the spec's, or the object's own."""
     return spec_served_name or name

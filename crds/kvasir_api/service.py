@@ -6,8 +6,9 @@ if changing it changes a pod, a route or the status. Integers only: floats drift
 
 from typing import Annotated, Final, Literal
 
-from pydantic import StringConstraints
+from pydantic import StringConstraints, field_validator
 
+from kvasir_api import model_uri, speculation
 from kvasir_api.autoscaling import MAX_REPLICAS, Autoscaling
 from kvasir_api.crd_types import (
     DNS_PATTERN,
@@ -28,6 +29,7 @@ from kvasir_api.options import Reduction, RuntimeOptions
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
 
+_REMOTE: Final = f"^({'|'.join(scheme.removesuffix('://') for scheme in model_uri.FETCHED)})://"
 OPTIONAL_NAME: Final = f"^({DNS_PATTERN.strip('^$')})?$"
 ClaimName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
@@ -37,8 +39,23 @@ class ModelSpec(CrdObject):
 
     model_config = validation_rules(
         (
-            "self.uri.startsWith('pvc://') || self.uri.startsWith('file:///') || self.uri.startsWith('hf://')",
-            "model.uri must be hf://ORG/NAME@REVISION (a repository on the hub), pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
+            f"self.uri.matches('{_REMOTE}|^pvc://|^file:///')",
+            "model.uri must be hf://ORG/NAME@REVISION (a repository on the hub), s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG, https://HOST/ARCHIVE#sha256=DIGEST, pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
+            ".uri",
+        ),
+        (
+            "!self.uri.matches('^(s3|gs)://') || self.uri.matches('^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=+-]+)*/?(@sha256:[0-9a-f]{64})?$')",
+            "model.uri of form s3:// and gs:// needs s3://BUCKET/PREFIX of letters, digits, '.', '_', '=', '+' and '-'",
+            ".uri",
+        ),
+        (
+            "!self.uri.startsWith('oci://') || self.uri.matches('^oci://[A-Za-z0-9.-]+(:[0-9]+)?/[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{64})?$')",
+            "model.uri of form oci:// needs oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:DIGEST",
+            ".uri",
+        ),
+        (
+            "!self.uri.startsWith('https://') || self.uri.matches('^https://[A-Za-z0-9.-]+(:[0-9]+)?/[A-Za-z0-9._~/%+-]*[.](tar|tar[.]gz|tgz|zip|gguf)#sha256=[0-9a-f]{64}$')",
+            "model.uri of form https:// needs a .tar, .tar.gz, .tgz, .zip or .gguf file without query or password, and its checksum: https://HOST/PATH.tar.gz#sha256=64 hexadecimal digits",
             ".uri",
         ),
         (
@@ -47,13 +64,13 @@ class ModelSpec(CrdObject):
             ".uri",
         ),
         (
-            "self.?secretName.orValue('') == '' || self.uri.startsWith('hf://')",
-            "model.secretName is for models on the hub, with a uri of form hf://",
+            f"self.?secretName.orValue('') == '' || self.uri.matches('{_REMOTE}')",
+            "model.secretName is for models that replicas fetch, with a uri of form hf://, s3://, gs://, oci:// or https://",
             ".secretName",
         ),
         (
-            "self.?cacheClaim.orValue('') == '' || self.uri.startsWith('hf://')",
-            "model.cacheClaim is for models on the hub, with a uri of form hf://",
+            f"self.?cacheClaim.orValue('') == '' || self.uri.matches('{_REMOTE}')",
+            "model.cacheClaim is for models that replicas fetch, with a uri of form hf://, s3://, gs://, oci:// or https://",
             ".cacheClaim",
         ),
         (
@@ -66,19 +83,19 @@ class ModelSpec(CrdObject):
 
     uri: str = option(
         ...,
-        "Where the model is, a directory (Hugging Face layout, safetensors, or one GGUF file) or on a claim a .gguf file: pvc://CLAIM/PATH, file:///PATH below a directory that the operator allows, or hf://ORG/NAME@REVISION on the hub, of which every replica loads the commit that status.model.commit names.",
+        "Where the model is, a directory (Hugging Face layout, safetensors, or one GGUF file) or on a claim a .gguf file: pvc://CLAIM/PATH, file:///PATH below a directory that the operator allows; or what replicas fetch: hf://ORG/NAME@REVISION on the hub, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG, https://HOST/ARCHIVE#sha256=DIGEST. Every replica loads the version that status.model.commit names.",
         min_length=7,
         max_length=1024,
     )
     secret_name: str = option(
         "",
-        "Secret by which pods reach the hub of an hf:// model: its keys token, endpoint (base URL of a mirror), ca.crt and proxy, each of which may be absent.",
+        "Secret by which pods reach the source of a model that they fetch: its keys token, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, .dockerconfigjson, endpoint (base URL of a mirror), ca.crt and proxy, each of which may be absent.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )
     cache_claim: str = option(
         "",
-        "PersistentVolumeClaim of this namespace in which replicas of hf:// models share what one of them has fetched; ReadWriteMany for replicas on several nodes. Default: each pod has its own copy.",
+        "PersistentVolumeClaim of this namespace in which replicas share what one of them has fetched; ReadWriteMany for replicas on several nodes. Default: each pod has its own copy.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )
@@ -315,6 +332,11 @@ class InferenceServiceSpec(CrdObject):
             "spec.replicas has no effect while spec.autoscaling is set: change autoscaling.minReplicas and maxReplicas, or set autoscaling.mode to Advisory or External to scale by hand",
             ".replicas",
         ),
+        (
+            "self.?runtime.?tensorParallelSize.orValue(1) == 1 || (self.?resources.?accelerator.?count.orValue(0) == 0 && self.?resources.?resourceClaims.orValue([]).size() == 0)",
+            "runtime.tensorParallelSize is for replicas on CPUs: resources must name no accelerator and no claims",
+            ".runtime",
+        ),
     )
 
     model: ModelSpec = option(..., "Which model, and under which name clients request it.")
@@ -340,6 +362,12 @@ class InferenceServiceSpec(CrdObject):
     auth: Auth = option(Auth(), "Who may ask the service.")
     observability: Observability = option(Observability(), "What can be seen of requests besides metrics.")
     pod: PodSpec = option(PodSpec(), "Where the pods may run and how their image is pulled.")
+
+    @field_validator("runtime")
+    @classmethod
+    def _drafts(cls, runtime: RuntimeOptions) -> RuntimeOptions:
+        speculation.check_of_service(runtime.speculation)
+        return runtime
 
 
 class InferenceService(CrdObject):

@@ -13,10 +13,12 @@ SCHEMA = 1
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
 """Of a size that arithmetic with floats can hold; beyond it a document is no reading."""
+Instance = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[!-~]*\Z")]
+"""A name that readers put into their next request: printable and short, else the document is no reading."""
 Phase = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
-class KvState(msgspec.Struct, frozen=True, kw_only=True):
+class KvState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """KV cache in tokens and in bytes. pinned + cached + free = capacity, always, in both.
 
     pinned: referenced by live sequences. cached: evictable, kept for prefix hits. free: holds nothing.
@@ -35,7 +37,7 @@ class KvState(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: Count = 0
 
 
-class KvHostState(msgspec.Struct, frozen=True, kw_only=True):
+class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The second tier of the KV cache, on the host, in tokens. cached + free = capacity; all 0 without one.
 
     It holds copies, so its tokens come on top of those of `KvState`. Other replicas on the node may share it. Counters
@@ -53,7 +55,7 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True):
     store_bytes_per_s: float = 0.0
 
 
-class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
+class RequestTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Counters since the process started; a reader takes differences and treats a decrease as a restart.
 
     arrivals: requests accepted. completions: requests ended for any reason but abort. kv_token_seconds: sum over ended
@@ -80,7 +82,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: Count = 0
 
 
-class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
+class ServedTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What clients got since the process started, as the API process counts it.
 
     answered: requests that ended, but for those whose client went away. failed: those of them that ended in an error of
@@ -97,7 +99,7 @@ class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
     retried: Count = 0
 
 
-class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
+class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds of the start, 0 until they are over.
 
     process_s: starting the processes: imports, tokenizer. weights_s: fetching the model's files, or finding them. load_s:
@@ -115,7 +117,7 @@ class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
         return self.process_s + self.weights_s + self.load_s + self.warm_s
 
 
-class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Measured speed; 0 until something was measured.
 
     prefill_tokens_per_s: exponential mean over steps that were bound by prompt chunks.
@@ -131,7 +133,7 @@ class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True):
     stall_fraction: float = 0.0
 
 
-class TtftForecast(msgspec.Struct, frozen=True, kw_only=True):
+class TtftForecast(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How long a first token takes, how true such predictions were, and what was refused because of them.
 
     queue_s: predicted seconds to the first token of a request that arrives now behind all that wait and has nothing to
@@ -154,7 +156,20 @@ class TtftForecast(msgspec.Struct, frozen=True, kw_only=True):
     wrongly_refused: Count = 0
 
 
-class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
+class SpeculationState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens that are drafted ahead, as of the last steps that had any.
+
+    drafter: as `--speculation` says. why: the reason where it is off though it is not to be, empty otherwise.
+    draft_tokens: mean of a sequence in a step with drafts. acceptance_fraction: of them those that were kept, 0..1.
+    """
+
+    drafter: str = "off"
+    why: str = ""
+    draft_tokens: float = 0.0
+    acceptance_fraction: float = 0.0
+
+
+class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Steps that computed one token for each of their sequences and nothing else, since the process started.
 
     seconds: of these steps together. rows: their sequences, so many tokens were decoded. kv_tokens: context that they read.
@@ -167,7 +182,7 @@ class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: Count = 0
 
 
-class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which prefixes are in the KV cache, as a set of route hashes (`hashes.route_hashes`).
 
     sequence: changes of the set since the process started, one for each hash that came or went. entries, checksum: size
@@ -188,7 +203,7 @@ class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True):
     removed: bytes = b""
 
 
-class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
+class WorkTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the engine's steps did since the process started. seconds: in which a step was computed.
 
     flops, read_bytes: of these steps by the sizes of the model, as `roofline.StepWork` counts them; 0 where those are
@@ -200,7 +215,7 @@ class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: float = 0.0
 
 
-class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One snapshot of one runtime pod.
 
     step: number of the last engine step. sequence_number: of the engine's snapshot; of two documents of one instance the
@@ -218,13 +233,15 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     it is there.
     instance: names this process among all, also after a restart; ids of what only it holds begin with it. All counters,
     and all numbers of documents and changes, begin again with another instance.
+    sealing_key: public key to which keys of continuation tokens are sealed for this process (`sealed_keys`), empty where
+    it takes none. continuation_keys: digest of those that it has, empty for none.
     """
 
     schema: Count = SCHEMA
     role: Literal["serve"] = "serve"
     model: str = ""
     revision: str = ""
-    instance: str = ""
+    instance: Instance = ""
     phase: Phase = "starting"
     progress_fraction: float = 0.0
     eta_s: float = -1.0
@@ -251,15 +268,18 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     start: StartupSeconds = StartupSeconds()
     rates: MeasuredRates = MeasuredRates()
     decoded: DecodeTotals = DecodeTotals()
+    speculation: SpeculationState = SpeculationState()
     work: WorkTotals = WorkTotals()
     ttft: TtftForecast = TtftForecast()
     prefixes: PrefixDigest = PrefixDigest()
     device: str = ""
     kernels: str = ""
     fallback: str = ""
+    sealing_key: str = ""
+    continuation_keys: str = ""
 
 
-class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one gateway knows of one service: requests it holds, forwards and had to refuse (a counter).
 
     held_bytes: request bytes of held requests. last_request_age_s: seconds since the last request for it, -1 never.
@@ -275,7 +295,7 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True):
     last_request_age_s: float = -1.0
 
 
-class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One snapshot of one gateway pod."""
 
     schema: Count = SCHEMA

@@ -96,10 +96,12 @@ class ModelStatus(CrdObject):
         "", "Architecture that its config names; absent when it could not be read.", max_length=128
     )
     parameters: int | None = option(None, "Number of its weights; absent when not known.", ge=0, le=MOST)
-    commit: str = option("", "Commit on the hub that the uri stands for; every replica loads it.", max_length=40)
-    download_bytes: int | None = option(
-        None, "Size of the files that a replica fetches from the hub.", unit="bytes", ge=0, le=MOST
+    commit: str = option(
+        "",
+        "Commit on the hub, or SHA-256 of the manifest, archive or list of objects, that the uri stands for; every replica loads it.",
+        max_length=64,
     )
+    download_bytes: int | None = option(None, "Size of the files that a replica fetches.", unit="bytes", ge=0, le=MOST)
     facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
     message: str = option("", "Why it could not be read; absent when it was.", max_length=1024)
 
@@ -172,6 +174,13 @@ class Capacity(CrdObject):
     batch_tokens_per_second: int | None = option(
         None, "Decoded by one replica, as last measured.", unit="tokens/s", ge=0, le=MOST
     )
+    draft_tokens: int | None = option(
+        None, "Drafted ahead of an answer in a step that has drafts, as last measured.", unit="tokens", ge=0, le=MOST
+    )
+    accepted_draft_percent: int | None = option(
+        None, "Of them those that were kept, as last measured to 10 percent.", unit="percent", ge=0, le=100
+    )
+    no_drafts: str = option("", "Why replicas draft nothing though runtime.speculation is auto.", max_length=253)
     decode_percent: int | None = option(
         None, "Measured speed against what compute allows for just those batches.", unit="percent", ge=0, le=MOST
     )

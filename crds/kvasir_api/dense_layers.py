@@ -1,0 +1,90 @@
+"""What dense layers of a family have beside the matrices of attention: norms, biases, and products of feed-forward layers.
+
+Pure arithmetic on the fields of a flattened config.json, for the forecast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_HEAD_NORMS: Final = ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text")
+_WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe")
+_FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
+_ONE_NORM: Final = ("cohere", "cohere2")
+_BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
+"""Every product and every norm has a bias."""
+_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
+_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", *_BERTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayer:
+    """products: matrices of a feed-forward layer. Numbers in one layer: norms, of the hidden state; head_norms (and
+    sinks of heads) and attention_biases, of those that attend; mlp_biases. last_norm: of the norm behind all layers, and of that of embeddings.
+    """
+
+    products: int
+    norms: int
+    head_norms: int
+    attention_biases: int
+    mlp_biases: int
+    last_norm: int
+
+
+def of(config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int, key: int, head_dim: int) -> DenseLayer:
+    """query, key: rows of the projections to queries and to keys."""
+    family = str(config.get("model_type", ""))
+    norms, each = 4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2, hidden
+    if family == "falcon" and _norms_are_one(config):
+        norms = 1
+    if family in _BIASED_NORMS or (family == "modernbert" and config.get("norm_bias")):
+        each = 2 * hidden
+    head_norms = query + key if family in _WIDE_NORMS else 2 * head_dim if family in _HEAD_NORMS else 0
+    if family == "gpt_oss":
+        head_norms = query // head_dim
+    if family == "glm4_moe" and config.get("use_qk_norm"):
+        head_norms = 2 * head_dim
+    products = 2 if family in _UNGATED else 3
+    qkv, output, mlp = _biased(config, family)
+    return DenseLayer(
+        products=products,
+        norms=norms * each,
+        head_norms=head_norms,
+        attention_biases=(query + 2 * key if qkv else 0) + (hidden if output else 0),
+        mlp_biases=(products - 1) * intermediate + hidden if mlp else 0,
+        last_norm=2 * each if family == "bloom" else each,
+    )
+
+
+def _biased(config: Mapping[str, Any], family: str) -> tuple[bool, bool, bool]:
+    """Whether queries, keys and values have biases, the output of attention, and feed-forward layers."""
+    if family in _BERTS:
+        return True, True, True
+    if family == "modernbert":
+        attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+        return attention, attention, mlp
+    if family == "gpt_oss":
+        return bool(config.get("attention_bias", True)), bool(config.get("attention_bias", True)), False
+    if family == "starcoder2":
+        return (bool(config.get("use_bias", True)),) * 3
+    if family == "falcon":
+        return (bool(config.get("bias")),) * 3
+    if family == "bloom":
+        return (True,) * 3
+    if family == "ernie4_5":
+        return (bool(config.get("use_bias")),) * 3
+    if family == "seed_oss":
+        return bool(config.get("attention_bias")), bool(config.get("attention_out_bias")), bool(config.get("mlp_bias"))
+    if family == "internlm2":
+        return bool(config.get("bias")), bool(config.get("bias")), False
+    if family == "internlm3":
+        return bool(config.get("qkv_bias")), bool(config.get("bias")), bool(config.get("bias"))
+    own = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
+    return bool(config.get("attention_bias") or own), False, False
+
+
+def _norms_are_one(config: Mapping[str, Any]) -> bool:
+    """Of Falcon: whether attention and feed-forward layers read what one norm gives."""
+    if config.get("new_decoder_architecture"):
+        return config.get("num_ln_in_parallel_attn") == 1
+    return config.get("parallel_attn") is not False

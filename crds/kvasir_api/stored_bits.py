@@ -1,0 +1,59 @@
+"""How much memory the matrices of a checkpoint that is quantized already take, from its quantization_config alone.
+
+Pure, for the forecast; the runtime refuses what it cannot read by itself.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+FOUR_BITS: Final = 10
+"""Sixteenths of a byte: 4 bits, and for 32 columns a float16 scale and minimum, however large the groups of the file are."""
+EIGHT_BITS: Final = 17
+MXFP4: Final = 18
+"""Held in 8 bits with a float32 scale for 32 columns."""
+NVFP4: Final = 20
+"""Held in 8 bits with a float32 scale for 16 columns."""
+SIXTEEN_BITS: Final = 32
+_MOST: Final = 64
+LEAST_GROUP: Final = 32
+"""Columns; smaller groups are held in 8 bits."""
+
+
+def sixteenths(config: object, experts_fraction: float = 0.0) -> int:
+    """Of a byte, for each number of the layers' matrices; 0 without a quantization_config, or with one of unknown bits.
+
+    experts_fraction: 0..1 of these numbers that are in experts, which some checkpoints hold in fewer bits than the others.
+    """
+    if not isinstance(config, Mapping):
+        return 0
+    method = config.get("quant_method")
+    if method in ("fp8", "bitsandbytes"):
+        return EIGHT_BITS
+    if method == "modelopt":
+        return NVFP4 if config.get("quant_algo") == "NVFP4" else EIGHT_BITS
+    if method == "mxfp4":
+        return math.ceil(MXFP4 * experts_fraction + SIXTEEN_BITS * (1 - experts_fraction))
+    if method == "gguf":
+        return max(0, min(_MOST, int(config.get("sixteenths") or 0)))  # counted from the header of the file
+    if method in ("gptq", "awq"):
+        return _of(config.get("bits"), config.get("group_size"))
+    groups = config.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, Mapping):
+        return 0
+    return max((_of_group(group) for group in groups.values()), default=0)
+
+
+def _of_group(group: object) -> int:
+    weights: Any = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return 0
+    if weights.get("num_bits") == 4 and weights.get("type") == "float":
+        return NVFP4 if weights.get("group_size") == 16 else MXFP4
+    return _of(weights.get("num_bits"), weights.get("group_size"))
+
+
+def _of(bits: object, group: object) -> int:
+    if bits == 4:
+        return EIGHT_BITS if isinstance(group, int) and 0 < group < LEAST_GROUP else FOUR_BITS
+    return EIGHT_BITS if bits == 8 else 0
