@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from kvasir_api import names
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import log_config
+from kvasir_runtime import log_config, malloc
 from kvasir_runtime.engine.client_socket import ClientSocket
 from kvasir_runtime.engine.loop import EngineFatalError, one_line
 from kvasir_runtime.engine.start import Build, ShutdownRequested, StartupClients, start_engine
 from kvasir_runtime.engine.xid_monitor import XidMonitor
-from kvasir_runtime.errors import StartError
+from kvasir_runtime.errors import RankLostError, StartError
 from kvasir_runtime.wire import XID_NOTE, EngineArgs, EngineFailed
 
 LOG = logging.getLogger("kvasir_runtime.engine")
@@ -32,6 +32,7 @@ STDIN = 0
 
 def main(build: Build | None = None, xids: XidMonitor | None = None) -> int:
     """Runs the process; build and xids are replaced by tests. Returns the exit code."""
+    malloc.share_arenas()
     gc.disable()  # importing torch makes a million objects that stay: looking at them costs a sixth of that time
     build = build or _real_build()  # takes a second or two, while the parent process finds the model
     try:
@@ -67,7 +68,7 @@ def _serve(options: ServeOptions, build: Build, socket: ClientSocket, xids: XidM
         engine.run()
     except ShutdownRequested:
         return 0
-    except (StartError, EngineFatalError) as error:
+    except (StartError, EngineFatalError, RankLostError) as error:
         # A client that gets the message shows it; without one it goes to the log.
         words = xids.words(one_line(error))
         incurable = isinstance(error, StartError) and not words.startswith(names.DEVICE_FAULT)

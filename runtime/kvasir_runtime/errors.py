@@ -60,6 +60,10 @@ class DeviceMemoryError(StartError):
     prefix = names.OUT_OF_DEVICE_MEMORY
 
 
+class RankLostError(Exception):
+    """A process that computes a part of the model has ended, so the others cannot go on: which one, and why."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory of the host or of a device ran out: as Python and numpy say it, or torch and CUDA's libraries,
     whose errors are all of one type and differ in their words.

@@ -4,31 +4,33 @@ the hub states. The only module that uses that library, which reads its environm
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
-from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvasir_api import names
-from kvasir_api.inspection import COMMIT
+from kvasir_api.model_uri import HUB as SCHEME
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
-from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, OnBytes, is_inside
+from kvasir_runtime.fetch import cache_limit, gguf_headers
+from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
+from kvasir_runtime.fetch.progress import OnBytes, watched
+from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, repository_folder
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-SCHEME: Final = "hf://"
-# Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
-_FETCHED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
-# The same weights once more, as their authors' own code has them, and those of other runtimes in directories.
-_UNUSED: Final = ("consolidated*.safetensors", "*/*.safetensors")
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
+_SILENCE_S: Final = 10.0
+_READ_BYTES: Final = 1 << 20
 _TRIES: Final = 2
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 
@@ -97,25 +99,80 @@ def config_file(name: HubName, commit: str) -> Path:
         raise _unavailable(name, error, file="config.json") from error
 
 
+def gguf_config(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S) -> dict[str, Any]:
+    """What the header of a GGUF file states, in the form of config.json. Raises ValueError, ModelUnavailableError.
+
+    timeout_s: for which the hub may send nothing.
+    """
+    at = {file.name: file for file in found.files}
+    if missing := [part for part in gguf.parts(name.file) if part not in at]:
+        raise ModelUnavailableError(f"repository {name.repository} on the hub has no {missing[0]}")
+    files = [
+        RemoteFile(
+            name=part,
+            size=at[part].size,
+            opened=partial(_opened, name, found.commit, part, timeout_s),
+            checksum=_none,
+        )
+        for part in gguf.parts(name.file)
+    ]
+    return gguf_headers.config(files)
+
+
+@contextmanager
+def _opened(name: HubName, commit: str, file: str, timeout_s: float, offset: int) -> Iterator[Transfer]:
+    """The bytes of a file from an offset on."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]  # they are exported lazily
+
+    url = hf_hub_url(name.repository, file, revision=commit)
+    part = {"Range": f"bytes={offset}-"} if offset else {}
+    asked = http_stream_backoff(
+        "GET", url, headers={**build_hf_headers(), **part}, timeout=timeout_s, max_retries=_TRIES - 1
+    )
+    with ExitStack() as stack:
+        try:
+            answer = stack.enter_context(asked)
+            hf_raise_for_status(answer)
+        except Exception as error:
+            raise _unavailable(name, error, file=file) from error
+        yield Transfer(start=offset if answer.status_code == 206 else 0, pieces=_pieces(answer.iter_bytes(_READ_BYTES)))
+
+
+def _pieces(answer: Iterator[bytes]) -> Iterator[bytes]:
+    """Its errors as one that http_stream_backoff does not take for a reason to ask again: it cannot send twice."""
+    try:
+        yield from answer
+    except Exception as error:
+        raise BrokenTransferError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def _none() -> None:
+    """No checksum: of a part of a file there is none."""
+
+
 def fetch(name: HubName, on_bytes: OnBytes | None = None) -> Path:
     """The folder with the model's files, or the first GGUF file, after a download if need be.
 
     What the cache holds is used where the hub cannot be reached. Raises ModelUnavailableError.
     """
     _configure(os.environ)
+    from huggingface_hub import constants
+
+    root = Path(constants.HF_HUB_CACHE)
+    cache_limit.hold(repository_folder(root, name.repository))
     try:
         answer = _asked(name)
     except Exception:  # noqa: BLE001 -- the download below finds it in the cache, or meets the same error
         return _downloaded(name, name.revision)
-    from huggingface_hub import constants
-
     found = _listed(name, answer)
-    cache = HubCache(Path(constants.HF_HUB_CACHE), name.repository, found)
+    cache = HubCache(root, name.repository, found)
+    cache.make_room()
     cache.remove_leftovers()
     cache.check_space()
     damaged: list[str] = []
     for _ in range(_TRIES):
-        with cache.watched(on_bytes):
+        with watched(cache.held, found.size, on_bytes):
             path = _downloaded(name, found.commit)
         if not (damaged := cache.remove_damaged()):
             cache.remember(name.revision or constants.DEFAULT_REVISION)
@@ -140,9 +197,9 @@ def _listed(name: HubName, found: "ModelInfo") -> HubListing:
     fetched = [
         HubFile(name=f.rfilename, size=f.size or 0, digest=(f.lfs.sha256 if f.lfs else f.blob_id) or "")
         for f in found.siblings or ()
-        if (f.rfilename in parts if parts else _is_fetched(f.rfilename))
+        if (f.rfilename in parts if parts else is_needed(f.rfilename))
     ]
-    wrong = "" if COMMIT.fullmatch(found.sha or "") else f"{found.sha!r:.100} is no commit"
+    wrong = "" if _COMMIT.fullmatch(found.sha or "") else f"{found.sha!r:.100} is no commit"
     for file in fetched:
         if not is_inside(file.name):
             wrong = f"{file.name!r:.100} is no path in a repository"
@@ -151,11 +208,6 @@ def _listed(name: HubName, found: "ModelInfo") -> HubListing:
     if wrong:
         raise ModelUnavailableError(f"model {name.repository} is not fetched, as the hub's listing is broken: {wrong}")
     return HubListing(commit=found.sha or "", files=tuple(fetched))
-
-
-def _is_fetched(path: str) -> bool:
-    """Whether a repository's file is one that serving needs, as huggingface_hub matches patterns."""
-    return any(fnmatch(path, p) for p in _FETCHED) and not any(fnmatch(path, p) for p in _UNUSED)
 
 
 def _downloaded(name: HubName, at: str) -> Path:
@@ -167,7 +219,7 @@ def _downloaded(name: HubName, at: str) -> Path:
         if name.file:
             parts = [hf_hub_download(name.repository, part, revision=revision) for part in gguf.parts(name.file)]
             return Path(parts[0])
-        allowed, ignored = [*_FETCHED], [*_UNUSED]
+        allowed, ignored = map(list, PATTERNS)
         return Path(
             snapshot_download(name.repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
         )
@@ -180,7 +232,7 @@ def _configure(environment: MutableMapping[str, str]) -> None:
 
     Raises ModelUnavailableError for an endpoint or a proxy that is no URL.
     """
-    if not (given := environment.get(names.ENV_HUB_SETTINGS)):
+    if not (given := environment.get(names.ENV_SOURCE_SETTINGS)):
         return
     folder = Path(given)
     environment["HF_TOKEN_PATH"] = str(folder / "token")
@@ -251,6 +303,6 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _token() -> str:
-    if names.ENV_HUB_SETTINGS in os.environ:
+    if names.ENV_SOURCE_SETTINGS in os.environ:
         return "put a token that may read it under the key token into the Secret of spec.model.secretName"
     return "set HF_TOKEN to a token that may read it"

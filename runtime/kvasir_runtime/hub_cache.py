@@ -6,20 +6,20 @@ Called by `hub`. Processes on several nodes may share a cache: what changes a bl
 import hashlib
 import os
 import shutil
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch import cache_limit
+from kvasir_runtime.fetch.model_files import is_inside
 
-_LOOK_S: Final = 0.5
 _STILL_S: Final = 3.0
 """What is not written for so long while its lock is free is of a process that died."""
 _LOCK_S: Final = 0.2
@@ -29,9 +29,6 @@ _CHECKED: Final = ".checked"
 _UNFINISHED: Final = "*.incomplete"
 _LEFT: Final = "*.*.incomplete"
 """The library since version 2 writes BLOB.RANDOM.incomplete and never goes on with it; before, BLOB.incomplete."""
-
-OnBytes = Callable[[int, int], None]
-"""Takes the bytes that are there and those that there will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +58,9 @@ class HubCache:
 
     def __init__(self, root: Path, repository: str, found: HubListing) -> None:
         """root: HF_HUB_CACHE. repository: its name on the hub."""
-        folder = f"models--{repository.replace('/', '--')}"
         self._root, self._name, self._found = root, repository, found
-        self._repository = root / folder
-        self._locks = root / ".locks" / folder
+        self._repository = repository_folder(root, repository)
+        self._locks = root / ".locks" / self._repository.name
         self._snapshot = self._repository / "snapshots" / found.commit
 
     def remove_leftovers(self, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -84,6 +80,10 @@ class HubCache:
                 if _written(path) == before[path]:
                     with suppress(OSError):
                         path.unlink(missing_ok=True)
+
+    def make_room(self) -> None:
+        """In a cache with a limit, for what is missing. The repository is held. Raises ModelUnavailableError."""
+        cache_limit.make_room(self._repository, self._found.size - self.held())
 
     def held(self) -> int:
         """Bytes that are there, those of unfinished files included: of each blob the one that was written last."""
@@ -124,28 +124,6 @@ class HubCache:
             reference.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(self._found.commit)
             new.replace(reference)
-
-    @contextmanager
-    def watched(self, on_bytes: OnBytes | None) -> Iterator[None]:
-        """Report the bytes while a download runs. The library's bars know neither cached files nor all of the sizes."""
-        if on_bytes is None:
-            yield
-            return
-        ended, size = threading.Event(), self._found.size
-
-        def look() -> None:
-            while not ended.wait(_LOOK_S):
-                on_bytes(self.held(), size)
-
-        on_bytes(self.held(), size)
-        thread = threading.Thread(target=look, name="download-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-            on_bytes(size, size)
-        finally:
-            ended.set()
-            thread.join()
 
     @property
     def _blobs(self) -> Path:
@@ -200,9 +178,9 @@ class HubCache:
             ) from error
 
 
-def is_inside(name: str) -> bool:
-    """Whether a path with slashes leads to something below a folder, whatever is there."""
-    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
+def repository_folder(root: Path, repository: str) -> Path:
+    """Where the cache keeps a repository. root: HF_HUB_CACHE."""
+    return root / f"models--{repository.replace('/', '--')}"
 
 
 def _written(path: Path) -> tuple[int, int]:

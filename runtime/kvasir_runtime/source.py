@@ -1,4 +1,4 @@
-"""Where a model is: a directory or a GGUF file as it is, or a name on the hub, which `hub` fetches.
+"""Where a model is: a directory or a GGUF file as it is, a name on the hub, which `hub` fetches, or a uri for `fetch`.
 
 Called by both processes of a pod (the API needs the tokenizer, the engine the weights), so it imports no torch. The
 files themselves are read by `models` and `weights`.
@@ -10,26 +10,35 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvasir_api import names
-from kvasir_runtime import gguf, hub, hub_cache
+from kvasir_api import model_uri, names
+from kvasir_api.speculation import WAYS, draft_model
+from kvasir_runtime import gguf, hub
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.fetch.progress import OnBytes
 
 _OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
 SAMPLES = 32
 SAMPLE_BYTES = 64 * 1024
 
 
-def resolve(model: str, revision: str = "", on_bytes: hub_cache.OnBytes | None = None) -> Path:
+def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None) -> Path:
     """The directory that holds the model's files, or the first GGUF file of it, after a download if need be.
 
     model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub, also as
-    hf://ORG/NAME@REVISION. revision: a branch, tag or commit on the hub; its main branch without one. HF_HOME, HF_TOKEN
+    hf://ORG/NAME@REVISION; or s3://BUCKET/PREFIX, gs://, oci://HOST/REPOSITORY:TAG, https://HOST/FILE#sha256=DIGEST.
+    revision: a branch, tag or commit on the hub; its main branch without one. HF_HOME, HF_TOKEN
     and HF_HUB_OFFLINE are honoured. on_bytes: called about twice a second while a download runs.
-    Raises ModelError with one line when there is no such directory or file, ModelUnavailableError when the hub does not
-    give the model.
+    Raises ModelError with one line when there is no such directory or file, ModelUnavailableError when the model is not
+    to be had.
     """
-    if model.startswith(hub.SCHEME) and (named := hub.parsed(model, revision)) is not None:
+    if model.startswith(model_uri.HUB) and (named := hub.parsed(model, revision)) is not None:
         return hub.fetch(named, on_bytes)
+    if model_uri.is_fetched(model):
+        if revision:
+            raise ModelError(f"--revision {revision} is for models on the hub; the uri {model} has its own version")
+        from kvasir_runtime.fetch import fetched_model  # most starts have their model
+
+        return _lone_file(fetched_model.fetch(model, on_bytes))
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
     if model and revision and folder.exists():
         raise ModelError(f"--revision {revision} is for models on the hub; {model} is on this machine")
@@ -44,10 +53,25 @@ def resolve(model: str, revision: str = "", on_bytes: hub_cache.OnBytes | None =
     return hub.fetch(named, on_bytes)
 
 
+def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None) -> Path | None:
+    """`resolve` of the draft model that the option speculation names; None where it names none.
+
+    A word without a slash is only a directory, so that a way to draft with a typing error is no name on the hub.
+    """
+    if not (name := draft_model(speculation)):
+        return None
+    if "/" not in name and not Path(name).exists():
+        raise ModelError(
+            f"--speculation {name} is none of {', '.join(WAYS)}, and no directory; expected one or a model"
+        )
+    return resolve(name, on_bytes=on_bytes)
+
+
 def name_of(model: str) -> str:
     """The name of a model without a given one: the last part of a directory, a file or a hub name."""
-    if model.startswith(hub.SCHEME):
-        return gguf.model_name(model.partition("@")[0].rpartition("/")[2])
+    if model_uri.is_fetched(model):
+        name = model_uri.file_name(model)
+        return gguf.model_name(next((name.removesuffix(end) for end in model_uri.ARCHIVES if name.endswith(end)), name))
     return gguf.model_name(Path(model).expanduser().resolve().name)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.roofline import StepWork
+from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
@@ -108,12 +109,15 @@ class BeamSearchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result of a prompt without an answer: one vector, of the hidden states that the head would see.
 
-    last: that of the last token. mean: their mean over the prompt. labels: the logits of a classification head at the
-    last token. tokens: the logits of token_ids at the last token, in that order.
+    last, cls: that of the last or first token. mean: their mean over the prompt. labels: the logits of a classification
+    head. tokens: the logits of token_ids, in that order. head_of: the hidden state that goes through the head.
+    second_from: where the second text of a pair begins, for encoders; 0 where there is one text.
     """
 
-    kind: Literal["last", "mean", "labels", "tokens"]
+    kind: Literal["last", "cls", "mean", "labels", "tokens"]
     token_ids: tuple[int, ...] = ()
+    head_of: Literal["last", "cls", "mean"] = "last"
+    second_from: int = 0
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -318,13 +322,12 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an engine once its model is loaded: for the limits of requests, the banner, the metrics.
 
     max_model_len: prompt plus answer of one request, also where the cache is the limit. max_batch_tokens: query tokens
-    of one step. quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where
-    all are. fallback: why slower kernels serve than the device has; "" where they are its own. hidden_size: length of
-    what is pooled. head: what the model ends in; only one over the vocabulary can generate. num_blocks: of the KV
-    cache, for all cache groups together; attentions: one for each group; kv_bytes_per_token: of a token in every layer,
-    and in what blocks leave empty. host_blocks: of the second tier, 0 without one. host_weights_bytes: of weights_bytes
-    what is on the host; weights_copy_s: of its copy to the device, in every step. load_s, warm_s: of the start. work:
-    what steps compute and read, None where the sizes of the model are not known.
+    of one step. quantization: formats of the weights that are not in dtype, such as "int4, int8". fallback: why slower
+    kernels serve than the device has, if so. hidden_size: length of what is pooled. head: what the model ends in; only
+    one over the vocabulary can generate. num_blocks: of the KV cache, for all cache groups together; attentions: of
+    each; kv_bytes_per_token: of a token in every layer, and in what blocks leave empty. host_blocks: of the second
+    tier, 0 without. host_weights_bytes: what is on the host; weights_copy_s: of its copy to the device, in every step.
+    work: what steps compute and read, None where that is not known. no_drafts: why there are none.
     """
 
     device: str
@@ -351,6 +354,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     weights_copy_s: float = 0.0
     attentions: tuple[LayerAttention, ...] = (FULL,)
     work: StepWork | None = None
+    no_drafts: str = ""
+    drafter: DraftModelSize = NO_DRAFTER
 
     @property
     def capacity_tokens(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvasir_api import hf_config
 from kvasir_runtime import gguf, source
 from kvasir_runtime.accuracy_messages import AccuracyJob, Deviation
 from kvasir_runtime.bench.sample_text import TEXT
@@ -56,8 +57,19 @@ def job(model: str, text: str, num_tokens: int) -> AccuracyJob:
     texts = pieces(ids, num_tokens)
     if not texts:
         raise AccuracyError("the text has less than two tokens")
-    variants = [AS_STORED, *VARIANTS] if gguf.is_gguf(folder) else list(VARIANTS)
+    variants = [AS_STORED, *VARIANTS] if _is_short(folder) else list(VARIANTS)
     return AccuracyJob(model=str(folder), options=dict(BASE), base_name="bfloat16", texts=texts, variants=variants)
+
+
+def _is_short(model: Path) -> bool:
+    """Whether a checkpoint has numbers in fewer bits, which the base decodes."""
+    if gguf.is_gguf(model):
+        return True
+    try:
+        document = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False  # what is wrong with it is said where it is loaded
+    return hf_config.flattened(document).get("quantization_config") is not None
 
 
 def measured(job: AccuracyJob, command: tuple[str, ...] = COMMAND) -> Iterator[Deviation]:

@@ -15,6 +15,7 @@ from kvasir_api.openai_errors import DRAINING, MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.client.open_sequences import OpenSequences, TenantLoad
 from kvasir_runtime.client.prefix_log import PrefixLog
 from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
@@ -73,7 +74,7 @@ class EngineClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._routes: dict[str, tuple[EventQueue, int]] = {}
+        self._open = OpenSequences()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.EngineFailed).decode
         self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
@@ -92,7 +93,12 @@ class EngineClient:
     @property
     def num_inflight(self) -> int:
         """Sequences that were sent and have not ended."""
-        return len(self._routes)
+        return len(self._open)
+
+    @property
+    def load_by_tenant(self) -> Mapping[str, TenantLoad]:
+        """The same by tenant, of those that have any."""
+        return self._open.tenants
 
     @property
     def state(self) -> RuntimeState:
@@ -132,7 +138,7 @@ class EngineClient:
         if self.failure is not None:
             raise EngineDeadError(self.failure)
         for index, request in zip(range(len(requests)) if indices is None else indices, requests, strict=True):
-            self._routes[request.request_id] = (queue, index)
+            self._open.add(request, queue, index)
         for request in requests:
             if request.packed_prompt:
                 request = msgspec.structs.replace(request, prompt=())
@@ -141,12 +147,12 @@ class EngineClient:
 
     def abort(self, request_id: str, *, stopped: bool = False) -> None:
         """Free a sequence's blocks at the next step; stopped when a stop string ended it. No output follows."""
-        if self._routes.pop(request_id, None) is not None and self.failure is None:
+        if self._open.end(request_id) is not None and self.failure is None:
             self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
         """Append ids to a running request. Ended requests are ignored."""
-        if request_id in self._routes and self.failure is None:
+        if request_id in self._open and self.failure is None:
             self._send(wire.Inject(request_id, token_ids))
 
     def forget(self, owner: bytes = b"") -> None:
@@ -170,8 +176,7 @@ class EngineClient:
     def interrupt(self, message: str) -> None:
         """End all open sequences, in the engine too, with an error of this message and the code "draining"."""
         self.interrupted = True
-        routes, self._routes = self._routes, {}
-        for request_id, (queue, index) in routes.items():
+        for request_id, (queue, index, _) in self._open.end_all().items():
             ended = wire.EngineOutput(request_id=request_id, finish_reason="abort", message=message, code=DRAINING)
             queue.put(index, ended)
             if self.failure is None:
@@ -193,8 +198,7 @@ class EngineClient:
         if not self._outcome.done():
             self._outcome.set_exception(EngineDeadError(message, refusal=refusal))
             self._outcome.exception()  # the future may have no reader
-        routes, self._routes = self._routes, {}
-        for request_id, (queue, index) in routes.items():
+        for request_id, (queue, index, _) in self._open.end_all().items():
             queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="error", message=message))
 
     def _send(self, message: wire.ToEngine) -> None:
@@ -242,9 +246,7 @@ class EngineClient:
             self.invalid_in_a_row += 1
         elif output.finish_reason in ENDED_WELL:
             self.invalid_in_a_row = 0
-        route = self._routes.get(output.request_id)
-        if route is None:
-            return
-        if output.finish_reason is not None:
-            del self._routes[output.request_id]
-        route[0].put(route[1], output)
+        has_ended = output.finish_reason is not None
+        sequence = self._open.end(output.request_id) if has_ended else self._open.get(output.request_id)
+        if sequence is not None:
+            sequence.queue.put(sequence.place, output)

@@ -2,24 +2,25 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvasir_api import forecast, hf_config, inspection, names, weight_offload
+from kvasir_api import forecast, hf_config, inspection, model_uri, names, weight_offload
 from kvasir_api.command import click_options
+from kvasir_api.device_peaks import PEAKS, peak
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime import gguf, hub, source
-from kvasir_runtime.commands import host_resources, sizes
+from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
+from kvasir_runtime import source
+from kvasir_runtime.commands import host_resources, model_config, model_facts, precision_table, sizes
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.server.banner import size
 
-MAX_ARCHITECTURE = 128
-MAX_WHY = 1000
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
-    | {"weights_host_bytes"}
+    | {"weights_host_bytes", "tensor_parallel_size", "speculation"}
 )
 
 
@@ -31,7 +32,11 @@ class NoVerdict(click.ClickException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit."""
+    """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit.
+
+    ranks: processes that share the memory. step_tokens: of the largest step. drafter: what a draft model takes.
+    stored_sixteenths: as of `forecast.ModelShape`.
+    """
 
     model: str
     architecture: str
@@ -40,13 +45,17 @@ class FitReport:
     active_parameters: int
     dtype: str
     quantization: str
+    stored_sixteenths: int
     device: str
     memory_bytes: int
     memory_fraction: float
     shared: bool
     max_model_len: int
     max_sequences: int
+    ranks: int
+    step_tokens: int
     fit: forecast.MemoryFit
+    drafter: DraftModelSize = NO_DRAFTER
 
     @property
     def fitting_context(self) -> int:
@@ -62,16 +71,24 @@ def fit_report(
     device: host_resources.Device,
     options: RuntimeOptions,
     shared: bool = False,
+    drafter: dict[str, Any] | None = None,
 ) -> FitReport:
-    """shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
+    """shared: no container limits the memory. drafter: config.json of a draft model, if there is one.
+
+    Raises ValueError that names what is wrong with a config.json.
+    """
     from kvasir_runtime.models.registry import FAMILIES
 
     if options.weights_host_bytes and device == "cpu":
         raise ValueError(weight_offload.NOT_ON_CPU)
-    shape = _shape(config)
+    if options.tensor_parallel_size > 1 and device != "cpu":
+        raise ValueError("--tensor-parallel-size is for CPUs: on CUDA one device computes")
+    shape = model_facts.shape_of(config)
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
-    architecture = _architecture(config)
+    architecture = model_facts.architecture_of(config)
     longest = options.max_model_len or shape.max_positions
+    beside = _drafter_size(config, drafter, shape, device, options)
+    batch_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
     return FitReport(
         model=model,
         architecture=architecture,
@@ -80,25 +97,52 @@ def fit_report(
         active_parameters=shape.active_parameters,
         dtype=dtype,
         quantization=options.quantization,
+        stored_sixteenths=shape.stored_sixteenths,
         device=device,
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
         shared=shared,
         max_model_len=longest,
         max_sequences=options.max_sequences,
+        ranks=options.tensor_parallel_size,
+        step_tokens=shape.step_tokens(batch_tokens, longest),
         fit=forecast.fit(
             shape,
             memory_bytes=memory_bytes,
             memory_fraction=options.memory_fraction,
             dtype=dtype,
             max_model_len=longest,
-            max_batch_tokens=options.max_batch_tokens or forecast.BATCH_TOKENS[device],
-            process_bytes=forecast.PROCESS_BYTES[device],
+            max_batch_tokens=batch_tokens,
+            process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
             weights_host_bytes=options.weights_host_bytes,
             cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
+            drafter=beside,
+            max_sequences=options.max_sequences,
         ),
+        drafter=beside,
+    )
+
+
+def _drafter_size(
+    config: dict[str, Any],
+    drafter: dict[str, Any] | None,
+    model: forecast.ModelShape,
+    device: host_resources.Device,
+    options: RuntimeOptions,
+) -> DraftModelSize:
+    """Of its config, where there is one, or of the layer that drafts in the model's checkpoint."""
+    reads_own = reads_own_layer(options.speculation, ranks=options.tensor_parallel_size)
+    own = model_facts.own_drafter(config) if reads_own else None
+    shape = own if drafter is None else model_facts.drafter_shape(drafter)
+    if shape is None or (device != "cpu" and options.speculation == "auto"):
+        return NO_DRAFTER
+    if device != "cpu":
+        raise ValueError(f"--speculation {options.speculation} is for CPUs; choose auto or off")
+    dtype = host_resources.dtype(options.dtype, shape.dtype, device)
+    return inspection.drafter_size(
+        shape, model, dtype=dtype, quantization=options.quantization, kv_cache_dtype=options.kv_cache_dtype
     )
 
 
@@ -115,21 +159,33 @@ def _cache_limit(
 def table(report: FitReport) -> str:
     """For a person: one line per number, then the verdict."""
     fit = report.fit
-    support = "" if report.supported else ", NOT supported"
+    support = "" if report.supported else ", NOT supported but perhaps through transformers"
     active = f", {count(report.active_parameters)} active" if report.active_parameters < report.parameters else ""
     rows = [
         ("model", f"{report.model} ({report.architecture}{support}, {count(report.parameters)} parameters{active})"),
         ("memory", f"{size(report.memory_bytes)} on {report.device}, {_taken(report)}"),
-        ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report.quantization)}{_on_host(fit)}"),
-        ("process", f"{size(forecast.PROCESS_BYTES[report.device])}, and {size(fit.activation_bytes)} in a step"),
-        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}"),
-        (
-            "concurrency",
-            f"{fit.concurrency:.2f} requests of {report.max_model_len:,} tokens, {report.max_sequences} at most",
-        ),
+        ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report)}{_on_host(fit)}"),
+        *([("draft model", size(report.drafter.weights_bytes))] if report.drafter.weights_bytes else []),
+        ("process", f"{_processes(report)}, and {size(fit.activation_bytes)} in a step"),
+        *_cache(report),
         ("verdict", verdict(report)),
     ]
     return "\n".join(f"{name:<13}{value}" for name, value in rows)
+
+
+def _cache(report: FitReport) -> list[tuple[str, str]]:
+    """What requests share: the cache, or the step of an encoder."""
+    fit = report.fit
+    if not fit.kv_bytes_per_token:
+        return [
+            ("KV cache", "none: an encoder computes each text in one step"),
+            ("step", f"up to {report.step_tokens:,} tokens of {report.max_sequences} texts at most"),
+        ]
+    requests = f"{fit.concurrency:.2f} requests of {report.max_model_len:,} tokens, {report.max_sequences} at most"
+    return [
+        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}"),
+        ("concurrency", requests),
+    ]
 
 
 def _taken(report: FitReport) -> str:
@@ -138,14 +194,21 @@ def _taken(report: FitReport) -> str:
     return f"{report.memory_fraction:.0%} of it to be used"
 
 
+def _processes(report: FitReport) -> str:
+    times = f"{report.ranks} times " if report.ranks > 1 else ""
+    return times + size(forecast.PROCESS_BYTES[report.device])
+
+
 def _windows(report: FitReport) -> str:
     """What a model with windows takes for the longest request, where that is less than its length."""
     taken = report.fit.sequence_tokens
     return f"; {report.max_model_len:,} tokens of one request take {taken:,}" if taken < report.max_model_len else ""
 
 
-def _and_bits(quantization: str) -> str:
-    return f" and {quantization}" if quantization in forecast.QUANTIZED_SIXTEENTHS else ""
+def _and_bits(report: FitReport) -> str:
+    if report.quantization == "auto" and report.stored_sixteenths:
+        return f", matrices in {report.stored_sixteenths / 2:g} bits as the checkpoint has them"
+    return f" and {report.quantization}" if report.quantization in forecast.QUANTIZED_SIXTEENTHS else ""
 
 
 def _on_host(fit: forecast.MemoryFit) -> str:
@@ -173,156 +236,75 @@ def verdict(report: FitReport) -> str:
     )
 
 
-def read_config(model: str, revision: str = "") -> dict[str, Any]:
-    """config.json of a directory, of that file itself, of a GGUF file, or of a hub name (only this file is fetched).
-
-    Raises ValueError with one line.
-    """
-    named = _on_hub(model, revision)
-    if named is not None:
-        if named.file:
-            raise ValueError(f"{model} is on the hub, where the header of a GGUF file is not read; plan a copy of it")
-        return _read_json(hub.config_file(named, ""))
-    path = _local(model, revision)
-    if gguf.is_gguf(path):
-        return gguf_config(path)
-    if path.is_dir():
-        path /= "config.json"
-    elif not path.is_file():
-        raise ValueError(f"model directory {model} does not exist")
-    return _read_json(path)
-
-
-def _on_hub(model: str, revision: str) -> hub.HubName | None:
-    """The name on the hub where the model is none on this machine, None where it is."""
-    try:
-        named = None if Path(model).expanduser().exists() else hub.parsed(model, revision)
-    except ModelError as error:
-        raise ValueError(str(error)) from error
-    return named
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return config
-
-
-def gguf_config(path: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file in the form of config.json. Raises ValueError with one line."""
-    try:
-        return gguf.config(gguf.read(path))
-    except ModelError as error:
-        raise ValueError(str(error)) from error
-
-
-def _local(model: str, revision: str) -> Path:
-    """A path, with the one GGUF file of a directory that holds nothing else for the directory."""
-    path = Path(model).expanduser()
-    try:
-        return source.resolve(model, revision) if path.exists() and (revision or path.is_dir()) else path
-    except ModelError as error:
-        raise ValueError(str(error)) from error
-
-
-def facts(config: dict[str, Any], hf_overrides: str = "") -> inspection.ModelFacts:
-    """The facts for the operator's own forecast. config: with the overrides in it.
-
-    Raises ValueError that names what is wrong with config.json.
-    """
-    from kvasir_runtime.models.registry import FAMILIES
-
-    shape, architecture = _shape(config), _architecture(config)
-    return inspection.ModelFacts(
-        architecture=architecture[:MAX_ARCHITECTURE],
-        supported=any(architecture in family.architectures for family in FAMILIES),
-        cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),
-        shape=shape,
-        overrides=inspection.overrides_digest(hf_overrides),
-    )
-
-
-def hub_inspection(name: hub.HubName, hf_overrides: str = "") -> inspection.HubInspection:
-    """What the hub has under a name now, with the facts of its config. Raises ModelUnavailableError."""
-    found = hub.listing(name)
-    known, why = None, ""
-    try:
-        if name.file:
-            raise ValueError(f"the header of {name.file} is read when a replica has fetched it")
-        document = _read_json(hub.config_file(name, found.commit))
-        known = facts(hf_config.overridden(document, hf_config.parsed_overrides(hf_overrides)), hf_overrides)
-    except ValueError as error:
-        why = str(error)[:MAX_WHY]
-    return inspection.HubInspection(commit=found.commit, download_bytes=found.size, facts=known, message=why)
-
-
-def _shape(config: dict[str, Any]) -> forecast.ModelShape:
-    """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
-    from kvasir_runtime.models.registry import FAMILIES
-
-    try:
-        return forecast.shape(config)
-    except ValueError as error:
-        known, architecture = {name for family in FAMILIES for name in family.architectures}, _architecture(config)
-        if architecture in known or "architectures" not in config:
-            raise
-        raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
-
-
-def _architecture(config: dict[str, Any]) -> str:
-    return str((config.get("architectures") or ["unknown"])[0])
-
-
 def _plan(
     model: str,
     memory: int | None,
     device: host_resources.Device | None,
     as_json: bool,
     facts_to: str,
+    card: str | None,
+    price: float,
     **values: Any,
 ) -> None:
-    """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once.
+    """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once, and the same
+    in each precision.
 
-    MODEL is a directory, a config.json, a .gguf file, or a name on the hub, of which only config.json is fetched.
-    Nothing is loaded.
+    MODEL is a directory, a config.json, a .gguf file, or a name on the hub, in a bucket or a registry, of which only
+    config.json is fetched. Nothing is loaded.
     The exit code is 0 when the longest request fits, 1 when it does not, 2 when there is no verdict.
 
     \b
       kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
       kvasir plan ./model --max-model-len 8192 --json
+      kvasir plan hf://Qwen/Qwen3-8B --device cuda --memory 80GB --card "NVIDIA H100 80GB HBM3" --price 2.5
     """
     revision = values.pop("revision")
     try:
-        if facts_to and (named := _on_hub(model, revision)) is not None:
-            _write(inspection.encode(hub_inspection(named, values["hf_overrides"])), facts_to)
-            return
-        document = read_config(model, revision)
-        config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         if facts_to:
-            _write(inspection.encode(facts(config, values["hf_overrides"])), facts_to)
+            _write(_facts(model, revision, values["hf_overrides"], values["speculation"]), facts_to)
             return
+        document = model_config.read_config(model, revision)
+        config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         where = device or host_resources.device()
         if where == "cuda" and memory is None:
             raise ValueError("set --memory to the memory of the device, for example --memory 24Gi")
         free = memory or host_resources.memory_bytes()
         shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         options = RuntimeOptions(**values)
-        report = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
-    except (ValueError, ModelUnavailableError) as error:
+        drafter = model_config.read_config(name) if (name := draft_model(options.speculation)) else None
+        judged = partial(fit_report, model, config, memory_bytes=free, device=where, shared=shared, drafter=drafter)
+        report = judged(options=options)
+        rows = precision_table.precision_fits(
+            model_facts.facts(config),
+            options,
+            lambda chosen: judged(options=chosen).fit,
+            device=where,
+            memory_bytes=free,
+            card=peak(card or "", report.dtype),
+            price_per_hour=price,
+        )
+    except (ValueError, ModelError, ModelUnavailableError) as error:
         message = str(error).removeprefix(names.MODEL_UNAVAILABLE)
         raise NoVerdict(source.with_user_name(message, model)) from error
     if as_json:
-        document = {**asdict(report), "fitting_context": report.fitting_context}
+        document = {**asdict(report), "fitting_context": report.fitting_context, "precisions": [*map(asdict, rows)]}
         click.echo(json.dumps(document, indent=2))
     else:
         if note := hf_config.text_part(document):
             click.echo(f"note: {note}", err=True)
-        click.echo(table(report))
+        click.echo(f"{table(report)}\n\n{precision_table.table(rows)}")
     raise SystemExit(0 if report.fit.verdict == "Fits" and report.supported else 1)
+
+
+def _facts(model: str, revision: str, hf_overrides: str, speculation: str) -> bytes:
+    """What the operator reads. Raises ValueError, ModelError, ModelUnavailableError."""
+    if (named := model_config.on_hub(model, revision)) is not None:
+        return inspection.encode(model_facts.hub_inspection(named, hf_overrides, speculation))
+    if model_uri.is_fetched(model):
+        return inspection.encode(model_facts.remote_inspection(model, hf_overrides, speculation))
+    document = model_config.read_config(model, revision)
+    config = hf_config.overridden(document, hf_config.parsed_overrides(hf_overrides))
+    return inspection.encode(model_facts.facts(config, hf_overrides, speculation))
 
 
 def _write(document: bytes, path: str) -> None:
@@ -356,6 +338,18 @@ plan = click.Command(
         ),
         *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
         *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
+        click.Option(
+            ["--card"],
+            type=click.Choice(sorted(PEAKS)),
+            help="Name of the device, for the speed at best.",
+        ),
+        click.Option(
+            ["--price"],
+            type=click.FloatRange(min=0),
+            default=0.0,
+            metavar="PRICE",
+            help="Of the device and hour, in any unit; with --card, for the price of a million tokens at best.",
+        ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
         click.Option(
             ["--facts", "facts_to"],

@@ -1,4 +1,4 @@
-"""`kvasir pull MODEL`: fetches a model from the hub before it is served, and prints where it is."""
+"""`kvasir pull MODEL`: fetches a model before it is served, and prints where it is."""
 
 import os
 
@@ -14,14 +14,16 @@ from kvasir_runtime.server.console import Console
 
 
 def _pull(model: str, revision: str) -> None:
-    """Fetch MODEL from the hub into its cache, and print the folder.
+    """Fetch MODEL into the cache of its kind, and print the folder.
 
-    MODEL is a name on the hub. What is there already is not fetched again; every file is compared with the hub's
-    checksum.
+    MODEL is a name on the hub, or a uri of a bucket, a registry or an archive. What is there already is not fetched
+    again, a broken download goes on where it was, and every file is compared with the stated checksum.
 
     \b
       kvasir pull Qwen/Qwen3-0.6B
       kvasir pull hf://org/name@v1.0
+      kvasir pull s3://bucket/models/qwen3
+      kvasir pull oci://registry.example/models/qwen3:v1
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is one here
     console = Console("text")
@@ -43,7 +45,7 @@ pull = click.Command(
     "pull",
     callback=_pull,
     help=_pull.__doc__,
-    short_help="Fetch a model from the hub.",
+    short_help="Fetch a model from the hub, a bucket, a registry or a server.",
     params=[
         click.Argument(["model"]),
         *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),

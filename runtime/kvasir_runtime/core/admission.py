@@ -91,8 +91,11 @@ class Admission:
             yield kind, tables
 
     def _gets_share(self, kind: RequestKind, prompts: Sequence[PromptInStep], budget: int) -> bool:
-        """Whether it would compute something now, by its last estimate."""
+        """Whether it would compute something now, by its last estimate, or all of it where that is one step's."""
         request = kind.request
+        if self._limits.computes_whole:
+            taken = sum([prompt.part.tokens for prompt in prompts])
+            return not prompts or taken + len(kind.sequence.tokens) <= budget
         if not prompts or request.seniority < prompts[0].kind.request.seniority:
             return True
         part = PromptPart(max(1, request.uncached_estimate), request.request.priority)

@@ -24,6 +24,8 @@ class Counters:
     kv_token_seconds: float = 0.0
     invalid_outputs: int = 0
     memory_failures: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def arrived(self, request: RequestState) -> None:
         """Counted with what the prefix cache held at arrival."""
@@ -66,4 +68,6 @@ class Counters:
             kv_token_seconds=self.kv_token_seconds,
             invalid_outputs=self.invalid_outputs,
             memory_failures=self.memory_failures,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )

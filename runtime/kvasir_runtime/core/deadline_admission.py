@@ -18,7 +18,7 @@ from kvasir_runtime.core.admission import LOOKAHEAD
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
-from kvasir_runtime.core.queue_drop import giving_way
+from kvasir_runtime.core.queue_drop import requests_giving_way, tokens_giving_way
 from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
 from kvasir_runtime.core.step_prompts import PromptInStep, lacking
 from kvasir_runtime.core.ttft_predictor import HIGH, LOW, QueuedWork, StepLoad, TtftPredictor
@@ -84,16 +84,12 @@ class DeadlineAdmission:
     def arrived(self, kind: RequestKind, now: float) -> EngineOutput | None:
         """A request comes to wait; an output is its refusal. One that was admitted before is never refused."""
         self._settle()
-        request, num_waiting = kind.request, len(self._waiting)
+        request = kind.request
         if request.request.admitted or self._is_idle(kind):
             return None
-        tokens, limit = self._tokens_with(kind), self._limits.max_waiting_tokens
-        given_way: list[RequestKind] = []
-        if limit and num_waiting and tokens > limit:
-            given_way = giving_way(self._waiting, kind, tokens - limit, self._given_way)
-            if not given_way:
-                message = f"{tokens} prompt tokens would wait to be computed; at most {limit} may."
-                return _refusal(kind, OVERLOADED, message, max(0.0, self.queue_s))
+        given_way: dict[RequestKind, None] = {}
+        if full := self._over_bounds(kind, given_way):
+            return _refusal(kind, OVERLOADED, full, max(0.0, self.queue_s))
         work = self._work(kind)
         predicted_s = self._note(kind, work, now)
         if predicted_s and self._predictor.calibrated:
@@ -102,7 +98,7 @@ class DeadlineAdmission:
                 return refused
         refused = self._over_objective(kind, work, predicted_s, now) if request.request.ttft_s else None
         if refused is None:
-            self._given_way |= dict.fromkeys(given_way)
+            self._given_way |= given_way
         return refused
 
     def overdue(self, now: float) -> Iterator[RequestKind]:
@@ -154,12 +150,33 @@ class DeadlineAdmission:
         self._ledger.observe(load, elapsed_s, now, rate=self._predictor.prompt_rate, num_rows=len(self._rows))
 
     def first_token(self, kind: RequestKind, now: float) -> None:
-        """The first token of a request that had to wait."""
+        """Tokens of a request came; they are its first where it had to wait and its prediction was not compared."""
         request = kind.request
+        if not request.predicted_s:
+            return
         saved_s = self._saved_s - request.saved_s
         if 2 * saved_s <= request.predicted_s:  # else most of what was predicted has changed
             self._predictor.add(request.predicted_s - saved_s, max(0.0, now - request.predicted_at))
         request.predicted_s = 0.0
+
+    def _over_bounds(self, kind: RequestKind, given_way: dict[RequestKind, None]) -> str:
+        """Why the queue is too full for a request, in tokens or in number; empty where it is not.
+
+        given_way: gets those that give way to it. Requests of one tenant are counted before they come here.
+        """
+        waiting, limits = self._waiting, self._limits
+        tokens, most = self._tokens_with(kind), limits.max_waiting_tokens
+        if most and len(waiting) and tokens > most:
+            given_way |= dict.fromkeys(tokens_giving_way(waiting, kind, tokens - most, self._given_way))
+            if not given_way:
+                return f"{tokens} prompt tokens would wait to be computed; at most {most} may."
+        gone = self._given_way | given_way
+        count, most = len(waiting) + 1 - len(gone), limits.max_waiting
+        if most and count > most and any(tenant != kind.request.request.tenant for tenant in waiting.tenants):
+            given_way |= dict.fromkeys(found := requests_giving_way(waiting, kind, count - most, gone))
+            if not found:
+                return f"{count} requests would wait for a place; at most {most} may."
+        return ""
 
     def _tokens_with(self, kind: RequestKind) -> int:
         """Tokens that wait to be computed with a new request, when those that give way are gone."""

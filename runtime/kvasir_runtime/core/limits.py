@@ -13,11 +13,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
     min_step_tokens: below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter.
     min_step_s: what every step takes in seconds, whatever it computes, because weights are copied in it.
+    max_waiting: requests of several tenants that may wait; one tenant's are bounded before they come here.
     max_waiting_s: predicted time to the first token up to which a request may wait; max_waiting_tokens: prompt tokens
     that may wait to be computed; 0 for no bound.
     num_blocks: of the pool, for all cache groups together. attentions: one for each cache group.
     host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, 0 where that
     is not known. hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
+    speculation: who drafts tokens ahead, "off", "ngram", "suffix", "auto" for the last of them where it pays, "model"
+    for the runner's draft model or head where it pays, "mtp" for the head in the model's own checkpoint.
     """
 
     num_blocks: int
@@ -34,8 +37,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     block_bytes: int = 0
     hash_salt: bytes = b""
+    max_waiting: int = 0
     max_waiting_s: float = 0.0
     max_waiting_tokens: int = 0
+    speculation: str = "off"
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):
@@ -43,6 +48,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}, expected at least 2")
+
+    @property
+    def computes_whole(self) -> bool:
+        """Whether every prompt is computed in one step and nothing of it is kept: by an encoder."""
+        return cache_groups.keeps_nothing(self.attentions)
 
     @property
     def num_rows(self) -> int:

@@ -5,9 +5,18 @@ The runner owns the rows: token ids, block tables, sampling parameters and compu
 and sampled ids are appended to a row by the runner itself, so a plan never has to carry them.
 """
 
+from typing import Literal
+
 import msgspec
 
 from kvasir_runtime.wire import Logprobs, PoolingConfig, SamplingConfig
+
+HiddenOf = Literal["last", "cls", "mean"]
+
+
+def hidden_of(pooling: PoolingConfig) -> HiddenOf:
+    """Which hidden states of a prompt are pooled."""
+    return pooling.head_of if pooling.kind == "labels" or pooling.kind == "tokens" else pooling.kind
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +25,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     is computed from now on needs one; computed_tokens are already in the cache (prefix hits), a multiple of the block
     size and fewer than all. Blocks are numbered from 0 to num_blocks - 1; a block for padding, if the runner requires
     one, comes on top. prompt_tokens is the length of the original prompt. beams: forks name what follows the row, of
-    what is reported as most likely; its samples have no effect.
+    what is reported as most likely; its samples have no effect. root: parent of its first block's hash, so that what a
+    draft model has read is shared as these blocks are.
     """
 
     row: int
@@ -28,6 +38,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingConfig
     pooling: PoolingConfig | None = None
     beams: bool = False
+    root: bytes = b""
 
 
 class Grow(msgspec.Struct, frozen=True):
@@ -58,6 +69,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     to the runner by then, even if it is still in flight), so the logits of it give the next one.
 
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
+    drafts: ids that are guessed to follow the last known token, computed as the last of num_tokens. The chunk samples
+    behind each of them too, and the samples up to the first that is not the guess count. A runner with a draft model
+    takes other ids in their places, or fewer.
     scores: the tokens at positions from .. to (not included) get their logprobs; each is given by the
     position before it, which this chunk computes.
     pools: the hidden states of positions from .. to (not included), all of this chunk, go into the row's vector; it is
@@ -69,6 +83,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     samples: bool
     min_tokens_left: int = 0
+    drafts: tuple[int, ...] = ()
     scores: tuple[int, int] = (0, 0)
     pools: tuple[int, int] = (0, 0)
 
@@ -111,6 +126,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     stores and loads run beside the steps, in order: no chunk of this plan or a later one writes their blocks or reads
     what is loaded before results report them done. A plan may consist of them alone, or be empty in order to learn of
     their end. drops: keys that the host must not hold any more; those that earlier plans store are stored first.
+    drafter_follows: a draft model, if there is one, computes the prompts of these chunks too.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
     flight: results belong to the plan, not to the holder of the row when they are collected. After a failed step every
@@ -128,6 +144,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[BlockStore, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
     drops: tuple[bytes, ...] = ()
+    drafter_follows: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -137,13 +154,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class SampledTokens(msgspec.Struct, frozen=True):
     """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
-    knows and has not computed. logprobs: one each, or none; of a beam with a grammar, top has what it allows alone.
+    knows and has not computed; or, of a chunk with n drafts, the first i of them, which are computed, and one more, for
+    some i from 0 to n. logprobs: one each, or none; of a beam with a grammar, top has what it allows alone.
 
     Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
     the sequence, and it alone, cannot go on after these tokens. invalid: the model's output for it is not finite, so
     there are no tokens. deferred: nothing was drawn, since the mask of a grammar was not ready; later samples that were
-    launched by then bring nothing either, and the last known token is planned again, to draw behind it.
+    launched by then bring nothing either, and the last known token is planned again, to draw behind it. undrafted: of n
+    drafts those that the runner's draft model did not make.
     """
 
     row: int
@@ -153,6 +172,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     error: str = ""
     invalid: bool = False
     deferred: bool = False
+    undrafted: int = 0
 
 
 class TransferResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,3 +212,16 @@ class StepResults(msgspec.Struct, frozen=True, kw_only=True):
     scored: tuple[tuple[Logprobs, ...], ...] = ()
     pooled: tuple[bytes, ...] = ()
     transfers: TransferResults | None = None
+
+
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a step that has no results. message: for the requests that end because of it.
+
+    step: its number, 0 where it failed before its launch. lacks_memory: there was none for it. transfers: of plans
+    behind it, which are given up too.
+    """
+
+    message: str
+    step: int = 0
+    lacks_memory: bool = False
+    transfers: tuple[TransferResults, ...] = ()

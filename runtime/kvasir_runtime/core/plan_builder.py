@@ -29,7 +29,8 @@ NOTHING = (0, 0)
 class LaunchedChunk(NamedTuple):
     """One chunk of a launched plan: it computes positions start .. end of the sequence.
 
-    samples: a token follows. scores: logprobs of the prompt follow. pools: the vector of the prompt follows.
+    end: without drafts, which may be wrong. samples: a token follows. scores: logprobs of the prompt follow. pools: the
+    vector of the prompt follows.
     """
 
     sequence: SequenceState
@@ -38,6 +39,12 @@ class LaunchedChunk(NamedTuple):
     samples: bool
     scores: bool
     pools: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens, drafts included."""
+        return self.end - self.start + len(self.drafts)
 
 
 @dataclass(slots=True)
@@ -78,6 +85,7 @@ class PlanBuilder:
                 sampling=sampling,
                 pooling=request.request.pooling,
                 beams=request.request.beam is not None,
+                root=sequence.root,
             )
         )
 
@@ -93,23 +101,26 @@ class PlanBuilder:
         *,
         samples: bool,
         min_tokens_left: int = 0,
+        drafts: tuple[int, ...] = (),
         pools: tuple[int, int] = NOTHING,
         completes_vector: bool = False,
     ) -> None:
-        """Add the chunk that computes a sequence up to end; its projected lengths move at once."""
+        """Add the chunk that computes a sequence up to end; its projected lengths move at once. drafts: behind end."""
         start = sequence.computed
         chunk = Chunk(
             row=sequence.row,
             start=start,
-            num_tokens=end - start,
+            num_tokens=end - start + len(drafts),
             samples=samples,
             min_tokens_left=min_tokens_left,
+            drafts=drafts,
             pools=pools,
         )
         self.chunks.append(chunk)
-        self.launched.append(LaunchedChunk(sequence, start, end, samples, False, completes_vector))
-        self.budget -= end - start
+        self.launched.append(LaunchedChunk(sequence, start, end, samples, False, completes_vector, drafts))
+        self.budget -= chunk.num_tokens
         sequence.computed = end
+        sequence.unverified = len(drafts)
         sequence.last_step = self.step
         if samples:
             sequence.in_flight += 1
@@ -119,8 +130,8 @@ class PlanBuilder:
         self.chunks[-1] = msgspec.structs.replace(self.chunks[-1], scores=(first, last))
         self.launched[-1] = self.launched[-1]._replace(scores=True)
 
-    def plan(self, leaves: list[int]) -> StepPlan:
-        """The finished plan."""
+    def plan(self, leaves: list[int], *, drafter_follows: bool) -> StepPlan:
+        """The finished plan. drafter_follows: as in `StepPlan`."""
         return StepPlan(
             step=self.step,
             leaves=tuple(leaves),
@@ -133,6 +144,7 @@ class PlanBuilder:
             stores=tuple(self.stores),
             loads=tuple(self.loads),
             drops=tuple(self.drops),
+            drafter_follows=drafter_follows,
         )
 
 

@@ -1,13 +1,13 @@
 """Which requests give way to a new one where the queue is full: a few of the tenant that fills it most.
 
 After the longest queue drop of Suter et al. 1998 ("Design considerations for supporting TCP with per-flow queueing"),
-with a queue for each tenant, measured in tokens to be computed by the tenant's weight. So a tenant has its share of a
-full queue whenever it comes, and may fill it while no other does. Requests differ in length by orders of magnitude, so
-of a queue the fewest are dropped that make room, and not its end: one long prompt does not cost a hundred short ones
-their places. Called by `deadline_admission`. Pure.
+with a queue for each tenant, measured in tokens to be computed, or in requests, by the tenant's weight. So a tenant has
+its share of a full queue whenever it comes, and may fill it while no other does. Requests differ in length by orders of
+magnitude, so of a queue the fewest are dropped that make room, and not its end: one long prompt does not cost a hundred
+short ones their places. Called by `deadline_admission`. Pure.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kvasir_runtime.core.kinds.interface import RequestKind
@@ -17,19 +17,45 @@ MOST: Final = 8
 """Requests that give way to one."""
 
 
-def giving_way(
+def tokens_giving_way(
     waiting: WaitingQueue, kind: RequestKind, excess: int, gone: Collection[RequestKind]
 ) -> list[RequestKind]:
-    """Waiting requests that have excess tokens together; none where kind's own tenant would have most of the queue, or
-    where more than MOST or more urgent ones would have to go.
+    """Waiting requests that have excess tokens to be computed together, of tenants with most tokens.
 
-    excess: above 0. gone: waiting requests that give way already.
+    None where kind's own tenant would have most of the queue, or where more than MOST or more urgent ones would have to
+    go. excess: above 0. gone: waiting requests that give way already.
     """
+    return _giving_way(waiting, kind, excess, gone, waiting.tokens_by_weight(), _tokens)
+
+
+def requests_giving_way(
+    waiting: WaitingQueue, kind: RequestKind, excess: int, gone: Collection[RequestKind]
+) -> list[RequestKind]:
+    """So many waiting requests, of tenants with most requests; else as `tokens_giving_way`."""
+    return _giving_way(waiting, kind, excess, gone, waiting.requests_by_weight(), _one)
+
+
+def _tokens(kind: RequestKind) -> int:
+    return kind.request.uncached_estimate
+
+
+def _one(_: RequestKind) -> int:
+    return 1
+
+
+def _giving_way(
+    waiting: WaitingQueue,
+    kind: RequestKind,
+    excess: int,
+    gone: Collection[RequestKind],
+    held: dict[str, float],
+    size: Callable[[RequestKind], int],
+) -> list[RequestKind]:
+    """held: sizes of what each tenant has, by its weight."""
     tenant, weight = kind.request.request.tenant, kind.request.request.weight
-    held = waiting.tokens_by_weight()
     for other in gone:
-        held[other.request.request.tenant] -= other.request.uncached_estimate / other.request.request.weight
-    own = held.pop(tenant, 0.0) + kind.request.uncached_estimate / weight
+        held[other.request.request.tenant] -= size(other) / other.request.request.weight
+    own = held.pop(tenant, 0.0) + size(kind) / weight
     kept: dict[str, list[RequestKind]] = {}
     found: list[RequestKind] = []
     while excess > 0 and len(found) < MOST:
@@ -41,11 +67,11 @@ def giving_way(
         if not kept[most]:
             del held[most]
             continue
-        other = _next(kept[most], excess)
+        other = _next(kept[most], excess, size)
         kept[most].remove(other)
         found.append(other)
-        held[most] -= other.request.uncached_estimate / other.request.request.weight
-        excess -= other.request.uncached_estimate
+        held[most] -= size(other) / other.request.request.weight
+        excess -= size(other)
     return [] if excess > 0 else found
 
 
@@ -63,9 +89,9 @@ def _may_give_way(
     return found
 
 
-def _next(last_first: list[RequestKind], excess: int) -> RequestKind:
+def _next(last_first: list[RequestKind], excess: int, size: Callable[[RequestKind], int]) -> RequestKind:
     """The last one that suffices alone, else the largest: together the fewest."""
     for kind in last_first:
-        if kind.request.uncached_estimate >= excess:
+        if size(kind) >= excess:
             return kind
-    return max(last_first, key=lambda kind: kind.request.uncached_estimate)
+    return max(last_first, key=size)

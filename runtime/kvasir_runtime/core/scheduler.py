@@ -8,7 +8,6 @@ It owns budget, rows, blocks and preemption. What a request computes, and what c
 """
 
 from bisect import insort
-from collections import deque
 
 import msgspec
 
@@ -25,17 +24,19 @@ from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import StepPlan, StepResults
-from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
+from kvasir_runtime.core.plan import StepFailure, StepPlan, StepResults
+from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
 from kvasir_runtime.core.running_requests import RunningRequests
 from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.speculation.drafters import Drafter
+from kvasir_runtime.core.speculation.speculation import Speculation
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
+from kvasir_runtime.core.steps_in_flight import StepInFlight, StepsInFlight
 from kvasir_runtime.core.tenant_accounts import TenantAccounts
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.token_budget import TokenBudget
-from kvasir_runtime.core.ttft_predictor import StepLoad
 from kvasir_runtime.core.waiting_queue import WaitingQueue, uncached_estimate
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
@@ -47,11 +48,12 @@ class Scheduler:
     the oldest launched plan.
     """
 
-    def __init__(self, limits: Limits, work: StepWork | None = None) -> None:
+    def __init__(self, limits: Limits, work: StepWork | None = None, drafter: Drafter | None = None) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, limits.attentions, limits.block_size)
         self.throughput = Throughput(work)
         self._counters = Counters()
+        self._speculation = Speculation(limits, self._counters, drafter)
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
         self._shares = FairShares()
@@ -65,7 +67,7 @@ class Scheduler:
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows)
-        self._launched: deque[tuple[StepPlan, list[LaunchedChunk], StepLoad]] = deque()
+        self._launched = StepsInFlight()
         self._budget = TokenBudget.of(limits)
         self._step = self._collected = self._reports = 0
 
@@ -86,8 +88,7 @@ class Scheduler:
         hit = self.host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
         kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
         kind.request.number = self._counters.arrivals
-        refused = self.deadlines.arrived(kind, now)
-        if refused is not None:
+        if (refused := self.deadlines.arrived(kind, now)) is not None:
             return refused
         if self._requests:
             self._budget.arrived(kind.request.uncached_estimate, now)
@@ -124,6 +125,8 @@ class Scheduler:
         long = self._budget.long_prompts(running, now)
         builder = PlanBuilder(step=self._step + 1, budget=self._budget.tokens(running), long=long)
         self.host.store(builder)
+        may_admit = self._rows and len(self._waiting)
+        self._speculation.draft(self._running.values(), 0 if may_admit else builder.budget, self.pool)
         prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
             self._admit(builder, prompts, now)
@@ -134,10 +137,10 @@ class Scheduler:
         needs_news = self.host.is_copying and not self._launched
         if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
             return None
-        plan = builder.plan(self._leaves)
+        plan = builder.plan(self._leaves, drafter_follows=self._speculation.drafter_follows)
         self._leaves, self._step = [], builder.step
         self._budget.begin(now, builder.long_tokens)
-        self._launched.append((plan, builder.launched, load))
+        self._launched.append(StepInFlight(plan, builder.launched, load))
         return plan
 
     def commit(self, results: StepResults, now: float) -> tuple[EngineOutput, ...]:
@@ -145,15 +148,12 @@ class Scheduler:
 
         Raises ValueError when the results are not those of that plan.
         """
-        step = self._launched[0][0].step if self._launched else "none"
-        if step != results.step:
-            raise ValueError(f"results of step {results.step}, expected those of {step}")
-        plan, chunks, load = self._launched[0]
-        check_results(plan, chunks, results)
+        plan, chunks, load = self._launched.take(results)
         self.tenants.advance(now)
-        self._launched.popleft()
         self._collected = plan.step
-        self.deadlines.collected(load, self._budget.end(plan.num_tokens, now), now)
+        elapsed_s = self._budget.end(plan.num_tokens, now)
+        self.deadlines.collected(load, elapsed_s, now)
+        self._speculation.collected(chunks, results, elapsed_s)
         sampled, scored, pooled = iter(results.sampled), iter(results.scored), iter(results.pooled)
         outputs: list[EngineOutput] = []
         for chunk in chunks:
@@ -168,8 +168,7 @@ class Scheduler:
             kind = self._requests[sequence.request.request_id]
             given = kind.accept(chunk, token, logprobs, vector, now)
             if given:
-                if kind.request.predicted_s:
-                    self.deadlines.first_token(kind, now)
+                self.deadlines.first_token(kind, now)
                 outputs += given
                 num_tokens = sum([len(output.token_ids) for output in given])
                 self._counters.generation_tokens += num_tokens
@@ -178,7 +177,7 @@ class Scheduler:
                     outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
                     self._end(kind, now, aborted=False, invalid=given[-1].code == MODEL_OUTPUT_INVALID)
             # A sample that brought no token is taken again: the last known token is planned again.
-            earliest = min(chunk.end, len(sequence.tokens) - 1)
+            earliest = min(sequence.computed if chunk.drafts else chunk.end, len(sequence.tokens) - 1)
             if sequence.active and earliest >= sequence.blocks.leaves_at:
                 self._drop_unseen(sequence, earliest, now)
         self.pool.settle(plan.step)
@@ -186,32 +185,37 @@ class Scheduler:
             self.host.settle(results.transfers)
         return tuple(outputs)
 
-    def fail_running(self, message: str, now: float, *, no_memory: int = 0) -> tuple[EngineOutput, ...]:
+    def fail_running(self, failure: StepFailure, now: float) -> tuple[EngineOutput, ...]:
         """A step failed: end every request that has a row, forget every launched plan, go on with those that wait.
 
-        no_memory: a launched step that found none. Then all wait again, for smaller steps, but one that was alone in it
-        with a token. Blocks that were published stay valid: steps that succeeded have computed them.
+        Where there was no memory for it all wait again, without drafts if it had some, else for smaller steps if it had
+        tokens, but one that was alone in it with a token. Published blocks stay valid: steps that succeeded made them.
         """
-        chunks = next((chunks for plan, chunks, _ in self._launched if plan.step == no_memory), [])
-        if num_tokens := sum([chunk.end - chunk.start for chunk in chunks]):
-            self._counters.memory_failures += 1
+        chunks = self._launched.chunks_of(failure.step)
+        num_tokens = sum([chunk.num_tokens for chunk in chunks])
+        self._counters.memory_failures += failure.lacks_memory
+        if failure.lacks_memory and any(chunk.drafts for chunk in chunks):
+            self._speculation.rest()
+        elif failure.lacks_memory and num_tokens:
             self._budget.shrink(num_tokens)
-        self._leaves += [row for plan, _, _ in self._launched for row in plan.leaves]  # not every plan was applied
-        self._launched.clear()
+        self._leaves += self._launched.drop()
         self.tenants.advance(now)
         self._budget.forget()
         self._collected = self._step
         self.pool.settle(self._step)
+        for transfer in failure.transfers:
+            self.host.settle(transfer)
         outputs = []
         for kind in list(self._requests.values()):
             kind.drop_in_flight()
             if kind.request.phase != "running":
                 continue
-            if num_tokens > 1 or (chunks and chunks[0].sequence.request is not kind.request):
+            is_alone = len(chunks) == 1 and chunks[0].sequence.request is kind.request
+            if failure.lacks_memory and not (is_alone and (num_tokens == 1 or self.limits.computes_whole)):
                 self._requeue(kind, now)
             else:
                 self._end(kind, now, aborted=False)
-                outputs.append(kind.request.failed_output(message))
+                outputs.append(kind.request.failed_output(failure.message))
         return tuple(outputs)
 
     def report(self, state: RuntimeState) -> RuntimeState:
@@ -230,6 +234,7 @@ class Scheduler:
             throughput=self.throughput,
             ttft=self.deadlines.forecast,
             kv_host=self.host.state,
+            speculation=self._speculation.state,
         )
 
     def forget(self, owner: bytes = b"") -> None:
@@ -283,7 +288,9 @@ class Scheduler:
             comes_free = comes_free or (bool(self._launched) and self._running.drop_soon)
             if self.pool.num_leaving or comes_free:
                 return False
-            self._preempt(victim, now)
+            self._requeue(victim, now)
+            victim.request.preemptions += 1
+            self._counters.preemptions += 1
             builder.preempted = True
             if victim is kind:
                 return False
@@ -293,8 +300,7 @@ class Scheduler:
         """Give up the blocks that no token from a position on sees; no plan in flight or to come begins before it."""
         pinned = self.pool.num_pinned
         self.pool.release(sequence.blocks.drop_unseen(earliest))
-        request = sequence.request
-        request.bill(max(0, request.billed_blocks + self.pool.num_pinned - pinned), now)
+        sequence.request.bill(max(0, sequence.request.billed_blocks + self.pool.num_pinned - pinned), now)
 
     def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
         """Give rows to waiting requests."""
@@ -338,12 +344,6 @@ class Scheduler:
             self._counters.admitted(request, sequence.computed, self.throughput.rates.prefill_tokens_per_s)
             self.tenants.admitted(tenant, request.prompt_tokens, sequence.computed)
         builder.join(sequence, kind.sampling)
-
-    def _preempt(self, kind: RequestKind, now: float) -> None:
-        """A running request gives up its blocks for another."""
-        self._requeue(kind, now)
-        kind.request.preemptions += 1
-        self._counters.preemptions += 1
 
     def _requeue(self, kind: RequestKind, now: float) -> None:
         """Take everything from a running request; it keeps its tokens and computes them again later."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.request_state import RequestState
+from kvasir_runtime.core.speculation.acceptance import SequenceDrafts
 
 Tokens = MutableSequence[int]
 
@@ -22,7 +23,9 @@ class SequenceState:
     discarded. branch: tokens that others have begun with too, where a layer has a state that none of them has kept.
     in_flight: samples that are launched and not collected. computed: positions whose KV exists once
     every launched plan is collected. published: full blocks that were offered to the prefix index. last_step: of
-    the last plan that names its blocks.
+    the last plan that names its blocks. drafts: what may follow its tokens, for the plan that is being made.
+    unverified: drafts that are launched, which count for nothing before they are collected. speculated: what drafts
+    were made of, None where none were.
     """
 
     request: RequestState
@@ -37,6 +40,9 @@ class SequenceState:
     branch: int = 0
     published: int = 0
     last_step: int = -1
+    drafts: tuple[int, ...] = ()
+    unverified: int = 0
+    speculated: SequenceDrafts | None = None
 
     @property
     def known(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvasir_api.state import KvHostState, KvState, RequestTotals, RuntimeState, TtftForecast
+from kvasir_api.state import KvHostState, KvState, RequestTotals, RuntimeState, SpeculationState, TtftForecast
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
@@ -25,6 +25,7 @@ def filled(
     throughput: Throughput,
     ttft: TtftForecast,
     kv_host: KvHostState,
+    speculation: SpeculationState,
 ) -> RuntimeState:
     """state with the cache, the queue and the counters filled in; its other fields stay as given."""
     return msgspec.structs.replace(
@@ -46,6 +47,7 @@ def filled(
         decoded=throughput.decoded,
         work=throughput.work,
         ttft=ttft,
+        speculation=msgspec.structs.replace(speculation, why=state.speculation.why),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvasir_api.roofline import StepWork
 from kvasir_api.state import DecodeTotals, MeasuredRates, WorkTotals
-from kvasir_runtime.core.plan import StepPlan
+from kvasir_runtime.core.plan import StepPlan, StepResults
 
 MEMORY_S = 10.0
 """Busy seconds after which a measurement weighs 1/e: several autoscaler ticks, shorter than any of its windows."""
@@ -85,17 +85,25 @@ class Throughput:
         self._steps = self._rows = self._kv_tokens = 0
         self._seconds = 0.0
 
-    def observe(self, plan: StepPlan, elapsed_s: float) -> None:
-        """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results."""
+    def observe(self, plan: StepPlan, elapsed_s: float, results: StepResults | None = None) -> None:
+        """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results.
+
+        results: of a plan with drafts. As many steps as it gave tokens to a sequence took so long together.
+        """
         if elapsed_s <= 0 or not plan.chunks:
             return
         self._add_work(plan, elapsed_s)
         keep = 1.0 / (1.0 + elapsed_s / MEMORY_S)
-        prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1]
+        prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens - len(chunk.drafts) > 1]
         prompt_tokens, num_rows = sum(prompts), len(plan.chunks) - len(prompts)
+        num_drafts = sum([len(chunk.drafts) for chunk in plan.chunks])
         if not prompts:
-            self._decode.add(elapsed_s, 1.0, keep)
-            self._line.add(num_rows, elapsed_s, keep)
+            num_sampled = sum([len(sampled.tokens) for sampled in results.sampled]) if results and num_drafts else 0
+            each = max(1.0, num_sampled / num_rows)
+            self._decode.add(elapsed_s, each, keep)
+            self._line.add(num_rows, elapsed_s / each, keep)
+            if num_drafts:
+                return
             self._steps += 1
             self._seconds += elapsed_s
             self._rows += num_rows
@@ -111,7 +119,7 @@ class Throughput:
         if work is not None:
             context = sum([chunk.num_tokens * (chunk.start + (chunk.num_tokens + 1) / 2) for chunk in chunks])
             ends = sum([chunk.start + chunk.num_tokens for chunk in chunks])
-            heads = sum([chunk.samples for chunk in chunks])
+            heads = sum([chunk.samples + len(chunk.drafts) for chunk in chunks])
             flops = work.flops(tokens=plan.num_tokens, heads=heads, context=context)
             read_bytes = work.read_bytes(tokens=plan.num_tokens, rows=len(chunks), context=ends)
         before = self.work

@@ -20,7 +20,7 @@ MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
 LONG_STEPS: Final = 8
 """Full steps beyond which a prompt is long: in each of them what arrives would wait."""
-NEWCOMER_STEP_S: Final = 0.008
+NEWCOMER_STEP_S: Final = 0.006
 """What a short prompt that arrives should wait for a step with long ones; twice what such a step costs without a token
 of theirs where that is more, so that they lose at most half of their speed.
 """
@@ -30,6 +30,12 @@ LEAST_LONG_TOKENS: Final = 8
 """Of a step, for long prompts together: with fewer they would hardly go on where a step is mostly overhead."""
 LONG_MEMORY_S: Final = 0.1
 """Busy seconds after which what steps with long prompts cost weighs 1/e: it grows with every token."""
+LONG_LATE: Final = 1.5
+"""Of what a step with long prompts was expected to take, what it counts for at most: where another process ran, one
+step would turn the line, and by that hundreds of tokens cost as much as ten.
+"""
+LONG_GROWTH: Final = 1.5
+"""Of the mean of recent steps, most tokens of long prompts in the next one: what they cost there was not measured."""
 GROWS_AFTER: Final = 128
 """Steps in a row that found memory, before larger ones are tried. One that fails costs all that its requests have
 computed, so each try that failed doubles the wait: at last it is longer than any prompt takes.
@@ -99,7 +105,9 @@ class TokenBudget:
         if self._since_shrunk == MOST_WAIT:
             self._fitted, self._grows_after = 0, GROWS_AFTER
         if long_tokens and elapsed_s > 0:
-            self._long_line.add(long_tokens, elapsed_s, 1.0 / (1.0 + elapsed_s / LONG_MEMORY_S))
+            expected_s = self._long_line.at(long_tokens) or elapsed_s
+            likely_s = min(elapsed_s, LONG_LATE * expected_s)
+            self._long_line.add(long_tokens, likely_s, 1.0 / (1.0 + likely_s / LONG_MEMORY_S))
         if elapsed_s < self._least_s * BOUND_BY_COPIES:
             self._within_least = max(self._within_least, num_tokens)
         elif num_tokens >= self._min_tokens and elapsed_s > 0:
@@ -150,7 +158,8 @@ class TokenBudget:
         if not token_s:  # all were of one size
             token_s, step_s = line.y / line.x, 0.0
         step_s = max(step_s, self._least_s)
-        together = max(LEAST_LONG_TOKENS, int((max(NEWCOMER_STEP_S, 2 * step_s) - step_s) / token_s))
+        affordable = min((max(NEWCOMER_STEP_S, 2 * step_s) - step_s) / token_s, LONG_GROWTH * line.x / line.weight)
+        together = max(LEAST_LONG_TOKENS, int(affordable))
         self._is_smaller = not self._is_smaller
         if self._is_smaller:
             together = together * 2 // 3

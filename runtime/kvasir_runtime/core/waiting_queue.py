@@ -166,9 +166,16 @@ class WaitingQueue:
 
     def tokens_by_weight(self) -> dict[str, float]:
         """Uncached tokens of each tenant, divided by its weight."""
+        return self._by_weight(lambda flow: flow.uncached_tokens)
+
+    def requests_by_weight(self) -> dict[str, float]:
+        """Waiting requests of each tenant, divided by its weight."""
+        return self._by_weight(lambda flow: len(flow.entries))
+
+    def _by_weight(self, size: Callable[[_Flow], int]) -> dict[str, float]:
         held = dict.fromkeys(self._tenants, 0.0)
         for flow in self._flows.values():
-            held[flow.tenant] += flow.uncached_tokens / flow.entries[0][2].request.request.weight
+            held[flow.tenant] += size(flow) / flow.entries[0][2].request.request.weight
         return held
 
     def last_first(self, tenant: str) -> Iterator[RequestKind]:

@@ -55,6 +55,10 @@ class Runner(Protocol):
         """
 
     @property
+    def failure(self) -> str:
+        """Why no step can be computed any more, in one line; "" while they can."""
+
+    @property
     def has_idle_work(self) -> bool:
         """Whether there is work left that speeds up later steps and that no step should wait for."""
 

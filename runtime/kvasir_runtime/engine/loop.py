@@ -8,16 +8,16 @@ message announces how long the next one may take.
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
 
 from kvasir_api.openai_errors import DRAINING
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.plan import StepResults
+from kvasir_runtime.core.plan import StepFailure, StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.step_times import UNKNOWN_S
+from kvasir_runtime.engine.client_outboxes import ClientOutboxes
 from kvasir_runtime.engine.interfaces import Clients, Runner
 from kvasir_runtime.engine.launched_plans import LaunchedPlan, LaunchedPlans
 from kvasir_runtime.engine.open_request import OpenRequest
@@ -89,24 +89,23 @@ class Engine:
         self._profiler = StepProfiler() if profiler is None else profiler
         self._in_flight = LaunchedPlans(compiles=depth > 1)
         self._announced_s = 0.0
-        self._present: dict[bytes, bool] = {}
-        """Clients, and whether the set of prefixes was sent to them."""
         self._requests: dict[str, OpenRequest] = {}
         """By each id that an output may go under."""
         self._compiling: list[OpenRequest] = []
         """Those that wait for their grammars, in order of arrival."""
         self._grammars = runner.grammars
         self._computed_tokens = 0
-        self._outbox: defaultdict[bytes, list[EngineOutput]] = defaultdict(list)
+        self._outboxes = ClientOutboxes(clients, self._gone)
         self._sent_at = 0.0
-        self._launching = self._failed_steps = 0
+        self._launching: StepPlan | None = None
+        self._failed_steps = 0
         self._stopping = threading.Event()
         self._trace.add(StartRecord(scheduler.limits))
 
     @property
     def present(self) -> list[bytes]:
         """Clients that sent Hello and are not gone."""
-        return list(self._present)
+        return self._outboxes.present
 
     @property
     def num_open(self) -> int:
@@ -119,12 +118,11 @@ class Engine:
 
     def greet(self, client: bytes) -> None:
         """A client that introduced itself gets Ready, and from now on every step."""
-        self._present[client] = False
-        self._send(client, Ready(self._runner.facts, self._runner.hash_salt))
+        self._outboxes.greet(client, Ready(self._runner.facts, self._runner.hash_salt))
         self._sent_at = 0.0
 
     def run(self) -> None:
-        """Serve. Raises EngineFatalError when the runner fails again and again."""
+        """Serve. Raises EngineFatalError when the runner fails for good, or again and again."""
         try:
             self._serve()
         finally:
@@ -133,6 +131,8 @@ class Engine:
     def _serve(self) -> None:
         while True:
             collected = self._collect()
+            if self._runner.failure:
+                raise EngineFatalError(self._runner.failure)
             has_news = not self._stopping.is_set() and self._receive(idle=collected is None)
             if collected is not None:
                 self._commit(*collected)
@@ -140,7 +140,7 @@ class Engine:
             if not self._stopping.is_set():
                 self._launch()
             # What a step gave is sent while the next one is computed.
-            unsent = collected is not None or self._outbox or (has_news and not self._in_flight)
+            unsent = collected is not None or self._outboxes or (has_news and not self._in_flight)
             if unsent or self._clock() >= self._sent_at + HEARTBEAT_S:
                 self._send_outputs()
                 self._profiler.lap("send")
@@ -149,7 +149,7 @@ class Engine:
 
     def _receive(self, *, idle: bool) -> bool:
         """Handle what clients sent, and wait for it where there is nothing else to do. Whether there was a message."""
-        busy = not idle or self._outbox or self._scheduler.has_work or self._in_flight
+        busy = not idle or self._outboxes or self._scheduler.has_work or self._in_flight
         prepares = self._runner.has_idle_work and not busy and not self._compiling
         idle_s = COMPILING_S if self._compiling else max(0.0, self._sent_at + HEARTBEAT_S - self._clock())
         messages = self._clients.receive(0.0 if busy or prepares else idle_s)
@@ -187,8 +187,7 @@ class Engine:
 
     def _open(self, client: bytes, request: EngineRequest) -> None:
         """A new request. Where its grammar is compiled first, requests behind it do not wait for that."""
-        now = self._clock()
-        opened = OpenRequest(client, request, now)
+        opened = OpenRequest(client, request, now := self._clock())
         grammar = request.sampling.grammar
         if request.request_id in self._requests:
             self._refuse(opened, f"a request with the id {request.request_id} has not ended yet")
@@ -222,12 +221,12 @@ class Engine:
         if refused is None:
             self._requests.update(dict.fromkeys(opened.answers, opened))
         else:
-            self._outbox[opened.client].append(refused)
+            self._outboxes.add(opened.client, refused)
             self._close(opened.request.request_id)
 
     def _refuse(self, opened: OpenRequest, why: str) -> None:
         output = EngineOutput(request_id=opened.request.request_id, finish_reason="error", message=why)
-        self._outbox[opened.client].append(output)
+        self._outboxes.add(opened.client, output)
 
     def _abort(self, message: Abort) -> None:
         now = self._clock()
@@ -239,9 +238,9 @@ class Engine:
         """End the requests that no plan has admitted yet."""
         waiting = {opened.request.request_id: opened for opened in self._requests.values() if opened.queue_s < 0}
         for request_id, opened in waiting.items():
-            self._outbox[opened.client] += [
-                EngineOutput(request_id=answer, finish_reason="abort", code=DRAINING) for answer in opened.answers
-            ]
+            for answer in opened.answers:
+                output = EngineOutput(request_id=answer, finish_reason="abort", code=DRAINING)
+                self._outboxes.add(opened.client, output)
             self._abort(Abort(request_id))
 
     def _close(self, request_id: str) -> None:
@@ -264,7 +263,7 @@ class Engine:
         try:
             results = self._runner.collect(launched.handle)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
-            self._fail_step(error, launched.plan.step)
+            self._fail_step(error, launched.plan)
             return None
         self._profiler.lap("results")
         return launched, results
@@ -274,7 +273,7 @@ class Engine:
         now, plan = self._clock(), launched.plan
         self._trace.add(ResultsRecord(now, results))
         self._post(self._scheduler.commit(results, now))
-        self._scheduler.throughput.observe(plan, self._in_flight.collected(launched, now))
+        self._scheduler.throughput.observe(plan, self._in_flight.collected(launched, now), results)
         self._computed_tokens += plan.num_tokens
         if plan.chunks:
             self._failed_steps = 0
@@ -294,6 +293,7 @@ class Engine:
 
     def _launch_one(self) -> bool:
         """False where nothing can be planned before something is collected."""
+        self._launching = None
         changes = self._runner.host_changes()
         if changes is not None:
             self._trace.add(HostRecord(changes))
@@ -312,28 +312,34 @@ class Engine:
         if expected_s > self._announced_s:  # before the launch, which may compile kernels
             self._send_outputs(expected_s)
             self._profiler.lap("send")
-        self._launching = plan.step
+        self._launching = plan
         launched.handle = self._runner.launch(plan)
         self._in_flight.add(launched)
         return True
 
-    def _fail_step(self, error: Exception, step: int) -> None:
+    def _fail_step(self, error: Exception, plan: StepPlan | None) -> None:
         """A step failed: every request that has a row ends with an error, those that wait are tried again.
 
-        step: its number, 0 where none was launched. Where there was no memory for it, all are tried again in smaller
-        steps, but for one that was alone in the smallest.
+        plan: None where it failed before its launch. Where there was no memory for it, all are tried again: in smaller
+        steps if it computes tokens, but for one that was alone in the smallest.
         """
-        no_memory = step if is_out_of_memory(error) else 0
-        what = "there is no memory for a token of this request" if no_memory else "the engine failed to compute a step"
+        lacks_memory, transfers = is_out_of_memory(error), []
+        what = (
+            "there is no memory for a token of this request" if lacks_memory else "the engine failed to compute a step"
+        )
         while self._in_flight:
             try:
-                self._runner.collect(self._in_flight.take().handle)
+                results = self._runner.collect(self._in_flight.take().handle)
+                transfers += [] if results.transfers is None else [results.transfers]
             except Exception as later:  # noqa: BLE001 - its requests are failed with the others
                 LOG.warning("a later step failed too: %s", one_line(later))
-        now, message = self._clock(), f"{what}: {one_line(error)}"
-        self._trace.add(FailureRecord(now, message, no_memory))
-        ended = self._scheduler.fail_running(message, now, no_memory=no_memory)
-        if no_memory and not ended:
+        now, step = self._clock(), plan.step if plan else 0
+        failure = StepFailure(
+            message=f"{what}: {one_line(error)}", step=step, lacks_memory=lacks_memory, transfers=tuple(transfers)
+        )
+        self._trace.add(FailureRecord(now, failure))
+        ended = self._scheduler.fail_running(failure, now)
+        if lacks_memory and not ended and plan and plan.chunks:
             LOG.warning("no memory for step %d, smaller ones follow: %s", step, one_line(error))
             return
         LOG.error("a step failed", exc_info=error)
@@ -346,9 +352,8 @@ class Engine:
     def _post(self, outputs: tuple[EngineOutput, ...]) -> None:
         """Keep outputs for their clients until the next message to them."""
         for output in outputs:
-            opened = self._requests.get(output.request_id)
-            if opened is not None:
-                self._outbox[opened.client].append(opened.reported(output))
+            if (opened := self._requests.get(output.request_id)) is not None:
+                self._outboxes.add(opened.client, opened.reported(output))
         for output in outputs:
             if output.finish_reason is not None:
                 self._close(output.request_id)
@@ -362,33 +367,20 @@ class Engine:
             idles = not self._in_flight and self._runner.has_idle_work
             expected_s = UNKNOWN_S if idles else self._in_flight.expected_s()
         self._announced_s = max(HEARTBEAT_S, expected_s)
-        state, changes = self._scheduler.report(self._state), self._scheduler.prefixes.changes()
-        tenants = self._scheduler.tenants.taken(self._clock())
-        outbox, self._outbox = self._outbox, defaultdict(list)
-        for client in {**self._present, **dict.fromkeys(outbox)}:
-            outputs, prefixes = tuple(outbox.get(client, ())), changes
-            if self._present.get(client) is False:
-                self._present[client], prefixes = True, self._scheduler.prefixes.whole()
-            message = StepOutputs(
-                outputs=outputs,
-                state=state,
-                computed_tokens=self._computed_tokens,
-                prefixes=prefixes,
-                tenants=tenants,
-                expected_s=self._announced_s,
-            )
-            self._send(client, message)
+        message = StepOutputs(
+            outputs=(),
+            state=self._scheduler.report(self._state),
+            computed_tokens=self._computed_tokens,
+            prefixes=self._scheduler.prefixes.changes(),
+            tenants=self._scheduler.tenants.taken(self._clock()),
+            expected_s=self._announced_s,
+        )
+        self._outboxes.send(message, self._scheduler.prefixes.whole)
         self._computed_tokens = 0
         self._sent_at = self._clock()
 
-    def _send(self, client: bytes, message: Ready | StepOutputs) -> None:
-        if not self._clients.send(client, message):
-            self._leave(client)
-
-    def _leave(self, client: bytes) -> None:
+    def _gone(self, client: bytes) -> None:
         """A client is gone without a message: its requests end."""
-        self._present.pop(client, None)
-        self._outbox.pop(client, None)
         theirs = {opened.request.request_id: None for opened in self._requests.values() if opened.client == client}
         for request_id in theirs:
             self._abort(Abort(request_id))

@@ -66,8 +66,8 @@ def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | Failure
             scheduler.host.changed(changes)
         case ResultsRecord(now, results):
             scheduler.commit(results, now)
-        case FailureRecord(now, message, no_memory):
-            scheduler.fail_running(message, now, no_memory=no_memory)
+        case FailureRecord(now, failure):
+            scheduler.fail_running(failure, now)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import RuntimeState
+from kvasir_api.speculation import draft_model
+from kvasir_api.state import RuntimeState, SpeculationState
 from kvasir_runtime import source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
@@ -127,16 +129,22 @@ def _profile(path: str) -> StepProfiler:
 
 
 def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"") -> Limits:
-    """What the scheduler may use of this runner. hash_salt: the runner's, a secret."""
+    """What the scheduler may use of this runner. hash_salt: the runner's, a secret.
+
+    Raises StartError where the options name a drafter and the runner cannot verify drafts.
+    """
+    if facts.no_drafts and options.speculation not in ("auto", "off"):
+        raise StartError(f"--speculation {options.speculation}: {facts.no_drafts}; choose auto or off")
     kind = "cpu" if facts.device.lower().startswith("cpu") else "cuda"
+    is_encoder = cache_groups.keeps_nothing(facts.attentions)
     return Limits(
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
         max_batch_tokens=facts.max_batch_tokens,
         max_sequences=facts.max_sequences,
         max_model_len=min(facts.max_model_len, facts.max_cached_tokens),
-        prefix_cache=options.prefix_cache,
-        target_step_s=0.0 if options.max_batch_tokens else TARGET_STEP_S[kind],
+        prefix_cache=options.prefix_cache and not is_encoder,
+        target_step_s=0.0 if options.max_batch_tokens or is_encoder else TARGET_STEP_S[kind],
         min_step_tokens=MIN_STEP_TOKENS[kind],
         min_step_s=facts.weights_copy_s,
         eos_token_ids=tuple(facts.eos_token_ids),
@@ -144,9 +152,20 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         host_blocks=facts.host_blocks,
         block_bytes=facts.block_bytes,
         hash_salt=hash_salt,
+        max_waiting=options.max_waiting,
         max_waiting_s=options.max_waiting_seconds,
         max_waiting_tokens=options.max_waiting_tokens,
+        speculation=_drafter(options, facts),
     )
+
+
+def _drafter(options: ServeOptions, facts: EngineFacts) -> str:
+    """Of `Limits`. With auto the head in the model's checkpoint drafts where there is one."""
+    if facts.no_drafts:
+        return "off"
+    if options.speculation == "auto" and facts.drafter.weights_bytes:
+        return "mtp"
+    return "model" if draft_model(options.speculation) else options.speculation
 
 
 def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
@@ -160,4 +179,5 @@ def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
         device=facts.device,
         kernels=facts.kernels,
         fallback=facts.fallback,
+        speculation=SpeculationState(why=facts.no_drafts if options.speculation != "off" else ""),
     )

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
+from kvasir_runtime.core.plan import HostChanges, StepFailure, StepPlan, StepResults
 from kvasir_runtime.wire import Abort, Forget, Inject, Submit
 
 _LENGTH = struct.Struct("<I")
@@ -48,11 +48,10 @@ class ResultsRecord(msgspec.Struct, frozen=True, tag="results"):
 
 
 class FailureRecord(msgspec.Struct, frozen=True, tag="failure"):
-    """A step failed. no_memory: its number where there was no memory for it, else 0 (`Scheduler.fail_running`)."""
+    """A step failed."""
 
     now: float
-    message: str
-    no_memory: int = 0
+    failure: StepFailure
 
 
 class HostRecord(msgspec.Struct, frozen=True, tag="host"):

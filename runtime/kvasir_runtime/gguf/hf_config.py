@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.gguf import family_fields
 from kvasir_runtime.gguf.reader import GgufFile
 
 ARCHITECTURES: Final = {
@@ -16,8 +17,19 @@ ARCHITECTURES: Final = {
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "phi3": ("Phi3ForCausalLM", "phi3"),
+    "granite": ("GraniteForCausalLM", "granite"),
+    "glm4": ("Glm4ForCausalLM", "glm4"),
+    "internlm2": ("LlamaForCausalLM", "llama"),  # whose matrices the converter takes apart
+    "olmo2": ("Olmo2ForCausalLM", "olmo2"),
+    "command-r": ("CohereForCausalLM", "cohere"),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2"),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
 }
 """Of each architecture the one that a config.json names, and its model_type."""
+_BIASED: Final = ("llama", "glm4", "internlm2")
 _MIXTRAL: Final = ("MixtralForCausalLM", "mixtral")
 """What llama is with experts."""
 CONTROL: Final = 3
@@ -55,18 +67,20 @@ def config(file: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": file.integer(f"{arch}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": file.integer(f"{arch}.attention.head_count_kv", heads),
-        "head_dim": _head_dim(file, arch, hidden // heads),
+        "head_dim": (width := _head_dim(file, arch, hidden // heads)),
         "max_position_embeddings": file.integer(f"{arch}.context_length"),
-        "rms_norm_eps": file.number(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": _epsilon(file, arch),
         "rope_theta": file.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": arch == "llama" and "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": arch in _BIASED and "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": arch == "llama" and "blk.0.ffn_up.bias" in file.tensors,
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
         "torch_dtype": _dtype(file),
         "eos_token_id": list(end_tokens(file)),
     }
     if experts:
         document |= _experts(file, arch, experts)
+    document |= family_fields.fields(file, arch, head_dim=width)
     scaling = _rope_scaling(file, arch)
     return document | ({"rope_scaling": scaling} if scaling else {})
 
@@ -86,7 +100,7 @@ def _refuse(file: GgufFile, arch: str) -> None:
     """What would change the arithmetic and is not done here."""
     if file.integer(f"{arch}.expert_count", 0) and arch in ("qwen2", "qwen3"):
         raise ModelError(f"{file.path}: experts in a file of the architecture {arch}")
-    if "blk.0.attn_qkv.weight" in file.tensors:
+    if "blk.0.attn_qkv.weight" in file.tensors and arch != "phi3":
         raise ModelError(f"{file.path}: merged attention weights (attn_qkv) are not supported")
 
 
@@ -114,10 +128,17 @@ def _experts(file: GgufFile, arch: str, experts: int) -> dict[str, Any]:
 
 def _head_dim(file: GgufFile, arch: str, implied: int) -> int:
     width = file.integer(f"{arch}.attention.key_length", implied)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    turns_in_part = arch in family_fields.TURNED_IN_PART
+    for key in ("attention.value_length", *(() if turns_in_part else ("rope.dimension_count",))):
         if (other := file.integer(f"{arch}.{key}", width)) != width:
             raise ModelError(f"{file.path}: {arch}.{key} {other} differs from the heads' width {width}")
     return width
+
+
+def _epsilon(file: GgufFile, arch: str) -> float:
+    """Of norms of either kind."""
+    mean = file.number(f"{arch}.attention.layer_norm_epsilon", 1e-6)
+    return file.number(f"{arch}.attention.layer_norm_rms_epsilon", mean)
 
 
 def _dtype(file: GgufFile) -> str:
@@ -134,6 +155,8 @@ def _rope_scaling(file: GgufFile, arch: str) -> dict[str, Any] | None:
     factors = file.floats("rope_freqs.weight")
     if factors is not None:
         return {"rope_type": "factors", "factors": list(factors)}
+    if (longrope := family_fields.longrope(file, arch)) is not None:
+        return longrope
     kind = file.text(f"{arch}.rope.scaling.type", "none")
     if kind == "none":
         return None

@@ -26,6 +26,10 @@ _STRING, _ARRAY = 8, 9
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
+class ShortFileError(ModelError):
+    """A file that ends before its header does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgmlType:
     """How a type of tensor is stored: num_bytes for each block of `block` consecutive elements of a row."""
@@ -135,6 +139,17 @@ class GgufFile:
 def is_gguf(path: Path) -> bool:
     """Whether a path names a GGUF file, by its ending: what is inside is for `read` to say."""
     return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+def has_header(path: Path) -> bool:
+    """Whether the beginning of a file has all that stands before its tensors, or is none of a GGUF file."""
+    try:
+        read(path)
+    except ShortFileError:
+        return False
+    except ModelError:
+        return True  # the tensors are not there yet; or `read` of the whole file says the same
+    return True
 
 
 def read(path: Path) -> GgufFile:
@@ -280,5 +295,5 @@ class _Reader:
         if count * least_bytes > self._size - self._at:
             raise self._short(what)
 
-    def _short(self, what: str) -> ModelError:
-        return ModelError(f"{self._path} is truncated or damaged: it ends before the end of its {what}")
+    def _short(self, what: str) -> ShortFileError:
+        return ShortFileError(f"{self._path} is truncated or damaged: it ends before the end of its {what}")

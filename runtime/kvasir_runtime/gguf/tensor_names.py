@@ -3,11 +3,12 @@
 import re
 from typing import Final
 
-IGNORED: Final = frozenset({"rope_freqs.weight"})
+IGNORED: Final = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Read with the config."""
 _WHOLE: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _IN_LAYER: Final = {
@@ -23,6 +24,21 @@ _IN_LAYER: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_MERGED_GATE: Final = {"ffn_up": "mlp.gate_up_proj"}
+_OF_ARCH: Final[dict[str, dict[str, str]]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj"} | _MERGED_GATE,
+    "glm4": {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"} | _MERGED_GATE,
+    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+}
+"""In a layer, where an architecture's checkpoints have names of their own."""
 _OF_EXPERTS: Final = {
     "ffn_gate_inp": "gate",
     "ffn_gate_shexp": "shared_expert.gate_proj",
@@ -34,6 +50,7 @@ _EXPERTS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_
 # Of Mixtral, which is llama.cpp's llama with experts.
 _MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _LAYER: Final = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_TURNS: Final = ("llama", "granite", "internlm2")
 _TURNED: Final = re.compile(r"blk\.\d{1,4}\.attn_[qk]\.(weight|bias)")
 
 
@@ -48,8 +65,9 @@ def checkpoint_names(name: str, arch: str, experts: int = 0) -> tuple[str, ...]:
     if match is None:
         return ()
     layer, base, suffix = f"model.layers.{int(match[1])}.", match[2], match[3]
-    if base in _IN_LAYER:
-        return (f"{layer}{_IN_LAYER[base]}.{suffix}",)
+    named = _OF_ARCH.get(arch, {}).get(base) or _IN_LAYER.get(base)
+    if named is not None:
+        return (f"{layer}{named}.{suffix}",)
     block = layer + ("block_sparse_moe." if arch == "llama" else "mlp.")
     if base in _OF_EXPERTS:
         return (f"{block}{_OF_EXPERTS[base]}.{suffix}",)
@@ -66,5 +84,12 @@ def holds_experts(name: str) -> bool:
 
 
 def is_interleaved(name: str, arch: str) -> bool:
-    """Whether rows of a tensor lie in pairs that rotate together, as llama.cpp has them for its architecture llama."""
-    return arch == "llama" and _TURNED.fullmatch(name) is not None
+    """Whether rows of a tensor lie in pairs that rotate together, and in a checkpoint do not: as llama.cpp has them for
+    its architecture llama and those that are like it.
+    """
+    return arch in _TURNS and _TURNED.fullmatch(name) is not None
+
+
+def norms_are_whole(name: str, arch: str) -> bool:
+    """Whether a tensor is a norm that a checkpoint stores less 1."""
+    return arch in ("gemma2", "gemma3") and name.endswith("norm.weight")

@@ -35,9 +35,16 @@ class AttentionMetadata:
 
     @classmethod
     def on_device(
-        cls, starts: Tensor, kv_lens: Tensor, block_tables: Tensor, *, longest_query: int
+        cls,
+        starts: Tensor,
+        kv_lens: Tensor,
+        block_tables: Tensor,
+        *,
+        longest_query: int,
+        host_lens: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> "AttentionMetadata":
-        """Lengths that only the device knows. Code that computes on the host reads them back, and waits.
+        """Lengths on the device. Code that computes on the host reads them back, and waits, unless host_lens has them:
+        query_lens and kv_lens, where the host knows them too.
 
         starts:  (sequences + 1,) int32, index of each sequence's first query token, behind them the number of all
         kv_lens: (sequences,) int32
@@ -47,7 +54,7 @@ class AttentionMetadata:
         from them is memoised.
         """
         made = cls((longest_query,), (longest_query,), block_tables)
-        made._host = None
+        made._host = host_lens
         made._made["lengths"] = (starts, kv_lens)
         return made
 

@@ -10,6 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.cpu import collectives as cpu_collectives
+from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
@@ -29,3 +32,22 @@ def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     except ImportError as error:
         return replace(REFERENCE, fallback=f"triton cannot be imported: {error}")
     return triton_ops(device)
+
+
+def rank_memory(ranks: int) -> int:
+    """A descriptor of the memory through which so many processes on this host exchange what they compute.
+
+    Raises RuntimeError with a line for a person where there are no kernels for it, and OSError.
+    """
+    found = library.library()
+    if found is None:
+        raise RuntimeError(f"several ranks need the C++ kernels: {library.absence()}")
+    return cpu_collectives.shared_memory(found, ranks)
+
+
+def collectives_of(descriptor: int, rank: int, ranks: int) -> Collectives:
+    """One rank's part of a group, in a process that has the descriptor of its memory."""
+    found = library.library()
+    if found is None:
+        raise RuntimeError(f"several ranks need the C++ kernels: {library.absence()}")
+    return cpu_collectives.SharedMemoryCollectives(found, descriptor, rank, ranks)

@@ -18,7 +18,8 @@ from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear
-from kvasir_runtime.kernels.row_sampler import RowChunk, RowSampler
+from kvasir_runtime.kernels.logprobs import WantedLogprobs
+from kvasir_runtime.kernels.row_sampler import LateMask, RowChunk, RowSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,15 @@ class ForwardOutput:
     """What a forward pass computed for the wanted rows.
 
     hidden: (rows, hidden_size), the input of the head. logits: (rows, outputs of the head); greedy_ids: (rows,) int64,
-    as `kernels.argmax` gives them. Both are None where the pass did not compute them.
+    as `kernels.argmax` gives them. before_norm: (rows, hidden_size), what the last norm read. features: (tokens, width)
+    of all tokens, the hidden states that `Decoder.keep` names. All four are None where the pass did not compute them.
     """
 
     hidden: Tensor
     logits: Tensor | None = None
     greedy_ids: Tensor | None = None
+    before_norm: Tensor | None = None
+    features: Tensor | None = None
 
     def first(self, count: int) -> "ForwardOutput":
         """The same of the first rows."""
@@ -82,19 +86,40 @@ class DecoderParts:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """ids: (samples,) int64 as `kernels.sample` gives them, in the rows by now. logprobs: as `Ops.logprobs` gives what
+    was wanted of them, None for nothing. The next step overwrites ids.
+    """
+
+    ids: Tensor
+    logprobs: Tensor | None
+
+
 class RowSteps(Protocol):
     """Steps whose inputs are made from rows of known ids, and whose sampled ids are appended to them."""
 
-    def begin(self, chunks: Sequence[RowChunk], cache: KvCache, *, greedy: bool) -> bool:
+    def begin(
+        self,
+        chunks: Sequence[RowChunk],
+        cache: KvCache,
+        *,
+        greedy: bool,
+        masks: Mapping[int, LateMask] | None = None,
+        logprobs: WantedLogprobs | None = None,
+    ) -> bool:
         """Start a step of these chunks.
 
-        greedy: all take the largest logit, whatever their rows say. False where the step is too large. A step that was
-        begun and not finished is lost.
+        greedy: all take the largest logit, whatever their rows say. masks: of grammars, by index among the positions
+        that are sampled from; not with greedy. logprobs: what is wanted of these. False where the step is too large. A
+        step that was begun and not finished is lost.
         """
         ...
 
-    def finish(self) -> list[int]:
-        """Complete the step; `kernels.sample` of each sequence that samples, which is appended to its row by then."""
+    def finish(self) -> SampledRows | ForwardOutput:
+        """Complete the step. What was computed where a mask was late: nothing was sampled then, and the next step
+        overwrites it.
+        """
         ...
 
 

@@ -91,6 +91,11 @@ def allocate(
     return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))), block_size)
 
 
+def empty(*, num_layers: int, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> KvCache:
+    """That of a model which keeps nothing: blocks without memory."""
+    return KvCache(torch.empty((num_blocks, 0), dtype=torch.uint8, device=device), (), (0,) * num_layers, block_size)
+
+
 def _view(blocks: Tensor, layout: BlockLayout, place: int) -> Tensor:
     """The place-th layer of all blocks."""
     numbers, strides = blocks.view(layout.dtype), [1]

@@ -1,42 +1,135 @@
 """A feed-forward layer of many experts, of which a router chooses a few for each token.
 
-    logits[t, e] = linear(x[t])[e] by the router's weight                # kernels.linear, rounded to x's dtype
-    chosen[t]    = the top_k experts with the largest logits, of equals the lower
+    logits[t, e] = linear(x[t])[e] by the router's weight and bias       # kernels.linear, rounded to x's dtype
+    score[t, e]  = logits[t, e], or sigmoid(logits[t, e]) with the choice's bias, by the routing
+    kept[t]      = experts of the top_groups groups with the largest sums of their group_best largest scores
+    chosen[t]    = the top_k of those with the largest scores, of equals the lower
     share[t, e]  = exp(logits[t, e]) / sum(exp(logits[t, f]) for f in (chosen[t] if renormalised else all experts))
-    out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], "silu")) for e in chosen[t])
+                   of sigmoids sigmoid(logits[t, e]), over their sum for f in chosen[t] if renormalised
+    out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], activation)) for e in chosen[t])
 
 router:  (experts, hidden), x's dtype
 gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or QuantizedWeight
 down:    (experts * hidden, inner), or QuantizedWeight
+biases:  of the products, and of the choice alone
 x:       (tokens, hidden), contiguous, possibly none; out: (tokens, hidden), same dtype
 Shares and the last sum are in float32; in 16-bit types what is between the products and what an expert gives may be
-rounded too. A token's result does not depend on the others where linear layers' do not. Built once, like a linear
-layer: the builder may repack the weights one expert at a time, and the caller should drop its own references.
-Source: Shazeer et al. 2017; softmax before choosing and scaling to sum 1 behind it is Mixtral's softmax of the chosen.
+rounded too. Logits of sigmoids are in float32. A token's result does not depend on the others where linear layers' do
+not. Built once, like a linear layer: the builder may repack the weights one expert at a time, and the caller should
+drop its own references.
+Sources: Shazeer et al. 2017; softmax before choosing and scaling to sum 1 behind it is Mixtral's softmax of the chosen.
+DeepSeek-AI 2024 (V2: groups; V3: sigmoids, and a bias that balances experts without changing shares).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels import act_and_mul, linear, quantized
+from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
-BuildMoe = Callable[[Tensor, Weight, Weight, int, bool], Linear]
-"""(router, gate_up, down, top_k, renormalised) -> x -> out."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Which experts a token goes to. top_k: of them. renormalised: the shares of the chosen are scaled to sum 1.
+
+    sigmoid: scores are sigmoids of the logits, each by itself, in place of a softmax over all.
+    groups: of equally many experts that lie side by side; only those of the top_groups best are chosen from. A group is
+    as good as its group_best best experts together.
+    """
+
+    top_k: int
+    renormalised: bool
+    sigmoid: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
 
 
-def shares(logits: Tensor, top_k: int, renormalised: bool) -> tuple[Tensor, Tensor]:
-    """Of each token the experts that it goes to, ascending, int64, and their shares, float32: both (tokens, top_k)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBiases:
+    """router: (experts,), gate_up: (experts * 2 * inner,), down: (experts * hidden,), of the products, in their dtype.
+
+    choice: (experts,) float32, added to scores where experts are chosen by them, and not to shares.
+    """
+
+    router: Tensor | None = None
+    choice: Tensor | None = None
+    gate_up: Tensor | None = None
+    down: Tensor | None = None
+
+
+NO_BIASES = ExpertBiases()
+
+
+class BuildMoe(Protocol):
+    """(router, gate_up, down, ...) -> x -> out."""
+
+    def __call__(
+        self,
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        routing: Routing,
+        biases: ExpertBiases = NO_BIASES,
+        activation: Activation = "silu",
+    ) -> Linear: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFloat32:
+    """A product in float32, of x in any type."""
+
+    product: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As the product."""
+        return self.product(x.float())
+
+
+def router_logits(build: Build, router: Tensor, routing: Routing, biases: ExpertBiases) -> Linear:
+    """x -> logits. Sigmoids of logits lie nearer to one another than 16 bits tell apart."""
+    if not routing.sigmoid:
+        return build(router, biases.router)
+    return InFloat32(product=build(router.float(), None if biases.router is None else biases.router.float()))
+
+
+def ranked(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scores that experts are chosen by, and logarithms of what shares follow from: both (tokens, experts) float32.
+
+    bias: of the choice. Experts of groups that are not chosen have a score of minus infinity.
+    """
     wide = logits.float()
-    chosen = wide.sort(dim=1, descending=True, stable=True).indices[:, :top_k].sort(dim=1).values
-    if renormalised:
-        return chosen, wide.gather(1, chosen).softmax(dim=1)
-    return chosen, wide.softmax(dim=1).gather(1, chosen)
+    scores, worth = (wide.sigmoid(), F.logsigmoid(wide)) if routing.sigmoid else (wide, wide)
+    if bias is not None:
+        scores = scores + bias
+    if routing.groups == 1:
+        return scores, worth
+    grouped = scores.unflatten(1, (routing.groups, scores.shape[1] // routing.groups))
+    best = grouped.topk(routing.group_best, dim=2).values.sum(dim=2)
+    kept = best.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
+    left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+    return grouped.masked_fill(left_out.unsqueeze(2), float("-inf")).flatten(1), worth
+
+
+def shares(scores: Tensor, worth: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Of each token the experts that it goes to, ascending, int64, and their shares, float32: both (tokens, top_k).
+
+    scores, worth: as `ranked` gives them.
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, : routing.top_k].sort(dim=1).values
+    mine = worth.gather(1, chosen)
+    if routing.renormalised:
+        return chosen, mine.softmax(dim=1)
+    return chosen, mine.exp() if routing.sigmoid else worth.softmax(dim=1).gather(1, chosen)
 
 
 def parts(weight: Weight, experts: int) -> Iterator[Weight]:
@@ -46,63 +139,99 @@ def parts(weight: Weight, experts: int) -> Iterator[Weight]:
         yield weight.rows(first, rows) if isinstance(weight, QuantizedWeight) else weight[first : first + rows]
 
 
-def reference(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
+def bias_parts(bias: Tensor | None, experts: int) -> tuple[Tensor | None, ...]:
+    """Each expert's numbers, as views."""
+    return (None,) * experts if bias is None else bias.chunk(experts)
+
+
+def products(build: Build, weight: Weight, bias: Tensor | None, experts: int) -> tuple[Linear, ...]:
+    """Each expert as a linear layer of its own."""
+    both = zip(parts(weight, experts), bias_parts(bias, experts), strict=True)
+    return tuple(build(part, of_it) for part, of_it in both)
+
+
+def reference(
+    router: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    routing: Routing,
+    biases: ExpertBiases = NO_BIASES,
+    activation: Activation = "silu",
+) -> Linear:
     """Expert after expert, each for the tokens that chose it, straight into a float32 sum."""
     experts = router.shape[0]
-    ups, downs = ([linear.reference(part, None) for part in parts(weight, experts)] for weight in (gate_up, down))
-
-    return partial(_expert_after_expert, linear.reference(router, None), tuple(ups), tuple(downs), top_k, renormalised)
+    ups = products(linear.reference, gate_up, biases.gate_up, experts)
+    downs = products(linear.reference, down, biases.down, experts)
+    logits = router_logits(linear.reference, router, routing, biases)
+    return partial(_expert_after_expert, logits, ups, downs, routing, biases.choice, activation)
 
 
 def _expert_after_expert(
-    router: Linear, ups: tuple[Linear, ...], downs: tuple[Linear, ...], top_k: int, renormalised: bool, x: Tensor
+    router: Linear,
+    ups: tuple[Linear, ...],
+    downs: tuple[Linear, ...],
+    routing: Routing,
+    bias: Tensor | None,
+    activation: Activation,
+    x: Tensor,
 ) -> Tensor:
-    chosen, share = shares(router(x), top_k, renormalised)
+    chosen, share = shares(*ranked(router(x), routing, bias), routing)
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert, (up, down) in enumerate(zip(ups, downs, strict=True)):
         token, which = (chosen == expert).nonzero(as_tuple=True)
         if token.shape[0]:
-            given = down(act_and_mul.reference(up(x[token]), "silu"))
+            given = down(act_and_mul.reference(up(x[token]), activation))
             out.index_add_(0, token, given.float() * share[token, which, None])
     return out.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedExperts:
-    """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once."""
+    """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once.
+
+    bias: of the choice.
+    """
 
     router: Linear
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
-    top_k: int
-    renormalised: bool
+    routing: Routing
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
-        chosen, share = shares(self.router(x), self.top_k, self.renormalised)
+        top_k = self.routing.top_k
+        chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
         order = chosen.view(-1).argsort(stable=True)
-        rows = x.index_select(0, order // self.top_k)
+        rows = x.index_select(0, order // top_k)
         given, first = torch.empty_like(rows), 0
         counts = torch.bincount(chosen.view(-1), minlength=len(self.down)).tolist()
         for gate_up, down, count in zip(self.gate_up, self.down, counts, strict=True):
             if count:
                 given[first : first + count] = down(gate_up(rows[first : first + count]))
                 first += count
-        back = torch.empty_like(rows).index_copy_(0, order, given).view(-1, self.top_k, x.shape[1])
+        back = torch.empty_like(rows).index_copy_(0, order, given).view(-1, top_k, x.shape[1])
         return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
 
 
-def grouped(build: Build, gated: Build) -> BuildMoe:
-    """The builder whose experts are linear layers of the given builders. gated: as kernels.gated."""
+def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
+    """The builder whose experts are linear layers of the given builders. gated: with an activation behind them."""
 
-    def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
+    def built(
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        routing: Routing,
+        biases: ExpertBiases = NO_BIASES,
+        activation: Activation = "silu",
+    ) -> Linear:
         experts = router.shape[0]
         return GroupedExperts(
-            router=build(router, None),
-            gate_up=tuple(gated(part, None) for part in parts(gate_up, experts)),
-            down=tuple(build(part, None) for part in parts(down, experts)),
-            top_k=top_k,
-            renormalised=renormalised,
+            router=router_logits(build, router, routing, biases),
+            gate_up=products(gated(activation), gate_up, biases.gate_up, experts),
+            down=products(build, down, biases.down, experts),
+            routing=routing,
+            bias=biases.choice,
         )
 
     return built
@@ -114,22 +243,59 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     for tokens, experts, top_k, hidden, inner in sizes:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             router, gate_up, down = _random(generator, experts, hidden, inner)
-            x = sure(router, tokens, top_k, generator)
+            routing = Routing(top_k=top_k, renormalised=tokens % 2 == 1)
+            x = sure(router, tokens, routing, generator)
             plain = tuple(tensor.to(dtype) for tensor in (router, gate_up, down))
-            yield *plain, top_k, tokens % 2 == 1, x.to(dtype)
+            yield *plain, routing, x.to(dtype)
     for format_ in (QuantFormat(bits=8), QuantFormat(bits=4), QuantFormat(bits=8, group=0, wide=True, floating=True)):
         router, gate_up, down = _random(generator, 4, 64, 32)
         both = (quantized.drawn(format_, weight.shape[0], weight.shape[1], generator) for weight in (gate_up, down))
-        yield router, *both, 2, True, sure(router, 7, 2, generator)
+        routing = Routing(top_k=2, renormalised=True)
+        yield router, *both, routing, sure(router, 7, routing, generator)
+    yield from _biased_cases(generator)
 
 
-def sure(router: Tensor, tokens: int, top_k: int, generator: torch.Generator) -> Tensor:
-    """Rows whose top_k-th expert is clear of the next, however logits are rounded: (tokens, hidden) float32."""
-    found = torch.empty(0, router.shape[1])
+def _biased_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
+    """Biases, a clamped gate, sigmoids, groups and a bias of the choice."""
+    sigmoids = Routing(top_k=3, renormalised=True, sigmoid=True, groups=4, top_groups=2, group_best=2)
+    routings = (Routing(top_k=2, renormalised=True), Routing(top_k=3, renormalised=False, groups=4, top_groups=2))
+    for routing in (*routings, sigmoids, replace(sigmoids, renormalised=False, groups=1)):
+        for dtype in (torch.float32, torch.float16)[: 1 + routing.sigmoid]:
+            router, gate_up, down = _random(generator, 16, 32, 16)
+            numbers = (torch.randn(size, generator=generator) / 2 for size in (16, 16, 16 * 2 * 16, 16 * 32))
+            of_router, of_choice, of_up, of_down = numbers
+            x = sure(router, 9, routing, generator, of_router, of_choice)
+            given = ExpertBiases(
+                router=of_router.to(dtype), choice=of_choice, gate_up=of_up.to(dtype), down=of_down.to(dtype)
+            )
+            wide = 4 if dtype == torch.float32 else 1  # so that gates are clamped
+            weights = tuple(tensor.to(dtype) for tensor in (router, gate_up * wide, down))
+            yield *weights, routing, given, "clamped" if routing.group_best == 1 else "silu", x.to(dtype)
+
+
+def sure(
+    router: Tensor,
+    tokens: int,
+    routing: Routing,
+    generator: torch.Generator,
+    bias: Tensor | None = None,
+    of_choice: Tensor | None = None,
+) -> Tensor:
+    """Rows whose top_k-th expert is clear of the next, however logits are rounded: (tokens, hidden) float32.
+
+    Where experts have groups, so is the last group that is chosen from.
+    """
+    found, top_k = torch.empty(0, router.shape[1]), routing.top_k
+    least = 0.02 if routing.sigmoid else 0.1
     while found.shape[0] < tokens:
         x = torch.randn(4 * tokens, router.shape[1], generator=generator)
-        best = (x @ router.T).sort(dim=1, descending=True).values
-        clear = best[:, top_k - 1] - best[:, top_k] > 0.1 if top_k < router.shape[0] else best[:, 0] == best[:, 0]
+        logits = F.linear(x, router, bias)
+        best = ranked(logits, routing, of_choice)[0].sort(dim=1, descending=True).values
+        clear = best[:, top_k - 1] - best[:, top_k] > least if top_k < router.shape[0] else best[:, 0] == best[:, 0]
+        if routing.groups > 1:
+            alone = ranked(logits, replace(routing, groups=1), of_choice)[0].view(x.shape[0], routing.groups, -1)
+            of_groups = alone.topk(routing.group_best, dim=2).values.sum(dim=2).sort(dim=1, descending=True).values
+            clear &= of_groups[:, routing.top_groups - 1] - of_groups[:, routing.top_groups] > least
         found = torch.cat((found, x[clear]))
     return found[:tokens].contiguous()
 

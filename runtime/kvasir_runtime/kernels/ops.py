@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import act_and_mul, attention, moe, sample, step_inputs
+from kvasir_runtime.kernels import act_and_mul, attention, logprobs, moe, sample, step_inputs
+from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.decoder_step import BuildDecoderStep
 from kvasir_runtime.kernels.gated_delta import GatedDelta
 from kvasir_runtime.kernels.linear import Build
@@ -28,6 +29,7 @@ class Ops:
     row_sampler: sampling with all that requests change in their logits, for rows on the host; None as above.
     set_threads: compute with so many threads of the host from now on.
     invariant_dtypes: compute types in which a token's result has the same bits whatever else its step computes.
+    collectives: of the processes that compute the model together, each a part of every layer; None where there is one.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Ops:
     act_and_mul: act_and_mul.ActAndMul
     sample: Callable[[Tensor, sample.Draws], Tensor]
     argmax: Callable[[Tensor], Tensor]
+    logprobs: logprobs.ComputeLogprobs
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     penalties: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     bitmask: Callable[[Tensor, Tensor, Tensor], None]
@@ -55,3 +58,4 @@ class Ops:
     row_sampler: BuildRowSampler | None = None
     set_threads: Callable[[int], None] = torch.set_num_threads
     invariant_dtypes: tuple[torch.dtype, ...] = ()
+    collectives: Collectives | None = None

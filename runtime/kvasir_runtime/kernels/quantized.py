@@ -1,11 +1,12 @@
 """Weights in 8 or 4 bits with a scale for each group of columns, and a product with them in plain torch.
 
     for o, i in rows, columns:  g = i // group, 0 where a row is one group
-        weight[o, i] = scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
+        weight[o, order[i]] = scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
 
 values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bits: (rows, columns / 2) uint8, numbers
         0..15, an even column in the low half
 scales, minima: (rows, groups) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
+order:  (columns,) int64, which column of the weight each column of the numbers is; None where they are the same
 Activations are not quantized here: x stays what it is, sums are in float32, and the result is rounded once.
 
 `linear` takes a QuantizedWeight in place of a weight; the code that packs it drops it afterwards. `weights` makes it.
@@ -30,13 +31,15 @@ class QuantFormat:
     """bits: 8 or 4. group: columns that share a scale, 0 for all of a row. wide: scales in float32 instead of float16.
 
     Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly. floating: numbers
-    are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide.
+    are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide. ordered:
+    columns have an order of their own, in which those of a group lie side by side.
     """
 
     bits: int
     group: int = GROUP
     wide: bool = False
     floating: bool = False
+    ordered: bool = False
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -71,7 +74,8 @@ class QuantFormat:
     def num_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a weight in this format, as QuantizedWeight holds it."""
         each = self.scale_dtype.itemsize * (1 if self.bits == 8 else 2)
-        return rows * columns * self.bits // 8 + rows * self.groups(columns) * each
+        order = 8 * columns if self.ordered else 0
+        return rows * columns * self.bits // 8 + rows * self.groups(columns) * each + order
 
 
 FP8: Final = QuantFormat(bits=8, group=0, wide=True, floating=True)
@@ -86,6 +90,7 @@ class QuantizedWeight:
     values: Tensor
     scales: Tensor
     minima: Tensor | None
+    order: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,18 +100,33 @@ class QuantizedWeight:
     def rows(self, first: int, count: int) -> "QuantizedWeight":
         """A view of some rows."""
         minima = None if self.minima is None else self.minima[first : first + count]
-        return QuantizedWeight(
-            format=self.format,
+        return replace(
+            self,
             values=self.values[first : first + count],
             scales=self.scales[first : first + count],
             minima=minima,
         )
 
+    def columns(self, first: int, count: int) -> "QuantizedWeight":
+        """A view of some columns, which are whole groups of a weight without an order. Raises ValueError."""
+        if (first, count) == (0, self.shape[1]):
+            return self
+        group, each = self.format.group, 8 // self.format.bits
+        if self.order is not None or not (self.format.fits(first) and self.format.fits(count)):
+            raise ValueError(f"columns {first} to {first + count} are no whole groups that lie side by side")
+        groups = slice(None) if self.format.by_row else slice(first // group, (first + count) // group)
+        return replace(
+            self,
+            values=self.values[:, first // each : (first + count) // each],
+            scales=self.scales[:, groups],
+            minima=None if self.minima is None else self.minima[:, groups],
+        )
+
     def moved(self, device: torch.device) -> "QuantizedWeight":
         """The same on a device."""
         minima = None if self.minima is None else self.minima.to(device)
-        values, scales = self.values.to(device), self.scales.to(device)
-        return QuantizedWeight(format=self.format, values=values, scales=scales, minima=minima)
+        order = None if self.order is None else self.order.to(device)
+        return replace(self, values=self.values.to(device), scales=self.scales.to(device), minima=minima, order=order)
 
     def copy_(self, other: "QuantizedWeight") -> None:
         """Overwrite with another of the same format and shape."""
@@ -114,6 +134,12 @@ class QuantizedWeight:
         self.scales.copy_(other.scales)
         if self.minima is not None and other.minima is not None:
             self.minima.copy_(other.minima)
+        if self.order is not None and other.order is not None:
+            self.order.copy_(other.order)
+
+    def in_order(self) -> "QuantizedWeight":
+        """The numbers as they lie, as a weight whose columns have no order of their own."""
+        return replace(self, format=replace(self.format, ordered=False), order=None)
 
 
 def empty(format: QuantFormat, rows: int, columns: int, device: torch.device) -> QuantizedWeight:  # noqa: A002 -- its name
@@ -127,6 +153,7 @@ def empty(format: QuantFormat, rows: int, columns: int, device: torch.device) ->
         values=torch.empty(values, dtype=format.value_dtype, device=device),
         scales=torch.empty(groups, dtype=format.scale_dtype, device=device),
         minima=None if format.bits == 8 else torch.empty(groups, dtype=format.scale_dtype, device=device),
+        order=torch.empty(columns, dtype=torch.int64, device=device) if format.ordered else None,
     )
 
 
@@ -150,7 +177,21 @@ def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> 
     grouped = numbers(weight).float().view(rows, weight.scales.shape[1], -1) * weight.scales.float().unsqueeze(2)
     if weight.minima is not None:
         grouped -= weight.minima.float().unsqueeze(2)
-    return grouped.view(rows, columns).to(dtype)
+    plain = grouped.view(rows, columns).to(dtype)
+    return plain if weight.order is None else plain.index_select(1, weight.order.argsort())
+
+
+def in_groups(weight: QuantizedWeight, group: int = GROUP) -> QuantizedWeight:
+    """The same numbers with the scales of larger groups written out for each of so many columns."""
+    times = weight.format.group // group
+    if times < 2 or weight.format.group % group:
+        return weight
+    return replace(
+        weight,
+        format=replace(weight.format, group=group),
+        scales=weight.scales.repeat_interleave(times, dim=1),
+        minima=None if weight.minima is None else weight.minima.repeat_interleave(times, dim=1),
+    )
 
 
 def row_units(weight: QuantizedWeight) -> Tensor:
@@ -192,7 +233,9 @@ def _by_tiles(
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """A quantized weight, a bias or None, and an x to call the result with."""
-    formats = (QuantFormat(bits=8), QuantFormat(bits=4), QuantFormat(bits=4, wide=True), FP8, replace(FP8, group=128))
+    wide = QuantFormat(bits=4, wide=True)
+    larger = (replace(wide, group=128), replace(wide, group=64, ordered=True))
+    formats = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128), *larger)
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
         for format_ in formats:
             if not format_.fits(columns):
@@ -213,6 +256,8 @@ def drawn(format: QuantFormat, rows: int, columns: int, generator: torch.Generat
         return weight
     low, high = (-127, 128) if format.bits == 8 else (0, 256)
     weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
+    if weight.order is not None:
+        weight.order.copy_(torch.randperm(columns, generator=generator))
     weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / 2**format.bits))
     if weight.minima is not None:
         weight.minima.copy_(weight.scales.float() * (7 + torch.rand(weight.scales.shape, generator=generator)))

@@ -6,8 +6,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +43,26 @@ IdMasks = Mapping[int, NDArray[np.int32]]
 """By index of a sequence a bit for each id that is allowed: bit id % 32 of word id // 32, as in `kernels.bitmask`."""
 
 
-class ChunkFlag(IntFlag):
-    """Of a chunk: it samples, and its answer is below its min_tokens."""
+class LateMask(NamedTuple):
+    """A mask as in `IdMasks` that another thread may still compute: it is whole once num_done[0] is above number."""
 
-    SAMPLES = 1
-    BELOW_MIN_TOKENS = 2
+    mask: NDArray[np.int32]
+    num_done: NDArray[np.int64]
+    number: int
 
 
-RowChunk = tuple[int, int, int, int]
-"""Of a sequence its row, the first position that a step computes, how many, and `ChunkFlag`s."""
+class RowChunk(NamedTuple):
+    """Positions start .. start + num_tokens of a row, which a step computes.
+
+    num_samples: how many of the last of them are sampled from. min_tokens_left: of the answer, at the first of these;
+    one less at each further one.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    num_samples: int
+    min_tokens_left: int
 
 
 class RowSampler(Protocol):
@@ -65,8 +75,8 @@ class RowSampler(Protocol):
     def sample(self, logits: Tensor, chunks: Sequence[RowChunk], masks: IdMasks) -> Tensor:
         """(chunks,) int64 ids as `kernels.sample` draws them at the end of each chunk, which are not appended.
 
-        logits: (chunks, vocab) as the model gives them; they stay as they are. masks: of grammars. Where one leaves no
-        id that the edits do not forbid, it alone decides.
+        logits: (chunks, vocab) as the model gives them; they stay as they are. chunks: several may end in one row.
+        masks: of grammars. Where one leaves no id that the edits do not forbid, it alone decides.
         """
         ...
 

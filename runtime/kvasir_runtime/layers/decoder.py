@@ -1,4 +1,4 @@
-"""The forward pass of a decoder, built from its spec and its tensors with the operations of one device.
+"""The forward pass of a decoder or an encoder, built from its spec and tensors with the operations of one device.
 
 Called by the runner once a step with the ragged batch of that step. It knows no checkpoint names, no sampling, no rows.
 """
@@ -6,24 +6,26 @@ Called by the runner once a step with the ragged batch of that step. It knows no
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput
+from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import feed_forward, gated_delta_net, latent_attention, rotary
+from kvasir_runtime.layers import encoder, feed_forward, gated_delta_net, latent_attention, norms, rotary, vocabulary
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.gated_delta_net import GatedDeltaNet
 from kvasir_runtime.layers.latent_attention import LatentAttention
 from kvasir_runtime.layers.layer_offload import LayerOffload
-from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
-
-Angles = tuple[Tensor, Tensor]
+from kvasir_runtime.layers.norms import Norm
+from kvasir_runtime.layers.rotary import Angles
+from kvasir_runtime.layers.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class Batch:
     slots: (groups, tokens) int64, where each token's key and value go in the layers of each cache group
     attn_metadata: one for each cache group, of the same lengths
     logit_rows: (rows,) int64 indices of the tokens whose logits are wanted, or None for all of them
+    token_types: (tokens,) int64, 1 of the second text of a pair; None where all are 0
+    embeddings: (tokens, hidden_size) in place of those of token_ids, or None
+    beside: of a spec with doubled_input, (tokens, hidden_size) each: what queries, keys and values follow from besides
+    normalised embeddings, and the residual in place of embeddings
     """
 
     token_ids: Tensor
@@ -41,21 +47,26 @@ class Batch:
     slots: Tensor
     attn_metadata: tuple[AttentionMetadata, ...]
     logit_rows: Tensor | None
+    token_types: Tensor | None = None
+    embeddings: Tensor | None = None
+    beside: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention: LayerAttention
-    attention_norm: Tensor
+    attention_norm: Norm
     qkv: Linear
     qk_norm: Tensor | None
+    wide_qk_norm: tuple[Tensor, Tensor] | None
+    sinks: Tensor | None
     state: GatedDeltaNet | None
     latent: LatentAttention | None
     output: Linear
-    outer_norm: Tensor | None
-    mlp_norm: Tensor
+    outer_norm: Norm
+    mlp_norm: Norm
     feed_forward: Callable[[Tensor], Tensor]
-    mlp_outer_norm: Tensor | None
+    mlp_outer_norm: Norm
 
 
 class Decoder:
@@ -75,32 +86,58 @@ class Decoder:
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
         layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed. offload: of the layers whose tensors are on the host.
-        self.step is the forward pass as one operation, None where the table has none for these weights.
+        self.step is the forward pass as one operation, None where the table has none for these weights. Where spec is
+        one rank's part, the ranks of ops.collectives compute together: all call each method in the same order.
         """
         self.spec = spec
         self._ops = ops
-        table = plain(tensors, "embedding")
-        self._angles = _angles(spec.rope, spec.head_dim, num_positions, table)
+        self._group = ops.collectives if spec.rank.count > 1 else None
+        own = "embedding" in tensors  # else embeddings are given, and the table has no rows
+        table = plain(tensors, "embedding") if own else cast("Tensor", tensors["norm"]).new_empty(0, spec.hidden_size)
+        self._angles = rotary.angles(spec.rope, spec.head_dim, num_positions, table)
         self._local_angles = (
-            _angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
+            rotary.angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
         )
+        self._slopes = torch.tensor(spec.alibi, device=table.device) if spec.alibi else None
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._offload, device = offload, table.device
         self._layers = tuple(
             self._layer(index, attention, tensors, device) for index, attention in enumerate(spec.attentions)
         )
-        self._norm = self._norm_of(tensors, "norm")
+        self._embedding_norm = norms.taken(tensors, "embedding_norm", spec)
+        self._norm = norms.taken(tensors, "norm", spec)
+        self._input = None if spec.encoder is None else encoder.build_input(spec.encoder, tensors)
+        self._classifier = encoder.build_head(spec, ops, tensors)
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
             has_own = spec.head_rows > 0 or "head.weight" in tensors  # a quantized copy of a table that is both
-            self._head = ops.linear(tensors.pop("head.weight") if has_own else table, None)
+            bias = plain(tensors, "head.bias") if "head.bias" in tensors else None
+            self._head = ops.linear(tensors.pop("head.weight") if has_own else table, bias)
         # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
         shared = with_rows(self._head) if self._head and not has_own else None
-        self._embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
-        self.step = self._whole_step(shared or table)
+        embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
+        self._embed = embed if self._group is None else partial(vocabulary.embedded, embed, spec, self._group)
+        self.step = self._whole_step(shared or table) if own else None
+        self._kept: tuple[int, ...] = ()
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be computed any more, in one line; "" while it can."""
+        return "" if self._group is None else self._group.failure
+
+    def keep(self, layers: tuple[int, ...]) -> None:
+        """From now on `forward` gives the hidden states that these layers read, in this order, by the number of layers
+        what follows the last norm; it is computed operation by operation.
+        """
+        self._kept, self.step = layers, None
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """(tokens, hidden_size): what the first layer reads of ids, (tokens,) int64."""
+        hidden = self._embed(token_ids)
+        return hidden if self._embedding_scale == 1 else hidden * self._embedding_scale
 
     def logits_of(self, output: ForwardOutput) -> Tensor:
         """Logits of all rows of an output, as `logits` gives them."""
@@ -108,17 +145,34 @@ class Decoder:
 
     def greedy_ids_of(self, output: ForwardOutput) -> Tensor:
         """(rows,) int64, the index of each row's largest logit."""
-        return self._ops.argmax(self.logits_of(output)) if output.greedy_ids is None else output.greedy_ids
+        if output.greedy_ids is not None:
+            return output.greedy_ids
+        return self.greedy_ids(output.hidden) if output.logits is None else self._ops.argmax(output.logits)
+
+    def greedy_ids(self, hidden: Tensor) -> Tensor:
+        """`kernels.argmax` of `logits`. Ranks move the largest logit of each and its id, not logits."""
+        logits = self._own_logits(hidden)
+        if self._group is None or self.spec.head != "vocabulary":
+            return self._ops.argmax(logits)
+        return vocabulary.greedy_ids(logits, self.spec, self._group)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab or labels) in the model's dtype, from contiguous rows of `ForwardOutput.hidden`.
 
-        With a cap in float32, since rounding what a cap brought together would make equals of the largest. Raises
-        ValueError for a model without a head.
+        With a cap in float32, since rounding what a cap brought together would make equals of the largest. Of several
+        ranks the first has them all, another those of its ids. Raises ValueError for a model without a head.
         """
+        logits = self._own_logits(hidden)
+        if self._group is None or self.spec.head != "vocabulary":
+            return logits
+        return vocabulary.joined(logits, self.spec, self._group)
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
         if self._head is None:
             raise ValueError("the model has no head: it gives hidden states only")
-        logits = self._head(hidden)
+        logits = self._head(hidden if self._classifier is None else self._classifier(hidden))
+        if self.spec.logit_scale != 1 and self.spec.head == "vocabulary":
+            logits = logits * self.spec.logit_scale
         cap = self.spec.logit_cap
         return logits.float().div_(cap).tanh_().mul_(cap) if cap and self.spec.head == "vocabulary" else logits
 
@@ -160,42 +214,74 @@ class Decoder:
         if batch.logit_rows is not None and self.begins(cache):
             self.begin(batch, cache)
             return self.finish()
-        hidden = self._embed(batch.token_ids)
-        if self._embedding_scale != 1:
-            hidden = hidden * self._embedding_scale
-        angles = _of_positions(self._angles, batch.positions)
-        local = _of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
+        hidden = self.embedded(batch.token_ids) if batch.embeddings is None else batch.embeddings
+        if self._input is not None:
+            hidden = self._input.embedded(hidden, batch.positions, batch.token_types)
+        if self._embedding_norm is not None:
+            hidden, _ = norms.normed(ops, hidden, None, self._embedding_norm, spec.norm_eps)
+        angles = rotary.of_positions(self._angles, batch.positions)
+        local = rotary.of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
         residual: Tensor | None = None
+        rows, kept, behind = batch.logit_rows, dict[int, Tensor](), spec.num_layers in self._kept
         slots = batch.slots.unbind(0)
         in_turn = enumerate(self._layers) if self._offload is None else self._offload.in_turn(self._layers)
         for index, layer in in_turn:
             group = cache.groups[index]
-            hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
-            turned = local if layer.attention.kind == "window" else angles
-            projected, attn_metadata = layer.qkv(hidden), batch.attn_metadata[group]
+            if index in self._kept:
+                kept[index] = hidden if residual is None else hidden + residual
+            normed, residual = norms.normed(ops, hidden, residual, layer.attention_norm, spec.norm_eps)
+            if batch.beside is not None:
+                normed, residual = torch.cat((normed, batch.beside[0]), dim=1), batch.beside[1]
+            if spec.encoder is not None and (index == 0 or spec.encoder.post_norms):
+                residual = normed
+            turned = local if layer.attention.span else angles
+            projected, attn_metadata = layer.qkv(normed), batch.attn_metadata[group]
             if layer.state is not None:
                 attended = layer.state(projected, cache.layers[index], attn_metadata, cache.block_size)
             elif layer.latent is not None:
                 attended = layer.latent(projected, turned, cache.layers[index], slots[group], attn_metadata)
+            elif self._input is not None:
+                span = layer.attention.span
+                attended = encoder.attend(spec, self._input, ops.rope, projected, turned, attn_metadata, span)
             else:
                 attended = self._attend(layer, projected, turned, cache.layers[index], slots[group], attn_metadata)
-            if index == spec.num_layers - 1 and batch.logit_rows is not None:
+            if index == spec.num_layers - 1 and rows is not None and not behind:
                 # Only the wanted rows go on: nothing later reads the others.
-                attended = attended.index_select(0, batch.logit_rows)
-                residual = residual.index_select(0, batch.logit_rows)
-            hidden = self._outer(layer.output(attended), layer.outer_norm)
-            hidden, residual = ops.rms_norm(hidden, residual, layer.mlp_norm, spec.norm_eps)
-            hidden = self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm)
-        hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
-        return ForwardOutput(hidden=hidden)
+                attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
+                normed = normed.index_select(0, rows) if spec.shared_norm else normed
+            hidden, residual = self._through(layer, attended, normed, residual)
+        hidden, before_norm = norms.normed(ops, hidden, residual, self._norm, spec.norm_eps)
+        if behind:
+            kept[spec.num_layers] = hidden
+            hidden = hidden if rows is None else hidden.index_select(0, rows)
+        features = torch.cat([kept[layer] for layer in self._kept], dim=1) if kept else None
+        return ForwardOutput(hidden=hidden, before_norm=before_norm, features=features)
+
+    def _through(self, layer: _Layer, attended: Tensor, normed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """What a layer adds to the residual last, and the residual before it. normed: what attention read."""
+        spec, ops = self.spec, self._ops
+        hidden = self._outer(layer.output(attended), layer.outer_norm)
+        if spec.parallel:
+            if not spec.shared_norm:
+                normed, residual = norms.normed(ops, residual, None, layer.mlp_norm, spec.norm_eps)
+            return hidden + self._outer(layer.feed_forward(normed), layer.mlp_outer_norm), residual
+        hidden, residual = norms.normed(ops, hidden, residual, layer.mlp_norm, spec.norm_eps)
+        if spec.encoder is not None and spec.encoder.post_norms:
+            residual = hidden
+        return self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm), residual
+
+    def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
+        """`kernels.copy_blocks` on a cache of this decoder."""
+        self._ops.copy_blocks(cache.blocks, sources, targets)
 
     def _whole_step(self, embedding: Tensor | Linear) -> DecoderStep | None:
         spec = self.spec
         if self._ops.decoder_step is None or not spec.usual or self._offload is not None:
             return None
+        assert isinstance(self._norm, Tensor)
         return self._ops.decoder_step(
             DecoderParts(
-                layers=self._layers,
+                layers=cast(tuple[LayerParts, ...], self._layers),  # whose norms are weights in a usual spec
                 embedding=embedding,
                 head=self._head,
                 norm=self._norm,
@@ -209,8 +295,9 @@ class Decoder:
             )
         )
 
-    def _outer(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        return x if norm is None else self._ops.rms_norm(x, None, norm, self.spec.norm_eps)[0]
+    def _outer(self, x: Tensor, norm: Norm) -> Tensor:
+        x = x if norm is None else norms.normed(self._ops, x, None, norm, self.spec.norm_eps)[0]
+        return x if self.spec.residual_scale == 1 else x * self.spec.residual_scale
 
     def _attend(
         self,
@@ -224,15 +311,26 @@ class Decoder:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         gate: Tensor | None = None
+        if spec.qkv_clip:
+            projected = projected.clamp(-spec.qkv_clip, spec.qkv_clip)
         if spec.gated_attention:
             first, rest = projected.split((spec.query_rows, 2 * spec.kv_dim), dim=1)
             query, gate = (part.flatten(1) for part in first.view(-1, heads, 2, spec.head_dim).unbind(2))
             projected = torch.cat((query, rest), dim=1)
+        if layer.wide_qk_norm is not None:
+            parts = projected.split((spec.query_dim, spec.kv_dim, spec.kv_dim), dim=1)
+            both = (
+                ops.rms_norm(part.contiguous(), None, norm, spec.norm_eps)[0]
+                for part, norm in zip(parts, layer.wide_qk_norm, strict=False)
+            )
+            projected = torch.cat((*both, parts[2]), dim=1)
         qkv = projected.view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
         scale = spec.attention_scale or spec.head_dim**-0.5
-        seen = layer.attention
-        out = ops.attention(query, cache, attn_metadata, scale, seen.window, spec.attention_cap, None, seen.chunk)
+        seen, cap = layer.attention, spec.attention_cap
+        out = ops.attention(
+            query, cache, attn_metadata, scale, seen.window, cap, layer.sinks, seen.chunk, slopes=self._slopes
+        )
         return out if gate is None else out * gate.sigmoid()
 
     def _layer(
@@ -243,51 +341,50 @@ class Decoder:
         if is_streamed:
             for name in [name for name in tensors if name.startswith(prefix)]:
                 tensors[name] = moved(tensors[name], device)
-        qk_norm = state = latent = None
+        qk_norm = wide_qk_norm = state = latent = None
         if attention.kind == "state" and spec.state is not None:
             state = gated_delta_net.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
         elif spec.latent is not None:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
         elif spec.qk_norm:
-            query, key = (self._norm_of(tensors, prefix + name) for name in ("query_norm", "key_norm"))
-            qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
+            query, key = (norms.rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
+            if spec.wide_qk_norm:
+                wide_qk_norm = (query, key)
+            else:
+                qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
+
+        if spec.rank.index:  # one rank adds what is added once
+            for name in ("output.bias", "down.bias", "experts.down.bias"):
+                tensors.pop(prefix + name, None)
 
         def linear(name: str) -> Linear:
             bias = plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
+        def summed(layer: Linear) -> Linear:
+            return layer if self._group is None else partial(_summed, layer, self._group)
+
         layer = _Layer(
             attention=attention,
-            attention_norm=self._norm_of(tensors, prefix + "attention_norm"),
+            attention_norm=norms.taken(tensors, prefix + "attention_norm", spec),
             qkv=linear("qkv"),
             qk_norm=qk_norm,
+            wide_qk_norm=wide_qk_norm,
+            sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,
             latent=latent,
-            output=linear("output"),
-            outer_norm=self._norm_of(tensors, prefix + "attention_outer_norm") if spec.outer_norms else None,
-            mlp_norm=self._norm_of(tensors, prefix + "mlp_norm"),
-            feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation),
-            mlp_outer_norm=self._norm_of(tensors, prefix + "mlp_outer_norm") if spec.outer_norms else None,
+            output=summed(linear("output")),
+            outer_norm=norms.taken(tensors, prefix + "attention_outer_norm", spec),
+            mlp_norm=norms.taken(tensors, prefix + "mlp_norm", spec),
+            feed_forward=summed(feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation)),
+            mlp_outer_norm=norms.taken(tensors, prefix + "mlp_outer_norm", spec),
         )
         return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
 
-    def _norm_of(self, tensors: MutableMapping[str, Weight], name: str) -> Tensor:
-        """In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0."""
-        stored = plain(tensors, name)
-        return 1 + stored.float() if self.spec.norms_less_one else stored
 
-
-def _angles(rope: RopeSpec, head_dim: int, num_positions: int, like: Tensor) -> Angles:
-    """cos and sin of all positions, each (positions, head_dim)."""
-    cos, sin = rotary.tables(rope, head_dim, num_positions, like.dtype)
-    return cos.to(like.device), sin.to(like.device)
-
-
-def _of_positions(angles: Angles, positions: Tensor) -> Angles:
-    """As `kernels.rope` takes them: each (tokens, 1, head_dim)."""
-    cos, sin = angles
-    return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+def _summed(layer: Linear, group: Collectives, x: Tensor) -> Tensor:
+    return group.all_reduce(layer(x))
 
 
 def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:

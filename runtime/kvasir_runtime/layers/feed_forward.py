@@ -1,4 +1,4 @@
-"""The second half of a layer, built from its tensors: one gated feed-forward layer, or experts.
+"""The second half of a layer, built from its tensors: one feed-forward layer, or experts.
 
 Called by `decoder`, for each layer once. It knows no attention and no batches.
 """
@@ -7,12 +7,15 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels.gated import FeedForward, composed
-from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.moe import ExpertBiases, Routing
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers.spec import Activation, ExpertsSpec
+from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec
+from kvasir_runtime.layers.spec import Activation
 
 Tensors = MutableMapping[str, Weight]
 
@@ -22,7 +25,7 @@ class SparseMoeBlock:
     """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate."""
 
     routed: Linear
-    shared: FeedForward | None
+    shared: Callable[[Tensor], Tensor] | None
     shared_gate: Linear | None
     scale: float = 1.0
 
@@ -37,15 +40,59 @@ class SparseMoeBlock:
         return out + (given if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * given)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UngatedFeedForward:
+    """Two products with an activation between them, by torch on every device."""
+
+    up: Linear
+    activation: Activation
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        wide = self.up(x)
+        if self.activation == "silu":
+            return self.down(F.silu(wide))
+        return self.down(F.gelu(wide, approximate="tanh" if self.activation == "gelu" else "none"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedByErf:
+    """A gated layer with the GELU of the error function, by torch on every device."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        # torch computes the ends of strided rows one by one, by another error function than the rest.
+        return self.down(F.gelu(gate.contiguous()) * up)
+
+
 def build(
     prefix: str, experts: ExpertsSpec | None, ops: Ops, tensors: Tensors, activation: Activation = "silu"
 ) -> Callable[[Tensor], Tensor]:
-    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping. Experts have silu."""
+    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping. Experts name theirs."""
     if experts is None:
-        return _gated(prefix, ops, tensors, activation)
+        return _dense(prefix, ops, tensors, activation)
     router = plain(tensors, prefix + "router")
     gate_up, down = (f"{prefix}experts.{name}.weight" for name in ("gate_up", "down"))
-    routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), experts.top_k, experts.renormalised)
+    biases = ExpertBiases(
+        router=_maybe(tensors, prefix + "router_bias"),
+        choice=None if (choice := _maybe(tensors, prefix + CHOICE_BIAS)) is None else choice.float(),
+        gate_up=_maybe(tensors, f"{prefix}experts.gate_up.bias"),
+        down=_maybe(tensors, f"{prefix}experts.down.bias"),
+    )
+    routing = Routing(
+        top_k=experts.top_k,
+        renormalised=experts.renormalised,
+        sigmoid=experts.sigmoid,
+        groups=experts.groups,
+        top_groups=experts.top_groups,
+        group_best=experts.group_best,
+    )
+    routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), routing, biases, experts.activation)
     if not experts.shared_size:
         return SparseMoeBlock(routed=routed, shared=None, shared_gate=None, scale=experts.scale)
     gate = ops.linear(plain(tensors, prefix + "shared_gate"), None) if experts.shared_gate else None
@@ -61,11 +108,26 @@ def plain(tensors: Tensors, name: str) -> Tensor:
     return tensor
 
 
-def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward:
+def _maybe(tensors: Tensors, name: str) -> Tensor | None:
+    return plain(tensors, name) if name in tensors else None
+
+
+def _dense(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> Callable[[Tensor], Tensor]:
+    if f"{prefix}gate_up.weight" in tensors:
+        return _gated(prefix, ops, tensors, activation)
+    up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("up", "down"))
+    return UngatedFeedForward(up=up, activation=activation, down=down)
+
+
+def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward | GatedByErf:
+    if activation == "gelu_erf":
+        gate_up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("gate_up", "down"))
+        return GatedByErf(gate_up=gate_up, down=down)
     build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.act_and_mul, activation)
-    biases = {name: f"{prefix}{name}.bias" for name in ("gate_up", "down")}
-    gate_up, down = (plain(tensors, bias) if bias in tensors else None for bias in biases.values())
-    return FeedForward(
-        gate_up=build_gate(tensors.pop(prefix + "gate_up.weight"), gate_up),
-        down=ops.linear(tensors.pop(prefix + "down.weight"), down),
-    )
+    gate_up, down = _linear(prefix + "gate_up", build_gate, tensors), _linear(prefix + "down", ops.linear, tensors)
+    return FeedForward(gate_up=gate_up, down=down)
+
+
+def _linear(name: str, build: Build, tensors: Tensors) -> Linear:
+    bias = _maybe(tensors, f"{name}.bias")
+    return build(tensors.pop(f"{name}.weight"), bias)

@@ -14,7 +14,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.gated_delta import GatedDelta, StateHeads
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.layers.feed_forward import plain
-from kvasir_runtime.layers.spec import StateSpec
+from kvasir_runtime.layers.layer_specs import StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

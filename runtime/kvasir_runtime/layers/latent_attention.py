@@ -16,7 +16,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.feed_forward import plain
-from kvasir_runtime.layers.spec import LatentSpec
+from kvasir_runtime.layers.layer_specs import LatentSpec
 
 _EPS: Final = 1e-6
 """Of the norms of latents, whatever that of the layers is."""

@@ -10,6 +10,21 @@ from torch import Tensor
 
 from kvasir_runtime.layers.spec import RopeSpec
 
+Angles = tuple[Tensor, Tensor]
+"""cos and sin."""
+
+
+def angles(rope: RopeSpec, head_dim: int, num_positions: int, like: Tensor) -> Angles:
+    """`tables` on the device and in the type of another tensor."""
+    cos, sin = tables(rope, head_dim, num_positions, like.dtype)
+    return cos.to(like.device), sin.to(like.device)
+
+
+def of_positions(angles: Angles, positions: Tensor) -> Angles:
+    """As `kernels.rope` takes them: each (tokens, 1, head_dim). positions: (tokens,) int64."""
+    cos, sin = angles
+    return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
 
 def tables(rope: RopeSpec, head_dim: int, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin as `kernels.rope` takes them: each (num_positions, head_dim); sin is negative in its first half.
@@ -36,6 +51,8 @@ def frequencies(rope: RopeSpec, rotary_dim: int, *, num_positions: int) -> Tenso
     if rope.kind == "dynamic":
         return _plain(_dynamic_base(rope, rotary_dim, num_positions), rotary_dim)
     plain = _plain(rope.theta, rotary_dim)
+    if rope.kind == "none":
+        return torch.zeros_like(plain)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":

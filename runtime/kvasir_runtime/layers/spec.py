@@ -8,10 +8,13 @@ from typing import Literal
 
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import AttentionKind, CacheGroup, LayerAttention
+from kvasir_runtime.layers.encoder_spec import EncoderSpec
+from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec
 
 Head = Literal["vocabulary", "labels", "none"]
-Activation = Literal["silu", "gelu"]
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
+Activation = Literal["silu", "gelu", "gelu_erf"]
+NormKind = Literal["rms", "layer"]
+RopeKind = Literal["default", "none", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,7 @@ class RopeSpec:
     attention_factor multiplies cos and sin (yarn, longrope); 0 means that it follows from factor. factors: what divides
     the frequency of each pair of dimensions (factors, longrope); short_factors: the same where no sequence is longer
     than original_max_position (longrope). rotary_dim: the first so many dimensions of a head turn; 0 means all of them.
+    interleaved: checkpoints turn pairs of neighbours.
     """
 
     kind: RopeKind = "default"
@@ -36,94 +40,20 @@ class RopeSpec:
     factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
     rotary_dim: int = 0
+    interleaved: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsSpec:
-    """Feed-forward layers of many experts, of which a router chooses top_k for each token.
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which part of a decoder a process computes: the index-th of count. `sharding` says what a part is."""
 
-    layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
-    renormalised: the shares of the chosen are scaled to sum 1.
-    intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
-    where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
-    """
-
-    layers: tuple[bool, ...]
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    renormalised: bool
-    shared_size: int = 0
-    shared_gate: bool = True
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec:
-    """Layers whose tokens have one compressed row for all heads: a latent of rank numbers and a key that turns.
-
-    key_dim, value_dim: of a head's key that does not turn and of its value, which follow from the latent. query_rank:
-    of the latent that queries follow from; 0 where they follow from the hidden state.
-    """
-
-    rank: int
-    rope_dim: int
-    key_dim: int
-    value_dim: int
-    query_rank: int = 0
-
-    @property
-    def row(self) -> int:
-        """Numbers of a token in the cache."""
-        return self.rank + self.rope_dim
-
-    def query_rows(self, num_heads: int) -> int:
-        """Of the projection to queries."""
-        return num_heads * (self.key_dim + self.rope_dim)
-
-    def up_rows(self, num_heads: int) -> int:
-        """Of the projection from latents to keys and values."""
-        return num_heads * (self.key_dim + self.value_dim)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpec:
-    """Layers with a state in place of keys and values: a short convolution and the gated delta rule.
-
-    conv_width: positions that the convolution sees, the token's own included. Each key head has value_heads / key_heads
-    value heads.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv_width: int
-
-    @property
-    def key_width(self) -> int:
-        """Of all key heads together, and of all query heads."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_width(self) -> int:
-        """Of all value heads together."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """What the convolution goes over: queries, keys and values."""
-        return 2 * self.key_width + self.value_width
-
-    @property
-    def numbers(self) -> int:
-        """Float32 numbers of the state of one layer, as `kernels.gated_delta` lays them out."""
-        return (self.conv_width - 1) * self.channels + self.value_heads * self.key_dim * self.value_dim
+    index: int = 0
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
+    """One transformer with pre-normalisation, grouped attention and a gated feed-forward layer: a decoder or encoder.
 
     attentions: per layer, what a token sees of those before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
@@ -132,8 +62,18 @@ class DecoderSpec:
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
     gated_attention: what attention gives is multiplied with a gate of its own for each number, which lies behind the
-    queries of its head. state, latent: of the layers whose attention is a state, or latent; with the latter head_dim is
-    of the part that turns.
+    queries of its head. sinks: each head has a score more that no value belongs to. alibi: of each head what scores
+    lose with each position of distance, () without. qkv_clip: the size that queries, keys and values stay within; 0
+    leaves them. state, latent: of the layers whose attention is a state, or latent; with the latter head_dim is of the
+    part that turns.
+    norm, norm_bias: of the layers and behind them. pre_norms: attention and feed-forward layers have a norm before
+    them. wide_qk_norm: queries of all heads have one norm, and so have keys. parallel: feed-forward layers read the
+    residual that attention reads, and both are added at once; shared_norm: behind one norm. gated_mlp: feed-forward
+    layers have a gate. embedding_norm: embeddings have one. normalised_head: rows of the head are scaled to length 1.
+    residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
+    and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
+    encoder has beside. rank: whose part this is. Heads and intermediate sizes are those of the part, all other sizes
+    those of the decoder.
     """
 
     vocab_size: int
@@ -162,21 +102,62 @@ class DecoderSpec:
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     gated_attention: bool = False
+    sinks: bool = False
+    alibi: tuple[float, ...] = ()
+    qkv_clip: float = 0.0
     state: StateSpec | None = None
     latent: LatentSpec | None = None
+    norm: NormKind = "rms"
+    norm_bias: bool = False
+    pre_norms: bool = True
+    wide_qk_norm: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    gated_mlp: bool = True
+    embedding_norm: bool = False
+    normalised_head: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    doubled_input: bool = False
+    encoder: EncoderSpec | None = None
+    rank: Rank = Rank()
 
     @property
     def usual(self) -> bool:
-        """Whether the layers are those of Llama with biases, norms of heads and windows at most: what C++ computes."""
-        caps = (self.attention_cap, self.logit_cap)
+        """Whether the layers are those of Llama with biases, norms of heads and windows at most, and whole: what C++
+        computes.
+        """
+        caps = (self.attention_cap, self.logit_cap, self.qkv_clip)
         changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
-        others = self.gated_attention or self.state is not None or self.latent is not None
-        return not (any(changed) or others) and self.activation == "silu" and self.embedding_scale == 1
+        parts = (self.state, self.latent, self.encoder)
+        scores = self.gated_attention or self.sinks or bool(self.alibi)
+        others = scores or any(part is not None for part in parts) or self.rank.count > 1 or self.embedding_norm
+        others = (
+            others
+            or self.doubled_input
+            or self.norm != "rms"
+            or not self.pre_norms
+            or self.wide_qk_norm
+            or self.parallel
+        )
+        scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
+        plain = self.activation == "silu" and self.gated_mlp and scales == (1, 1, 1)
+        return plain and not (any(changed) or others)
+
+    def vocabulary_of(self, rank: int) -> range:
+        """Ids whose rows of the table, and of a head over the vocabulary, a rank has."""
+        each = self.vocab_size
+        return range(each * rank // self.rank.count, each * (rank + 1) // self.rank.count)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the table."""
+        return len(self.vocabulary_of(self.rank.index))
 
     @property
     def head_rows(self) -> int:
         """Rows of the head's own matrix; 0 where it has none."""
-        rows = {"vocabulary": 0 if self.tied_embeddings else self.vocab_size, "labels": self.num_labels, "none": 0}
+        rows = {"vocabulary": 0 if self.tied_embeddings else self.vocab_rows, "labels": self.num_labels, "none": 0}
         return rows[self.head]
 
     @property
@@ -189,19 +170,17 @@ class DecoderSpec:
         """Which dimension of a checkpoint's head each of ours is; () where they are the same.
 
         Kernels turn dimension i with i + head_dim / 2. Where only the first rotary_dim turn, i with i + rotary_dim / 2,
-        both halves of those come to the beginning of ours. Scores do not change with the order of dimensions.
+        both halves of those come to the beginning of ours; of neighbours the first ones. Scores do not change with the
+        order of dimensions.
         """
-        turned, dim = self.rope.rotary_dim, self.head_dim
-        if not turned:
-            return ()
+        rope, dim = self.rope, self.head_dim
+        turned = rope.rotary_dim or dim
         fixed = (dim - turned) // 2
-        halves = (
-            range(turned // 2),
-            range(turned, turned + fixed),
-            range(turned // 2, turned),
-            range(turned + fixed, dim),
-        )
-        return tuple(index for part in halves for index in part)
+        first, second = range(turned // 2), range(turned // 2, turned)
+        if rope.interleaved:
+            first, second = range(0, turned, 2), range(1, turned, 2)
+        order = (*first, *range(turned, turned + fixed), *second, *range(turned + fixed, dim))
+        return () if order == tuple(range(dim)) else order
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of a layer, None where it has one feed-forward layer."""
@@ -216,6 +195,11 @@ class DecoderSpec:
     def query_rows(self) -> int:
         """Rows of the projection to queries, and to the gates behind those of each head."""
         return self.query_dim * (2 if self.gated_attention else 1)
+
+    @property
+    def qkv_columns(self) -> int:
+        """Numbers that queries, keys and values of a token follow from."""
+        return self.hidden_size * (2 if self.doubled_input else 1)
 
     @property
     def kv_dim(self) -> int:
@@ -252,7 +236,9 @@ class DecoderSpec:
         return 4 * self.state.numbers if self.state is not None else 0
 
     def _token_bytes(self, element_bytes: int, scale_bytes: int) -> int:
-        """Of one token in one layer with keys and values."""
+        """Of one token in one layer with keys and values; an encoder keeps none."""
+        if self.encoder is not None:
+            return 0
         if self.latent is not None:
             return self.latent.row * element_bytes + scale_bytes
         return 2 * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
@@ -261,20 +247,34 @@ class DecoderSpec:
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a decoder is built from, merged groups as one tensor."""
     hidden, shapes = spec.hidden_size, dict[str, tuple[int, ...]]()
-    shapes["embedding"] = (spec.vocab_size, hidden)
+    shapes["embedding"] = (spec.vocab_rows, hidden)
+    if spec.embedding_norm:
+        shapes |= _norm("embedding_norm", spec)
     for layer in range(spec.num_layers):
         prefix = f"layers.{layer}."
-        shapes[prefix + "attention_norm"] = (hidden,)
+        for name in layer_norms(spec):
+            shapes |= _norm(prefix + name, spec)
         shapes |= {prefix + name: shape for name, shape in _attention(spec, spec.attentions[layer].kind).items()}
-        shapes[prefix + "mlp_norm"] = (hidden,)
-        if spec.outer_norms:
-            shapes[prefix + "attention_outer_norm"] = shapes[prefix + "mlp_outer_norm"] = (hidden,)
         experts = spec.experts_of(layer)
         shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
-    shapes["norm"] = (hidden,)
+    shapes |= _norm("norm", spec)
     if spec.head_rows:
         shapes["head.weight"] = (spec.head_rows, hidden)
+    if (own := spec.encoder) is not None:
+        shapes |= own.parameter_shapes(hidden, spec.num_heads, spec.num_labels, norm_bias=spec.norm_bias)
     return shapes
+
+
+def layer_norms(spec: DecoderSpec) -> tuple[str, ...]:
+    """Norms of the hidden state that a layer has."""
+    before = ("attention_norm",) if spec.shared_norm else ("attention_norm", "mlp_norm")
+    behind = ("attention_outer_norm", "mlp_outer_norm")
+    return (*(before if spec.pre_norms else ()), *(behind if spec.outer_norms else ()))
+
+
+def _norm(name: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    shape = (spec.hidden_size,)
+    return {name: shape, f"{name}.bias": shape} if spec.norm_bias else {name: shape}
 
 
 def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, ...]]:
@@ -283,11 +283,14 @@ def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, .
     if kind == "latent" and spec.latent is not None:
         return _latent(spec.hidden_size, spec.num_heads, spec.latent)
     rows = spec.query_rows + 2 * spec.kv_dim
-    shapes: dict[str, tuple[int, ...]] = {"qkv.weight": (rows, spec.hidden_size)}
+    shapes: dict[str, tuple[int, ...]] = {"qkv.weight": (rows, spec.qkv_columns)}
     if spec.qkv_bias:
         shapes["qkv.bias"] = (rows,)
     if spec.qk_norm:
-        shapes["query_norm"] = shapes["key_norm"] = (spec.head_dim,)
+        wide = (spec.query_dim, spec.kv_dim) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
+        shapes["query_norm"], shapes["key_norm"] = (wide[0],), (wide[1],)
+    if spec.sinks:
+        shapes["sinks"] = (spec.num_heads,)
     shapes["output.weight"] = (spec.hidden_size, spec.query_dim)
     if spec.output_bias:
         shapes["output.bias"] = (spec.hidden_size,)
@@ -318,8 +321,9 @@ def _state(hidden: int, state: StateSpec) -> dict[str, tuple[int, ...]]:
 
 def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    weights: dict[str, tuple[int, ...]] = {"gate_up.weight": (2 * inner, hidden), "down.weight": (hidden, inner)}
-    biases: dict[str, tuple[int, ...]] = {"gate_up.bias": (2 * inner,), "down.bias": (hidden,)}
+    name, rows = ("gate_up", 2 * inner) if spec.gated_mlp else ("up", inner)
+    weights: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, hidden), "down.weight": (hidden, inner)}
+    biases: dict[str, tuple[int, ...]] = {f"{name}.bias": (rows,), "down.bias": (hidden,)}
     return {prefix + name: shape for name, shape in (weights | (biases if spec.mlp_bias else {})).items()}
 
 
@@ -331,6 +335,11 @@ def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[
         prefix + "experts.gate_up.weight": (each * 2 * inner, hidden),
         prefix + "experts.down.weight": (each * hidden, inner),
     }
+    if experts.bias:
+        shapes[prefix + "router_bias"] = (each,)
+        shapes |= {prefix + "experts.gate_up.bias": (each * 2 * inner,), prefix + "experts.down.bias": (each * hidden,)}
+    if experts.choice_bias:
+        shapes[prefix + CHOICE_BIAS] = (each,)
     if shared and experts.shared_gate:
         shapes[prefix + "shared_gate"] = (1, hidden)
     if shared:

@@ -48,8 +48,14 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     sliding_attention: "RopeConfig | None" = None
 
 
+class EagleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a head of EAGLE-3 reads: hidden states behind these layers of the model that it drafts for."""
+
+    eagle_aux_hidden_state_layer_ids: tuple[Annotated[int, msgspec.Meta(ge=0, le=1024)], ...] | None = None
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """config.json of a decoder-only language model."""
+    """config.json of a language model: a decoder, or an encoder of text."""
 
     architectures: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     vocab_size: Count
@@ -90,8 +96,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_shared_experts: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     routed_scaling_factor: Positive = 1.0
-    topk_method: str = "greedy"
-    scoring_func: str = "softmax"
+    n_group: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    topk_group: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    alibi_bias_max: Positive | None = None
+    no_bias: bool | None = None
+    qk_ln: bool | None = None
+    prefix_lm: bool | None = None
+    attn_type: str | None = None
+    apply_residual_connection_post_layernorm: bool | None = None
+    normalised_head: bool = False
+    rope_interleave: bool | None = None
+    swiglu_limit: Positive | None = None
+    swiglu_alpha: Positive | None = None
+    topk_method: str | None = None
+    scoring_func: str | None = None
     moe_layer_freq: int = 1
     linear_conv_kernel_dim: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     linear_key_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128
@@ -99,7 +117,37 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     linear_num_key_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
     linear_num_value_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     use_bidirectional_attention: bool | None = None
-    qkv_bias: bool = True
+    qkv_bias: bool | None = None
+    bias: bool | None = None
+    use_bias: bool | None = None
+    attention_out_bias: bool | None = None
+    clip_qkv: Positive | None = None
+    embedding_multiplier: Positive | None = None
+    residual_multiplier: Positive | None = None
+    attention_multiplier: Positive | None = None
+    logits_scaling: Positive | None = None
+    logit_scale: Positive | None = None
+    use_qk_norm: bool | None = None
+    new_decoder_architecture: bool | None = None
+    parallel_attn: bool | None = None
+    num_ln_in_parallel_attn: Annotated[int, msgspec.Meta(ge=1, le=2)] | None = None
+    alibi: bool | None = None
+    type_vocab_size: Annotated[int, msgspec.Meta(ge=0, le=2**16)] = 0
+    relative_attention_num_buckets: Annotated[int, msgspec.Meta(ge=8, le=4096, multiple_of=4)] = 32
+    position_embedding_type: str | None = None
+    pad_token_id: int | None = None
+    norm_bias: bool = False
+    global_rope_theta: Positive | None = None
+    local_rope_theta: Positive | None = None
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
+    prenorm: bool = False
+    qkv_proj_bias: bool = False
+    mlp_fc1_bias: bool = False
+    mlp_fc2_bias: bool = False
+    rotary_emb_fraction: float = 1.0
+    rotary_emb_interleaved: bool = False
+    moe_every_n_layers: int = 0
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
@@ -112,6 +160,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     torch_dtype: str | None = None
     dtype: str | None = None
     eos_token_id: int | tuple[int, ...] | None = None
+    num_nextn_predict_layers: int | None = None
+    draft_vocab_size: Count | None = None
+    eagle_config: EagleConfig | None = None
     is_causal: bool | None = None
     num_labels: Count | None = None
     id2label: dict[str, str] | None = None
@@ -160,6 +211,17 @@ def read_config(model: Path, overrides: str = "") -> ModelConfig:
     if config.width_of_head % 2:
         raise ModelError(f"{path}: head_dim {config.width_of_head} is odd; rotary embedding needs pairs")
     return config
+
+
+class _SentenceConfig(msgspec.Struct):
+    max_seq_length: Count | None = None
+
+
+def read_longest_text(model: Path, limit: int) -> int:
+    """Tokens of the longest text that sentence-transformers gives an encoder, at most limit. Raises ModelError."""
+    path = model / "sentence_bert_config.json"
+    given = decode_file(path, _SentenceConfig).max_seq_length if path.is_file() else None
+    return min(given or limit, limit)
 
 
 def read_document(model: Path, overrides: str = "") -> dict[str, Any]:

@@ -4,53 +4,121 @@ A family is data: which architecture names it answers to, what its decoder is ma
 checkpoint stores the tensors. `registry` lists them; `weights` reads the names; `layers.decoder` builds from the spec.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api import layer_types
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import Activation, DecoderSpec, ExpertsSpec, Head, RopeSpec
+from kvasir_runtime.layers.layer_specs import ExpertsSpec
+from kvasir_runtime.layers.spec import Activation, DecoderSpec, Head, RopeSpec, layer_norms
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.rope import rope_spec
 
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
+GUESSES: Final = "ForMaskedLM"
+"""An encoder with a head that guesses words that are left out; it is served without."""
 _HEADS: Final[tuple[tuple[str, Head], ...]] = ((GENERATES, "vocabulary"), (CLASSIFIES, "labels"), (HEADLESS, "none"))
 
-_GELU: Final = "gelu_pytorch_tanh"
+GELU: Final = "gelu_pytorch_tanh"
+_ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
+    "silu": ("silu", "swish"),
+    "gelu": (GELU,),
+    "gelu_erf": ("gelu",),
+}
+
+
+Extent = tuple[int, int]
+"""First and number of some rows or columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where one tensor of a checkpoint goes: rows first_row.. of one of ours, which merges a group of them.
 
-    head_order: of the rows of each head, as `DecoderSpec.head_order` says it; () where they stay as they are.
+    head_order: of the rows of each head, as `DecoderSpec.head_order` says it, or of all rows; () where they stay as
+    they are.
+    shape: of the checkpoint's tensor. sections: rows of the parts that lie one below another in it, in head_order, each
+    of which ranks divide by itself; () for one. rows, columns: first and number of those that are taken, of each
+    section, and after they came in head_order; None takes all. normalised: rows are scaled to length 1.
     """
 
     tensor: str
     first_row: int
     shape: tuple[int, ...]
     head_order: tuple[int, ...] = ()
+    sections: tuple[int, ...] = ()
+    rows: tuple[Extent, ...] | None = None
+    columns: Extent | None = None
+    normalised: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """What a family's checkpoints call the tensors of a dense decoder; Llama's names, which most families kept.
+
+    layer: what those of a layer begin with, as a format of its index. qkv: queries, keys and values in one matrix, ""
+    where they are three; by_group: its rows are those of the query heads that share a key, that key, its value, and so
+    on. gate_up: gate and up in one, gate first; "" where they are two.
+    """
+
+    embedding: str = "model.embed_tokens"
+    embedding_norm: str = ""
+    layer: str = "model.layers.{}."
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    qkv: str = ""
+    by_group: bool = False
+    output: str = "self_attn.o_proj"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    down: str = "mlp.down_proj"
+    attention_norm: str = "input_layernorm"
+    attention_outer_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_outer_norm: str = ""
+    norm: str = "model.norm"
+    head: str = "lm_head"
+
+
+LLAMA_NAMES: Final = TensorNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """architecture: as in `architectures` of config.json, of the model that generates. spec, places: pure functions.
+    """architecture: as in `architectures` of config.json, of the model that generates, or of an encoder without a head.
 
-    with_images: the architecture of checkpoints of which this is the text part.
+    models: some that people run, for the documentation. spec, places: pure functions. with_images: the architecture of
+    checkpoints of which this is the text part. drafts: the layer behind the decoder's own can be used, if a checkpoint
+    has one (`draft_heads.mtp`). also: how else it is spelled. unused: what names of tensors begin with that no head of
+    ours has.
     """
 
     architecture: str
+    models: str
     spec: Callable[[ModelConfig], DecoderSpec]
     places: Callable[[DecoderSpec], dict[str, Place]]
     with_images: str = ""
+    drafts: bool = False
+    also: str = ""
+    unused: tuple[str, ...] = ()
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see what comes behind them too, so that none can be generated."""
+        return self.architecture.endswith(HEADLESS)
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """All that share its decoder: with a head over the vocabulary, with a classification head, and without one."""
-        stem = self.architecture.removesuffix(GENERATES)
-        text = (self.architecture, stem + CLASSIFIES, stem + HEADLESS)
+        """All that share its layers: with a head over the vocabulary, with a classification head, and without one."""
+        if self.is_encoder:
+            stem = self.architecture.removesuffix(HEADLESS)
+            return (self.architecture, stem + CLASSIFIES, stem + GUESSES)
+        stems = [name.removesuffix(GENERATES) for name in (self.architecture, self.also) if name]
+        text = tuple(stem + ending for stem in stems for ending in (GENERATES, CLASSIFIES, HEADLESS))
         return (*text, self.with_images) if self.with_images else text
 
 
@@ -74,12 +142,12 @@ def decoder_spec(
     that does not say. Raises ModelError for another activation and for layers of an
     unknown type.
     """
-    if activation == "silu" and config.hidden_act not in ("silu", "swish"):
-        raise ModelError(f"config.json: hidden_act {config.hidden_act} is not supported; expected silu")
-    if activation == "gelu" and config.hidden_activation not in (_GELU, None):
-        raise ModelError(
-            f"config.json: hidden_activation {config.hidden_activation} is not supported; expected {_GELU}"
-        )
+    given, known = config.hidden_act, _ACTIVATIONS[activation]
+    if activation == "gelu":
+        given = config.hidden_activation or GELU
+    if given not in known:
+        field = "hidden_activation" if activation == "gelu" else "hidden_act"
+        raise ModelError(f"config.json: {field} {given} is not supported; expected {known[0]}")
     return DecoderSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -126,46 +194,85 @@ def _head(config: ModelConfig) -> Head:
     return "vocabulary"
 
 
-def usual_places(spec: DecoderSpec) -> dict[str, Place]:
-    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged.
+def usual_places(spec: DecoderSpec, names: TensorNames = LLAMA_NAMES) -> dict[str, Place]:
+    """Of a family whose tensors have these names; q, k, v and gate, up are merged.
 
     No experts, and of layers with a state or latent attention what others have too.
     """
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    places = {"model.embed_tokens.weight": whole("embedding", spec.vocab_size, hidden)}
+    hidden = spec.hidden_size
+    places = {f"{names.embedding}.weight": whole("embedding", spec.vocab_rows, hidden)}
+    if spec.embedding_norm:
+        places |= _norm_places(spec, names.embedding_norm, "embedding_norm")
     for layer in range(spec.num_layers):
-        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
-        mlp = theirs + "mlp."
-        places[theirs + "input_layernorm.weight"] = whole(ours + "attention_norm", hidden)
-        places[theirs + "post_attention_layernorm.weight"] = whole(ours + "mlp_norm", hidden)
+        theirs, ours = names.layer.format(layer), f"layers.{layer}."
+        for name in layer_norms(spec):
+            places |= _norm_places(spec, theirs + getattr(names, name), ours + name)
         if spec.attentions[layer].kind not in ("state", "latent"):
-            places |= _attention_places(spec, theirs + "self_attn.", ours)
-        if spec.experts_of(layer) is not None:
-            continue
-        gate_up = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
-        places |= merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
-        places |= merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
-    places["model.norm.weight"] = whole("norm", hidden)
+            places |= _attention_places(spec, names, theirs, ours)
+        if spec.experts_of(layer) is None:
+            places |= _feed_forward_places(spec, names, theirs, ours)
+    places |= _norm_places(spec, names.norm, "norm")
     if spec.head_rows:
-        name = "score.weight" if spec.head == "labels" else "lm_head.weight"
-        places[name] = whole("head.weight", spec.head_rows, hidden)
+        name = "score" if spec.head == "labels" else names.head
+        head = whole("head.weight", spec.head_rows, hidden)
+        places[f"{name}.weight"] = replace(head, normalised=spec.normalised_head)
     return places
 
 
-def _attention_places(spec: DecoderSpec, theirs: str, ours: str) -> dict[str, Place]:
+def _norm_places(spec: DecoderSpec, theirs: str, ours: str) -> dict[str, Place]:
+    places = {f"{theirs}.weight": whole(ours, spec.hidden_size)}
+    return places | ({f"{theirs}.bias": whole(f"{ours}.bias", spec.hidden_size)} if spec.norm_bias else {})
+
+
+def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:
+    hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+    if not spec.gated_mlp:
+        first = merged(ours + "up", ((theirs + names.up, inner),), hidden, bias=bias)
+    elif names.gate_up:
+        both = merged(ours + "gate_up", ((theirs + names.gate_up, 2 * inner),), hidden, bias=bias)
+        first = {name: replace(place, sections=(inner, inner)) for name, place in both.items()}
+    else:
+        parts = ((theirs + names.gate, inner), (theirs + names.up, inner))
+        first = merged(ours + "gate_up", parts, hidden, bias=bias)
+    return first | merged(ours + "down", ((theirs + names.down, hidden),), inner, bias=bias)
+
+
+def _attention_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:
     """Of one layer with queries, keys and values; rows of what rotary embedding turns come in the kernels' order."""
-    hidden, kv = spec.hidden_size, spec.kv_dim
-    qkv = ((theirs + "q_proj", spec.query_rows), (theirs + "k_proj", kv), (theirs + "v_proj", kv))
-    places = merged(ours + "qkv", qkv, hidden, bias=spec.qkv_bias)
-    if spec.qk_norm:
-        places[theirs + "q_norm.weight"] = whole(ours + "query_norm", spec.head_dim)
-        places[theirs + "k_norm.weight"] = whole(ours + "key_norm", spec.head_dim)
-    order, orders = spec.head_order, dict[str, tuple[int, ...]]()
-    if order:
+    hidden, columns, kv, order = spec.hidden_size, spec.qkv_columns, spec.kv_dim, spec.head_order
+    if names.qkv:
+        places = merged(ours + "qkv", ((theirs + names.qkv, spec.query_rows + 2 * kv),), columns, bias=spec.qkv_bias)
+        rows, sections = _merged_order(spec, by_group=names.by_group), (spec.query_rows, kv, kv)
+        places = {name: replace(place, head_order=rows, sections=sections) for name, place in places.items()}
+    else:
+        query, key, value = (theirs + name for name in (names.query, names.key, names.value))
+        parts = ((query, spec.query_rows), (key, kv), (value, kv))
+        places = merged(ours + "qkv", parts, columns, bias=spec.qkv_bias)
         gate = range(spec.head_dim, spec.query_rows // spec.num_heads)  # behind the queries of each head
-        orders = {"q_proj": (*order, *gate), "k_proj": order, "q_norm": order, "k_norm": order}
-    places = {name: replace(place, head_order=orders.get(name.split(".")[-2], ())) for name, place in places.items()}
-    return places | merged(ours + "output", ((theirs + "o_proj", hidden),), spec.query_dim, bias=spec.output_bias)
+        orders = {query: (*order, *gate), key: order} if order else {}
+        places = {
+            name: replace(place, head_order=orders.get(name.rpartition(".")[0], ())) for name, place in places.items()
+        }
+    if spec.qk_norm:
+        widths = (spec.query_dim, kv) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
+        for name, width in zip(("q", "k"), widths, strict=True):
+            place = whole(f"{ours}{'query' if name == 'q' else 'key'}_norm", width)
+            places[f"{theirs}self_attn.{name}_norm.weight"] = replace(place, head_order=order)
+    return places | merged(ours + "output", ((theirs + names.output, hidden),), spec.query_dim, bias=spec.output_bias)
+
+
+def _merged_order(spec: DecoderSpec, *, by_group: bool) -> tuple[int, ...]:
+    """Which row of a checkpoint's matrix of queries, keys and values each of ours is; () where they are the same."""
+    dim, groups = spec.head_dim, spec.num_kv_heads
+    each = spec.num_heads // groups
+    heads = list(range(spec.num_heads + 2 * groups))
+    if by_group:
+        queries = [group * (each + 2) + head for group in range(groups) for head in range(each)]
+        heads = queries + [group * (each + 2) + each + part for part in (0, 1) for group in range(groups)]
+    turned, fixed = spec.head_order or range(dim), range(dim)
+    values = spec.num_heads + groups
+    rows = tuple(head * dim + row for at, head in enumerate(heads) for row in (turned if at < values else fixed))
+    return () if rows == tuple(range(len(rows))) else rows
 
 
 def whole(tensor: str, *shape: int) -> Place:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 from kvasir_runtime.models.config import ModelConfig, RopeConfig
-from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places, whole
+from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, usual_places
 from kvasir_runtime.models.rope import rope_of
 
 # What a config means that does not say, as the families' own code has it.
@@ -68,19 +68,22 @@ def _cap(given: float | msgspec.UnsetType | None, default: float) -> float:
     return default if given is msgspec.UNSET else given or 0.0
 
 
+_NAMES: Final = TensorNames(
+    attention_outer_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_outer_norm="post_feedforward_layernorm",
+)
+
+
 def _places(spec: DecoderSpec) -> dict[str, Place]:
-    """The usual names, but that the norm behind attention is one of two there."""
-    places = usual_places(spec)
-    for layer in range(spec.num_layers):
-        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
-        before, behind = theirs + "pre_feedforward_layernorm.weight", theirs + "post_attention_layernorm.weight"
-        places[before] = places[behind]
-        places[behind] = whole(ours + "attention_outer_norm", spec.hidden_size)
-        places[theirs + "post_feedforward_layernorm.weight"] = whole(ours + "mlp_outer_norm", spec.hidden_size)
-    return places
+    return usual_places(spec, _NAMES)
 
 
-GEMMA2 = Family(architecture="Gemma2ForCausalLM", spec=_gemma2, places=_places)
+GEMMA2 = Family(architecture="Gemma2ForCausalLM", models="Gemma 2", spec=_gemma2, places=_places)
 GEMMA3 = Family(
-    architecture="Gemma3ForCausalLM", spec=_gemma3, places=_places, with_images="Gemma3ForConditionalGeneration"
+    architecture="Gemma3ForCausalLM",
+    models="Gemma 3",
+    spec=_gemma3,
+    places=_places,
+    with_images="Gemma3ForConditionalGeneration",
 )

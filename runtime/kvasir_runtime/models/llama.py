@@ -1,8 +1,14 @@
-"""Llama 2, 3 and the models of the same shape: no biases unless the config says so, full attention."""
+"""Llama 2, 3 and the models of the same shape: no biases unless the config says so, full attention.
+
+Ernie 4.5 turns pairs of neighbours; Seed-OSS has biases on queries, keys and values alone.
+"""
+
+from dataclasses import replace
 
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, decoder_spec, usual_places
+from kvasir_runtime.models.rope import rope_spec
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
@@ -15,4 +21,23 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     )
 
 
-LLAMA = Family(architecture="LlamaForCausalLM", spec=_spec, places=usual_places)
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    models="Llama 2, 3, 3.1 to 3.3, Yi, SmolLM2, DeepSeek-R1-Distill",
+    spec=_spec,
+    places=usual_places,
+)
+
+
+def _ernie(config: ModelConfig) -> DecoderSpec:
+    bias, rope = config.use_bias is True, replace(rope_spec(config), interleaved=True)
+    return decoder_spec(config, "ernie4_5", qkv_bias=bias, output_bias=bias, mlp_bias=bias, rope=rope, tied=True)
+
+
+def _seed(config: ModelConfig) -> DecoderSpec:
+    bias, output = config.attention_bias, bool(config.attention_out_bias)
+    return decoder_spec(config, "seed_oss", qkv_bias=bias, output_bias=output, mlp_bias=config.mlp_bias)
+
+
+ERNIE = Family(architecture="Ernie4_5ForCausalLM", models="ERNIE 4.5 0.3B", spec=_ernie, places=usual_places)
+SEED_OSS = Family(architecture="SeedOssForCausalLM", models="Seed-OSS 36B", spec=_seed, places=usual_places)

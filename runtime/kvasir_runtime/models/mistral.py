@@ -11,6 +11,7 @@ def _spec(config: ModelConfig) -> DecoderSpec:
 
 MISTRAL = Family(
     architecture="MistralForCausalLM",
+    models="Mistral 7B, Nemo, Small",
     spec=_spec,
     places=usual_places,
     with_images="Mistral3ForConditionalGeneration",

@@ -4,10 +4,14 @@ A checkpoint stores each expert's matrices as tensors of their own; ours hold al
 other, so that each tensor of the file has its rows in them and nothing is kept twice while they are read.
 """
 
+from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import DecoderSpec, ExpertsSpec
+from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Place, whole
 
@@ -41,6 +45,42 @@ def experts_spec(
     )
 
 
+def deepseek_experts(config: ModelConfig, name: str, *, grouped: bool, sigmoid: bool) -> ExpertsSpec:
+    """Of DeepSeek's kind: behind first_k_dense_replace layers without, with shared ones that have no gate.
+
+    name: of the family, for errors. grouped, sigmoid: how they are chosen. Raises ModelError.
+    """
+    size, dense = config.moe_intermediate_size, tuple(range(config.first_k_dense_replace))
+    if size is None:
+        raise ModelError(f"config.json: {name} needs moe_intermediate_size")
+    usual = msgspec.structs.replace(config, num_experts=config.n_routed_experts, mlp_only_layers=dense)
+    shared = size * (config.n_shared_experts or 0)
+    made = experts_spec(usual, intermediate_size=size, renormalised=config.norm_topk_prob, shared_size=shared)
+    made = replace(made, shared_gate=False, scale=config.routed_scaling_factor)
+    return _grouped(config, made, sigmoid=sigmoid) if grouped else made
+
+
+def _grouped(config: ModelConfig, made: ExpertsSpec, *, sigmoid: bool) -> ExpertsSpec:
+    """The same, chosen from the topk_group best of n_group groups; as sigmoids with a bias of the choice.
+
+    A group counts as its best expert, of sigmoids as its best two. Raises ModelError where the groups are not equal, or
+    have too few experts.
+    """
+    groups, top_groups = config.n_group or 1, config.topk_group or 1
+    each, best = made.num_experts // groups, 2 if sigmoid else 1
+    if (
+        made.num_experts % groups
+        or top_groups > groups
+        or each * top_groups < made.top_k
+        or (groups > 1 and each < best)
+    ):
+        raise ModelError(
+            f"config.json: {made.top_k} of {made.num_experts} experts cannot be chosen from topk_group {top_groups} of"
+            f" n_group {groups}"
+        )
+    return replace(made, sigmoid=sigmoid, choice_bias=sigmoid, groups=groups, top_groups=top_groups, group_best=best)
+
+
 def expert_places(
     spec: DecoderSpec,
     *,
@@ -57,6 +97,8 @@ def expert_places(
             continue
         theirs, ours = f"model.layers.{layer}.{block}.", f"layers.{layer}."
         places[f"{theirs}{router}.weight"] = whole(ours + "router", experts.num_experts, spec.hidden_size)
+        if experts.choice_bias:
+            places[f"{theirs}{router}.e_score_correction_bias"] = whole(ours + CHOICE_BIAS, experts.num_experts)
         for expert in range(experts.num_experts):
             each = tuple(f"{theirs}experts.{expert}.{name}.weight" for name in names)
             places |= _three(each, ours + "experts.", expert, spec.hidden_size, experts.intermediate_size)

@@ -1,13 +1,40 @@
-"""Which quantized checkpoints are read: those in e4m3 with scales for matrix, rows or blocks of 128 x 128.
+"""Which quantized checkpoints are read, and what their tensors alone do not say.
 
-Called by `config`, with `quantization_config` as it is written. What a tensor's scales are is seen at the tensor; here
-only what would be read wrongly is refused, by name.
+Called by `config`, with `quantization_config` as it is written: what would be read wrongly is refused, by name. Called
+by `weights` for the scheme. What scales a tensor has is seen at the tensor.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 BLOCK: Final = [128, 128]
+GPTQ_BITS: Final = (4, 8)
+_PACKED: Final = "pack-quantized"
+_INTEGERS: Final = ("int-quantized", "naive-quantized", _PACKED)
+_E2M1: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+_MODELOPT: Final = ("NVFP4", "FP8")
+_SPARSE: Final = ("dense", "sparse-24-bitmask")
+_FIRST_GPTQ: Final = ("gptq", None)
+"""Names of the first layout of GPTQ, which stores zeros less 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationScheme:
+    """method: quant_method. zero_offset: what is added to stored zeros. symmetric: zeros are the middle everywhere."""
+
+    method: str = ""
+    zero_offset: int = 0
+    symmetric: bool = False
+
+
+def scheme(config: Mapping[str, Any] | None) -> QuantizationScheme:
+    """Of a quantization_config that is not refused, or of none."""
+    if config is None:
+        return QuantizationScheme()
+    method = str(config.get("quant_method", ""))
+    first = method == "gptq" and config.get("checkpoint_format") in _FIRST_GPTQ
+    return QuantizationScheme(method=method, zero_offset=int(first), symmetric=config.get("sym") is True)
 
 
 def refusal(config: Mapping[str, Any]) -> str:
@@ -16,23 +43,69 @@ def refusal(config: Mapping[str, Any]) -> str:
     if method == "fp8":
         block = config.get("weight_block_size")
         return "" if block in (None, BLOCK) else f"weights are fp8 in blocks of {block}, expected {BLOCK}"
+    if method in ("bitsandbytes", "mxfp4"):
+        return ""
+    if method == "gptq":
+        return _gptq(config)
+    if method == "awq":
+        return _awq(config)
     if method == "compressed-tensors":
         return _compressed(config)
+    if method == "modelopt":
+        algorithm = config.get("quant_algo")
+        return "" if algorithm in _MODELOPT else f"weights are quantized with modelopt to {algorithm}"
     return f"weights are quantized with {method}"
+
+
+def _gptq(config: Mapping[str, Any]) -> str:
+    bits, layout = config.get("bits"), config.get("checkpoint_format")
+    if bits not in GPTQ_BITS:
+        return f"weights are quantized with gptq to {bits} bits, expected 4 or 8"
+    if layout not in (*_FIRST_GPTQ, "gptq_v2") or config.get("is_marlin_format"):
+        return f"weights are quantized with gptq in the layout {layout or 'marlin'}, expected gptq or gptq_v2"
+    return ""
+
+
+def _awq(config: Mapping[str, Any]) -> str:
+    bits, layout = config.get("bits"), str(config.get("version", "gemm")).lower()
+    if bits != 4:
+        return f"weights are quantized with awq to {bits} bits, expected 4"
+    return "" if layout == "gemm" else f"weights are quantized with awq in the layout {layout}, expected gemm"
 
 
 def _compressed(config: Mapping[str, Any]) -> str:
     groups = config.get("config_groups")
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping):
+        return "compressed-tensors whose sparsity_config is no object"
+    sparse = sparsity.get("format", "dense")
+    if sparse not in _SPARSE or (sparse != "dense" and groups):
+        return f"weights are sparse ({sparse}) by compressed-tensors{', and quantized' if groups else ''}"
+    if sparse != "dense":
+        return ""
     if not isinstance(groups, Mapping) or not groups:
         return "compressed-tensors without config_groups"
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
             return f"weights of {name} are not described"
-        bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
-        if (bits, kind) != (8, "float"):
-            return f"weights are quantized to {kind} of {bits} bits by compressed-tensors"
-        block = weights.get("block_structure")
-        if strategy not in ("tensor", "channel") and not (strategy == "block" and block in (None, BLOCK)):
-            return f"weights are fp8 with scales by {strategy} {block or ''}".rstrip()
+        why = _compressed_weights(weights, str(group.get("format") or config.get("format") or ""))
+        if why:
+            return why
+    return ""
+
+
+def _compressed_weights(weights: Mapping[str, Any], layout: str) -> str:
+    bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    if kind == "int" and (bits == 8 or (bits == 4 and layout == _PACKED)):
+        if layout not in _INTEGERS:
+            return f"weights are int of {bits} bits in the layout {layout or 'unnamed'} by compressed-tensors"
+        return "" if strategy in ("tensor", "channel", "group") else f"weights have scales by {strategy}"
+    if (bits, kind) == (4, "float") and layout in _E2M1:
+        return ""
+    if (bits, kind) != (8, "float"):
+        return f"weights are quantized to {kind} of {bits} bits by compressed-tensors"
+    block = weights.get("block_structure")
+    if strategy not in ("tensor", "channel") and not (strategy == "block" and block in (None, BLOCK)):
+        return f"weights are fp8 with scales by {strategy} {block or ''}".rstrip()
     return ""

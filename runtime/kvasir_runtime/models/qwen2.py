@@ -9,4 +9,4 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(config, "qwen2", qkv_bias=True)
 
 
-QWEN2 = Family(architecture="Qwen2ForCausalLM", spec=_spec, places=usual_places)
+QWEN2 = Family(architecture="Qwen2ForCausalLM", models="Qwen2, Qwen2.5, QwQ", spec=_spec, places=usual_places)

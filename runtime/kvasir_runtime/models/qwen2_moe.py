@@ -18,11 +18,13 @@ def _spec(config: ModelConfig) -> DecoderSpec:
         renormalised=config.norm_topk_prob,
         shared_size=config.shared_expert_intermediate_size,
     )
-    return decoder_spec(config, "qwen2_moe", qkv_bias=config.qkv_bias, experts=experts)
+    return decoder_spec(config, "qwen2_moe", qkv_bias=config.qkv_bias is not False, experts=experts)
 
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:
     return usual_places(spec) | expert_places(spec)
 
 
-QWEN2_MOE = Family(architecture="Qwen2MoeForCausalLM", spec=_spec, places=_places)
+QWEN2_MOE = Family(
+    architecture="Qwen2MoeForCausalLM", models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", spec=_spec, places=_places
+)

@@ -15,4 +15,4 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     )
 
 
-QWEN3 = Family(architecture="Qwen3ForCausalLM", spec=_spec, places=usual_places)
+QWEN3 = Family(architecture="Qwen3ForCausalLM", models="Qwen3", spec=_spec, places=usual_places)

@@ -26,4 +26,6 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
     return usual_places(spec) | expert_places(spec)
 
 
-QWEN3_MOE = Family(architecture="Qwen3MoeForCausalLM", spec=_spec, places=_places)
+QWEN3_MOE = Family(
+    architecture="Qwen3MoeForCausalLM", models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder", spec=_spec, places=_places
+)

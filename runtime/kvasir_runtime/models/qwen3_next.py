@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import DecoderSpec, StateSpec
+from kvasir_runtime.layers.layer_specs import StateSpec
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, merged, usual_places, whole
 from kvasir_runtime.models.moe import expert_places, experts_spec
@@ -53,11 +54,12 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
         )
         places |= merged(ours + "qkv", rows, spec.hidden_size)
         places |= merged(ours + "output", ((theirs + "out_proj", spec.hidden_size),), state.value_width)
-        places[theirs + "conv1d.weight"] = whole(ours + "conv", state.channels, 1, state.conv_width)
+        conv = whole(ours + "conv", state.channels, 1, state.conv_width)
+        places[theirs + "conv1d.weight"] = replace(conv, sections=(state.key_width, state.key_width, state.value_width))
         places[theirs + "A_log"] = whole(ours + "decay", state.value_heads)
         places[theirs + "dt_bias"] = whole(ours + "decay_bias", state.value_heads)
         places[theirs + "norm.weight"] = whole(ours + "state_norm", state.value_dim)
     return places
 
 
-QWEN3_NEXT = Family(architecture="Qwen3NextForCausalLM", spec=_spec, places=_places)
+QWEN3_NEXT = Family(architecture="Qwen3NextForCausalLM", models="Qwen3-Next-80B-A3B", spec=_spec, places=_places)

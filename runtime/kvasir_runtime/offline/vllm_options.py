@@ -32,7 +32,6 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "enable_expert_parallel": (False,),
@@ -80,4 +79,6 @@ def _value(name: str, value: Any) -> Any:
         return json.dumps(value)
     if name == "generation_config":
         return "none" if value == "vllm" else value
+    if name == "model_impl":
+        return "kvasir" if value == "vllm" else value
     return value

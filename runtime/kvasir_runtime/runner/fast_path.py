@@ -1,19 +1,25 @@
-"""Steps of rows on the host that sample, and report no logprobs and have no grammar.
+"""Steps of rows on the host that sample, and score and pool nothing.
 
-Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step, changes logits, samples and appends the ids
-in one call; the ids are those of the general path.
+Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step, changes logits, samples, reports logprobs
+and appends the ids in one call; the results are those of the general path. Masks of grammars are computed meanwhile,
+and where one is not there when the logits are, sampling is left to the general path. So is a step in which a grammar's
+masks do not decide alone.
 """
 
 from collections.abc import Sequence
 
-from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
-from kvasir_runtime.kernels.decoder_step import RowSteps
+import torch
+
+from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.kernels.decoder_step import ForwardOutput, RowSteps
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler, row_chunk
+from kvasir_runtime.runner.sampling.logprobs import LogprobsOwner, PackedLogprobs, wanted_of
+from kvasir_runtime.runner.sampling.sampler import SamplingBatch
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
-from kvasir_runtime.runner.step_output import sampled_tokens
+from kvasir_runtime.runner.step_output import StepOutput
 
 
 class FastPath:
@@ -21,20 +27,34 @@ class FastPath:
 
     def __init__(self, steps: RowSteps, cache: KvCache) -> None:
         self._steps, self._cache = steps, cache
+        self._owners: tuple[LogprobsOwner, ...] = ()
 
-    def begin(self, chunks: Sequence[Chunk], *, greedy: bool) -> bool:
-        """Start a step. False, with nothing done, where it needs the general path. greedy: of all chunks."""
+    def begin(self, chunks: Sequence[Chunk], sampling: SamplingBatch) -> bool:
+        """Start a step of chunks, some of which sample. False, with nothing done, where it needs the general path."""
         for chunk in chunks:
             if chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
                 return False
-        return self._steps.begin([row_chunk(chunk) for chunk in chunks], self._cache, greedy=greedy)
+        masks = None if sampling.masks is None else sampling.masks.late_masks()
+        if sampling.masks is not None and masks is None:
+            return False
+        self._owners = owners = sampling.owners
+        rows = [owner.chunk_index for owner in owners]
+        return self._steps.begin(
+            [row_chunk(chunk) for chunk in chunks],
+            self._cache,
+            greedy=sampling.kind == "greedy",
+            masks=masks,
+            logprobs=wanted_of(owners, torch.device("cpu"), rows) if owners else None,
+        )
 
-    def finish(self, plan: StepPlan) -> StepResults:
-        """Take part in the step; returns its results."""
-        rows = [chunk.row for chunk in plan.chunks if chunk.samples]
-        ids = self._steps.finish()
-        sampled = tuple(sampled_tokens(row, token) for row, token in zip(rows, ids, strict=True))
-        return StepResults(step=plan.step, sampled=sampled)
+    def finish(self) -> StepOutput | ForwardOutput:
+        """Take part in the step; what it gave, or the forward pass alone where a mask was late."""
+        found = self._steps.finish()
+        if isinstance(found, ForwardOutput):
+            return found
+        packed = found.logprobs
+        logprobs = None if packed is None else PackedLogprobs(packed=packed, owners=self._owners)
+        return StepOutput(token_ids=found.ids, logprobs=logprobs)
 
 
 def fast_path_of(

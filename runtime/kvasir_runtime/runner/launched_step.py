@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
+from kvasir_runtime.runner.drafts import sampled_positions
 from kvasir_runtime.runner.sampling.sampler import SamplingBatch
 from kvasir_runtime.runner.state.device_stream import StreamEvent
 from kvasir_runtime.runner.state.row_state import AppendPositions
@@ -72,13 +73,22 @@ StepState = Queued | ForwardRunning | WaitingForGrammar | Sampled | Collected
 class LaunchedStep:
     """A plan on its way through the runner.
 
-    dropped: matchers that ended after this step was planned; what is sampled for them is dropped.
+    dropped: matchers that ended after this step was planned; what is sampled for them is dropped. undrafted: by row,
+    how many drafts of the scheduler's plan the draft model did not make.
     """
 
     plan: StepPlan
-    sampling: SamplingBatch
+    sampling: SamplingBatch = field(init=False)
     state: StepState = field(default_factory=Queued)
     dropped: list["GrammarMatcher"] = field(default_factory=list)
+    undrafted: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use(self.plan, {})
+
+    def use(self, plan: StepPlan, undrafted: dict[int, int]) -> None:
+        """Compute this plan: the same but for its drafts."""
+        self.plan, self.undrafted, self.sampling = plan, undrafted, SamplingBatch(sampled_positions(plan.chunks))
 
     def drop(self, matchers: Iterable["GrammarMatcher"]) -> None:
         """Drop what is, or will be, sampled for these matchers."""

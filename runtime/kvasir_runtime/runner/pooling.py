@@ -6,17 +6,21 @@ prompt was cut into chunks: the sum of earlier chunks stays on the device until 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, StepPlan
+from kvasir_runtime.core.plan import Chunk, StepPlan, hidden_of
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.wire import PoolingConfig
 
 ROWS_AT_ONCE = 64
 """Rows of logits computed at a time, since a vocabulary is wide."""
+
+HEADS: Final = ("labels", "tokens")
+"""Kinds of pooling that a head follows."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -75,7 +79,7 @@ class Pooler:
             row = self._rows[chunk.row]
             total = part[0].float() if len(part) == 1 else part.sum(dim=0, dtype=torch.float32)
             row.total = total if row.total is None else row.total + total
-            if chunk.pools[1] == row.prompt_tokens:
+            if chunk.start + chunk.num_tokens == row.prompt_tokens:
                 complete.append(self._vector(row, part))
         if not complete:
             return None
@@ -85,17 +89,12 @@ class Pooler:
     def _vector(self, row: _Row, part: Tensor) -> tuple[PoolingConfig, Tensor]:
         """The pooled hidden state; in the model's dtype where a head follows."""
         assert row.total is not None
-        match row.pooling.kind:
-            case "mean":
-                return row.pooling, row.total / row.prompt_tokens
-            case "last":
-                return row.pooling, row.total
-            case _:
-                return row.pooling, part[-1]
+        pooled = row.total / row.prompt_tokens if hidden_of(row.pooling) == "mean" else row.total
+        return row.pooling, pooled.to(part.dtype) if row.pooling.kind in HEADS else pooled
 
     def _through_head(self, complete: Sequence[tuple[PoolingConfig, Tensor]]) -> list[Tensor]:
         made = [vector for _, vector in complete]
-        places = [place for place, (pooling, _) in enumerate(complete) if pooling.kind in {"labels", "tokens"}]
+        places = [place for place, (pooling, _) in enumerate(complete) if pooling.kind in HEADS]
         for start in range(0, len(places), ROWS_AT_ONCE):
             some = places[start : start + ROWS_AT_ONCE]
             logits = self._head(torch.stack([made[place] for place in some])).float()

@@ -24,6 +24,8 @@ from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner import drafts
+from kvasir_runtime.runner.draft_head import HeadDrafter
 from kvasir_runtime.runner.fast_path import fast_path_of
 from kvasir_runtime.runner.graphs.step_graphs import ReplayedHidden, ReplayedIds, StepGraphs
 from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
@@ -37,14 +39,14 @@ from kvasir_runtime.runner.launched_step import (
     WaitingForGrammar,
 )
 from kvasir_runtime.runner.pooling import Pooler
-from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.deferred_samples import DeferredSamples
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
 from kvasir_runtime.runner.sampling.host_sampler import host_sampler_of
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
-from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs
-from kvasir_runtime.runner.sampling.sampler import Sampler, SamplingBatch
+from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs, of_prompt_tokens
+from kvasir_runtime.runner.sampling.sampler import Sampler
 from kvasir_runtime.runner.state.device_stream import DeviceStream
+from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
 from kvasir_runtime.runner.step_output import StepOutput
 from kvasir_runtime.step_profiler import StepProfiler
@@ -73,9 +75,8 @@ class ModelRunner:
 
         grammars: None where no request is guided. graphs: None where every step is launched operation by operation.
         """
-        self.facts = facts
         self.grammars = grammars
-        self._model, self._ops, self._cache = model, ops, cache
+        self._model, self._cache, self._ops = model, cache, ops
         self._rows, self._stream, self._graphs = rows, stream, graphs
         self._grammar_masks = GrammarMasks(grammars, ops, stream)
         self._deferred_samples = DeferredSamples(stream)
@@ -86,13 +87,14 @@ class ModelRunner:
         self._pooler = Pooler(model.logits, stream)
         self._other_cores = not stream.overlaps and model.begins(cache)
         self._host_sampler = host_sampler_of(ops, rows, facts.eos_token_ids)
+        no_drafts = drafts.refusal(facts, overlaps=stream.overlaps, in_cpp=self._host_sampler is not None)
+        self.facts = msgspec.structs.replace(facts, no_drafts=no_drafts)
         self._fast_path = fast_path_of(model, rows, self._host_sampler, cache, facts.max_batch_tokens)
         self._sampler = Sampler(
             model=model,
             ops=ops,
             rows=rows,
             logits_processors=self._logits_processors,
-            requested_logprobs=self._requested_logprobs,
             grammar_masks=self._grammar_masks,
             stream=stream,
             host_sampler=self._host_sampler,
@@ -100,6 +102,7 @@ class ModelRunner:
         self._in_flight: deque[LaunchedStep] = deque()
         self._profiler = StepProfiler()
         self._transfers: BlockTransfers | None = None
+        self._drafter: drafts.PlanDrafter | None = None
 
     @property
     def graph_bytes(self) -> int:
@@ -122,6 +125,12 @@ class ModelRunner:
         """From now on, copy blocks to and from the host as plans say."""
         self._transfers = transfers
         self.facts = msgspec.structs.replace(self.facts, host_blocks=transfers.num_slots)
+
+    def use_drafter(self, new_drafter: drafts.NewPlanDrafter) -> None:
+        """From now on, what this makes drafts where plans have drafts. Only where drafts can be verified."""
+        assert isinstance(self._rows, HostRowState)
+        assert self._host_sampler is not None
+        self._drafter = new_drafter(self._rows, self._host_sampler, self.facts)
 
     def host_changes(self) -> HostChanges | None:
         """What the host holds and did not at the last call, and the reverse; None for no difference."""
@@ -146,6 +155,11 @@ class ModelRunner:
         self.facts = msgspec.structs.replace(self.facts, kernels=kernels, fallback=fallback)
 
     @property
+    def failure(self) -> str:
+        """Why no step can be computed any more; "" while they can."""
+        return self._model.failure
+
+    @property
     def has_idle_work(self) -> bool:
         """Whether there are graphs to be captured."""
         return self._graphs is not None and self._graphs.has_more
@@ -165,7 +179,7 @@ class ModelRunner:
         """Start a plan; never waits for the device."""
         if self._transfers is not None:
             self._transfers.submit(plan)
-        step = LaunchedStep(plan, SamplingBatch([chunk for chunk in plan.chunks if chunk.samples]))
+        step = LaunchedStep(plan)
         if self._stream.overlaps:
             self._sample_waiting()
             step.state = self._start(step)
@@ -195,11 +209,12 @@ class ModelRunner:
             if isinstance(oldest.state, WaitingForGrammar):
                 oldest.state = self._sample_guided(oldest, oldest.state)
         assert isinstance(step.state, Collected)
+        results = drafts.with_undrafted(step.state.results, step.undrafted)
         if self._transfers is None:
-            return step.state.results
+            return results
         idle = not step.plan.chunks and not self._in_flight
         done = self._transfers.completed(TRANSFER_WAIT_S if idle else 0.0)
-        return msgspec.structs.replace(step.state.results, transfers=done)
+        return msgspec.structs.replace(results, transfers=done)
 
     @torch.inference_mode()
     def logits(self, tokens: tuple[int, ...]) -> Tensor:
@@ -232,19 +247,24 @@ class ModelRunner:
 
     def _prepare(self, step: LaunchedStep) -> None:
         """Apply the plan: rows, sampling parameters of requests, copied blocks; and start the masks that can be."""
-        plan, sampling = step.plan, step.sampling
+        plan = step.plan
         self._rows.apply(plan)
         (self._host_sampler or self._logits_processors).apply(plan)
+        if self._drafter is not None:
+            step.use(*self._drafter.draft(plan))
+            self._profiler.lap("draft")
+        sampling = step.sampling
         self._requested_logprobs.apply(plan)
         self._pooler.apply(plan)
         self._grammar_masks.apply(plan)
         self._deferred_samples.apply(plan)
         if plan.copies:
             pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
-            self._ops.copy_blocks(self._cache.blocks, pairs[:, 0], pairs[:, 1])
+            self._model.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         sampling.masks = self._grammar_masks.batch_of(sampling.chunks)
         if sampling.masks is not None:
             self._prepare_masks(step)
+        sampling.owners = self._requested_logprobs.of_samples(sampling.chunks)
         sampling.kind = self._sampler.kind(sampling)
 
     def _prepare_masks(self, step: LaunchedStep) -> None:
@@ -277,26 +297,28 @@ class ModelRunner:
                 return self._send_to_host(StepOutput(token_ids=replayed.ids))
             if isinstance(replayed, ReplayedHidden):
                 return self._after_forward(step, ForwardOutput(hidden=replayed.hidden), replayed.positions)
-        greedy = bool(sampling.chunks) and sampling.kind == "greedy"
-        usual = self._other_cores and bool(sampling.chunks) and sampling.kind != "special"
-        if usual and self._fast_path is not None and self._fast_path.begin(chunks, greedy=greedy):
+        fast_path = self._fast_path if sampling.chunks and chunks is step.plan.chunks else None
+        if self._other_cores and fast_path is not None and fast_path.begin(chunks, sampling):
             self._profiler.lap("batch")
             return ForwardRunning(fast_path=True)
         made = self._rows.model_input(chunks)
         self._profiler.lap("batch")
         if self._other_cores:
-            self._model.begin(made.batch, self._cache, greedy=greedy)
+            self._model.begin(made.batch, self._cache, greedy=bool(sampling.chunks) and sampling.kind == "greedy")
             return ForwardRunning(fast_path=False)
-        return self._after_forward(step, self._model.forward(made.batch, self._cache), made.positions)
+        output = self._model.forward(made.batch, self._cache)
+        if output.features is not None and isinstance(self._drafter, HeadDrafter):
+            self._drafter.saw(chunks, output.features)
+        return self._after_forward(step, output, made.positions)
 
     def _join_forward(self, step: LaunchedStep, state: ForwardRunning) -> StepState:
         """Take part in the forward pass that the other cores started."""
         if not state.fast_path:
             return self._after_forward(step, self._model.finish(), None)
         assert self._fast_path is not None
-        results = self._fast_path.finish(step.plan)
+        output = self._fast_path.finish()
         self._lap_forward()
-        return Collected(results)
+        return WaitingForGrammar(output, None) if isinstance(output, ForwardOutput) else self._send_to_host(output)
 
     def _after_forward(
         self, step: LaunchedStep, forward: ForwardOutput | None, positions: AppendPositions | None
@@ -345,7 +367,7 @@ class ModelRunner:
         first_pooled = num_samples + sum(owner.num_rows for owner in owners)
         if owners:
             ids, scored = self._rows.prompt_logprob_ids(chunks), hidden[num_samples:first_pooled]
-            output.prompt_logprobs = logprobs.of_prompt_tokens(scored, ids, self._model.logits, owners)
+            output.prompt_logprobs = of_prompt_tokens(self._ops.logprobs, scored, ids, self._model.logits, owners)
         if first_pooled < hidden.shape[0]:
             output.pooled = self._pooler.pool(hidden[first_pooled:], chunks)
         return self._send_to_host(output)
@@ -357,16 +379,18 @@ class ModelRunner:
         return Sampled(output.moved(self._stream.download), self._stream.record_event())
 
     def _read_output(self, step: LaunchedStep, state: Sampled) -> Collected:
-        """Wait for the device, and advance the grammars by the sampled tokens."""
+        """Wait for the device, advance the grammars by the sampled tokens, and verify drafts."""
         state.event.synchronize()
-        results = state.output.results(step.plan)
-        if step.sampling.masks is None:
-            return Collected(results)
-        results, ended = self._grammar_masks.accept(results, step.sampling.masks, self._rows, self._logits_processors)
+        found = Collected(state.output.results(step.plan.step, step.sampling.chunks))
+        if (masks := step.sampling.masks) is not None:
+            found = Collected(*self._grammar_masks.accept(found.results, masks, self._rows, self._logits_processors))
+        if any(chunk.drafts for chunk in step.plan.chunks):
+            sampled = drafts.verified(step.plan.chunks, found.results.sampled)
+            found.results = msgspec.structs.replace(found.results, sampled=sampled)
         for later in self._in_flight:
             if later.plan.step > step.plan.step:
-                later.drop(ended)
-        return Collected(results, ended)
+                later.drop(found.ended)
+        return found
 
     def _lap_forward(self) -> None:
         self._profiler.lap("forward")

@@ -1,11 +1,11 @@
 """What a step gives: sampled ids, logprobs and pooled vectors, on the device and then in host memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvasir_runtime.core.plan import SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepResults
 from kvasir_runtime.kernels.argmax import INVALID
 from kvasir_runtime.runner.pooling import PooledVectors
 from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs
@@ -33,17 +33,16 @@ class StepOutput:
             pooled=None if pooled is None else replace(pooled, packed=move(pooled.packed)),
         )
 
-    def results(self, plan: StepPlan) -> StepResults:
-        """As the scheduler takes it; everything must be in host memory."""
+    def results(self, step: int, sampled_positions: Sequence[Chunk]) -> StepResults:
+        """Of a step; everything must be in host memory. sampled has an entry for each position that is sampled from."""
         ids = [] if self.token_ids is None else self.token_ids.tolist()
         logprobs = {} if self.logprobs is None else self.logprobs.unpacked()
         prompt_logprobs = {} if self.prompt_logprobs is None else self.prompt_logprobs.unpacked()
-        rows = [chunk.row for chunk in plan.chunks if chunk.samples]
         return StepResults(
-            step=plan.step,
+            step=step,
             sampled=tuple(
-                sampled_tokens(row, token, logprobs.get(index, ()))
-                for index, (row, token) in enumerate(zip(rows, ids, strict=True))
+                sampled_tokens(chunk.row, token, logprobs.get(index, ()))
+                for index, (chunk, token) in enumerate(zip(sampled_positions, ids, strict=True))
             ),
             scored=tuple(prompt_logprobs[index] for index in range(len(prompt_logprobs))),
             pooled=() if self.pooled is None else self.pooled.unpacked(),
@@ -51,5 +50,5 @@ class StepOutput:
 
 
 def sampled_tokens(row: int, token: int, logprobs: tuple[Logprobs, ...] = ()) -> SampledTokens:
-    """The entry of a chunk that sampled. token: as `kernels.sample` gives it."""
+    """The entry of a position that was sampled from. token: as `kernels.sample` gives it."""
     return SampledTokens(row, (), invalid=True) if token == INVALID else SampledTokens(row, (token,), logprobs)

@@ -3,9 +3,12 @@
 Pure; called by the routes before a request is tokenized, with the engine's last snapshot.
 """
 
+from collections.abc import Mapping
+
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.client.open_sequences import TenantLoad
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
@@ -36,6 +39,19 @@ def queue_refusal(
     else:
         retry_s = retry_after_s(state) * (0.75 + 0.5 * jitter)
     return openai_errors.overloaded(message, retry_after_s=retry_s)
+
+
+def has_place_by_share(
+    tenants: Mapping[str, TenantLoad], tenant: str, weight: float, *, num_new: int, places: int
+) -> bool:
+    """Whether a tenant has less than its share, by weights, of the places that all sequences in flight have.
+
+    tenants: that have some in flight. So none of them fills the queue for the others; of the one that has most a
+    request gives way in the engine (`core.queue_drop`).
+    """
+    others = sum(load.weight for name, load in tenants.items() if name != tenant)
+    own = tenants[tenant].num_open if tenant in tenants else 0
+    return others > 0 and (own + num_new) * (weight + others) <= places * weight
 
 
 def clamped_retry_s(late_s: float, jitter: float) -> float:

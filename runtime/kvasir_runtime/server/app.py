@@ -47,6 +47,7 @@ def http_app(app_state: AppState) -> ASGIApp:
         accepts_key=app_state.api_keys.accepts,
         snapshot=app_state.snapshot,
         measure=app_state.metrics.http,
+        ended=app_state.ended_requests.add,
         tracing=lambda: app_state.tracing,
         root_path=root_path(app_state),
     )

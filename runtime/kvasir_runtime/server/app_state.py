@@ -19,6 +19,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import PrefixDigest, RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.hot_prefixes import HotPrefixes
+from kvasir_runtime.client.open_sequences import TenantLoads
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
@@ -26,6 +27,7 @@ from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.continuation_keys import ContinuationKeys
 from kvasir_runtime.server.key_file import KeyFile
 from kvasir_runtime.server.lifecycle import Lifecycle
+from kvasir_runtime.server.observability.ended_request_log import EndedRequestLog
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.ops_guard import OpsKeys, ops_keys
@@ -62,6 +64,7 @@ class AppState:
 
     instance: names this process in /state and in the ids of what only it holds. peers: ops ports of replicas that
     served while this one started; peers_taken: others are named too late. hot_prefixes: what clients ask most.
+    preparing: requests that are read and not sent to the engine yet.
     """
 
     options: ServeOptions
@@ -79,13 +82,14 @@ class AppState:
     threads: WorkerThreads = field(init=False, default_factory=WorkerThreads)
     idle: asyncio.Event = field(init=False)
     registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
+    ended_requests: EndedRequestLog = field(init=False)
     tracing: Tracer | None = field(init=False, default=None)
     watchdog: Watchdog = field(init=False)
     peers: tuple[str, ...] = field(init=False, default=())
     peers_taken: bool = field(init=False, default=False)
     hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
     num_active: int = field(init=False, default=0)
-    num_preparing: int = field(init=False, default=0)
+    preparing: TenantLoads = field(init=False, default_factory=TenantLoads)
 
     def __post_init__(self) -> None:
         """The parts that the state creates."""
@@ -93,9 +97,15 @@ class AppState:
         self.watchdog = Watchdog(self.options.watchdog_timeout)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
-        self.continuation_keys = ContinuationKeys(self.options.continuation_key_file)
+        self.continuation_keys = ContinuationKeys(
+            self.options.continuation_key_file,
+            instance=self.instance,
+            receives=bool(self.options.ops_key_file),
+            clock=self.clock,
+        )
         self.ops_keys = ops_keys(self.options.ops_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
+        self.ended_requests = EndedRequestLog(self.instance)
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -161,6 +171,8 @@ class AppState:
             locked=self.api_keys.locked,
             heartbeat_age_s=round(age_s, 3),
             stalled_s=round(self.watchdog.stalled_s, 3),
+            sealing_key=self.continuation_keys.sealing_key,
+            continuation_keys=self.continuation_keys.digest,
         )
 
     def _prefixes(self, after: int | None) -> PrefixDigest:

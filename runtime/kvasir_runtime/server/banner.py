@@ -5,6 +5,7 @@ Pure; called by the process once the engine is ready.
 
 from dataclasses import dataclass
 
+from kvasir_api import cache_groups
 from kvasir_runtime.wire import EngineFacts
 
 
@@ -22,23 +23,19 @@ class StartSummary:
 
 def banner(ready: EngineFacts, start: StartSummary) -> str:
     """Several lines, aligned."""
-    concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
-    cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
-    cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
     starting_s = start.total_s - start.find_s - ready.load_s - ready.warm_s  # mostly the import of torch
     rows = [
         ("model", f"{', '.join(start.names)} ({start.folder})"),
         ("device", f"{ready.device}, {_kernels(ready.kernels)}{_because(ready.fallback)}, {ready.dtype}"),
         (
             "weights",
-            f"{size(ready.weights_bytes)}{f', {ready.quantization}' if ready.quantization else ''}{_streamed(ready)}",
+            size(ready.weights_bytes)
+            + (f", {ready.quantization}" if ready.quantization else "")
+            + _streamed(ready)
+            + _drafter(ready),
         ),
-        (
-            "KV cache",
-            f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})",
-        ),
+        *_cache(ready),
         *_host_tier(ready),
-        ("concurrency", f"{concurrency:.2f} requests of {ready.max_model_len:,} tokens, {ready.max_sequences} at most"),
         ("clients", f"{start.http}/v1"),
         ("control", start.ops),
         (
@@ -50,6 +47,28 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
         ),
     ]
     return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])
+
+
+def _cache(ready: EngineFacts) -> list[tuple[str, str]]:
+    """What requests share: the cache, or the step of an encoder."""
+    if cache_groups.keeps_nothing(ready.attentions):
+        texts = f"{ready.max_sequences} texts at most, the longest {ready.max_model_len:,}"
+        return [("KV cache", "none"), ("step", f"up to {ready.max_batch_tokens:,} tokens of {texts}")]
+    concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
+    cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
+    requests = f"{concurrency:.2f} requests of {ready.max_model_len:,} tokens, {ready.max_sequences} at most"
+    return [
+        ("KV cache", f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})"),
+        ("concurrency", requests),
+    ]
+
+
+def _drafter(ready: EngineFacts) -> str:
+    """What a draft model takes beside."""
+    if not ready.drafter.weights_bytes:
+        return ""
+    cache_bytes = ready.capacity_tokens * ready.drafter.kv_bytes_per_token
+    return f"; of the draft model {size(ready.drafter.weights_bytes)}, and {size(cache_bytes)} for its keys and values"
 
 
 def _streamed(ready: EngineFacts) -> str:

@@ -14,7 +14,7 @@ from kvasir_runtime.server.lifecycle import Lifecycle
 
 
 async def model_folder(options: ServeOptions, lifecycle: Lifecycle, console: Console) -> Path:
-    """The model's folder. Raises StartError."""
+    """The model's folder; a draft model is fetched as well. Raises StartError."""
     loop = asyncio.get_running_loop()
 
     def show(done_bytes: int, total_bytes: int) -> None:
@@ -27,5 +27,6 @@ async def model_folder(options: ServeOptions, lifecycle: Lifecycle, console: Con
         loop.call_soon_threadsafe(show, done_bytes, total_bytes)
 
     folder = await asyncio.to_thread(source.resolve, options.model, options.revision, on_bytes)
+    await asyncio.to_thread(source.resolve_drafter, options.speculation, on_bytes)
     lifecycle.advance("starting")
     return folder

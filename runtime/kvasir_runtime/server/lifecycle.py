@@ -112,7 +112,7 @@ class Lifecycle:
         """The error for a new request; None where it is accepted."""
         if self.failed:
             return openai_errors.unavailable(
-                "The engine has stopped.", retry_after_s=RETRY_LOADING_S, code="engine_failed"
+                "The engine has stopped.", retry_after_s=RETRY_LOADING_S, code=openai_errors.ENGINE_FAILED
             )
         if self._started != "ready":
             wait_s = self.eta_s if self.eta_s > 0 else RETRY_LOADING_S

@@ -17,7 +17,7 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.api.pooling.protocol import OUTSIDE_V1
 from kvasir_runtime.server.observability import orca
-from kvasir_runtime.server.observability.tracing import Tracer
+from kvasir_runtime.server.observability.tracing import RequestTrace, Tracer
 from kvasir_runtime.server.streaming import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -34,6 +34,8 @@ RETRY_COUNT: Final = b"x-stainless-retry-count"
 """How often a request was sent before: a header of the clients of OpenAI and Anthropic."""
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
+Headers = Iterable[tuple[bytes, bytes]]
+
 log = logging.getLogger("kvasir.requests")
 
 
@@ -41,9 +43,9 @@ class Middleware:
     """accepts_key: whether one of the keys that a request carries is valid. clock: monotonic seconds.
 
     snapshot: the load that a response carries on request. measure: called once per request with the route (never what a
-    client wrote), the method, the status, the seconds until the end, and whether the client sent it before. tracing:
-    creates a span for each request that the engine served, None without tracing. root_path: a prefix of paths that is
-    taken off, such as "/models/a".
+    client wrote), the method, the status, the seconds until the end, and whether the client sent it before. ended, and
+    tracing, which creates a span, None without tracing: of each request that the engine served. root_path: a prefix of
+    paths that is taken off, such as "/models/a".
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Middleware:
         accepts_key: Callable[[Iterable[bytes]], bool],
         snapshot: Callable[[], RuntimeState],
         measure: Callable[[str, str, int, float, bool], None],
+        ended: Callable[[Headers, RequestTrace], None] = lambda *_: None,
         tracing: Callable[[], Tracer | None] = lambda: None,
         root_path: str = "",
         clock: Callable[[], float] = time.perf_counter,
@@ -61,7 +64,7 @@ class Middleware:
         self._accepts_key = accepts_key
         self._snapshot = snapshot
         self._measure = measure
-        self._tracing = tracing
+        self._ended, self._tracing = ended, tracing
         self._root_path = root_path
         self._clock = clock
 
@@ -108,6 +111,8 @@ class Middleware:
             route = getattr(scope.get("route"), "path", "none")
             self._measure(route, method, status or 500, elapsed_s, _sent_again(scope["headers"]))
             trace, tracing = scope["state"].get("summary"), self._tracing()
+            if trace is not None:
+                self._ended(scope["headers"], trace)
             if trace is not None and tracing is not None:
                 tracing.record(
                     route=route,

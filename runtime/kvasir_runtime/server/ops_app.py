@@ -12,8 +12,9 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from kvasir_api import names, state
+from kvasir_api import ended_requests, names, state
 from kvasir_api.prefix_digest import WHOLE
+from kvasir_api.sealed_keys import MOST_CHARACTERS
 from kvasir_runtime.server import prefix_warmup
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
@@ -26,9 +27,11 @@ def ops_app(app_state: AppState) -> ASGIApp:
     """The application of the ops port, with its guard."""
     app = FastAPI(title="Kvasir ops", docs_url=None, redoc_url=None, openapi_url=None)
     _add_probes(app, app_state)
+    _add_ended_requests(app, app_state)
     _add_drain(app, app_state)
     _add_reset(app, app_state)
     _add_prefixes(app, app_state)
+    _add_continuation_keys(app, app_state)
     return OpsGuard(app, keys=app_state.ops_keys, instance=app_state.instance)
 
 
@@ -78,6 +81,16 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
         if prefixes_after is not None and instance != app_state.instance:
             prefixes_after = WHOLE
         return Response(state.encode(app_state.snapshot(prefixes_after)), media_type="application/json")
+
+
+def _add_ended_requests(app: FastAPI, app_state: AppState) -> None:
+    @app.get(names.PATH_ENDED_REQUESTS)
+    async def ended_requests_document(
+        after: Annotated[int, Query(ge=0)] = 0, instance: Annotated[str, Query(max_length=64)] = ""
+    ) -> Response:
+        """What requests of gateways took that ended behind a number of an instance; all that are kept of another."""
+        document = app_state.ended_requests.after(after, instance)
+        return Response(ended_requests.encode(document), media_type="application/json")
 
 
 def _add_drain(app: FastAPI, app_state: AppState) -> None:
@@ -133,8 +146,19 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
     ) -> Response:
         """Ops ports of replicas that serve already, to be asked before this one is ready."""
         if not all(map(prefix_warmup.is_address, address)):
-            return json_response({"error": "an address is http://, an IP address and a port"}, status=422)
+            return json_response({"error": "an address is http:// or https://, an IP address and a port"}, status=422)
         if app_state.peers_taken:
             return json_response({"error": "the model is loaded: no peers are asked any more"}, status=409)
         app_state.peers = tuple(address)
         return json_response({"peers": len(address)})
+
+
+def _add_continuation_keys(app: FastAPI, app_state: AppState) -> None:
+    @app.post(names.PATH_CONTINUATION_KEYS)
+    async def continuation_keys(sealed: Annotated[str, Query(max_length=MOST_CHARACTERS)]) -> Response:
+        """Keys of continuation tokens, sealed to the key in `/state`: those of the service's other replicas."""
+        try:
+            app_state.continuation_keys.receive(sealed)
+        except ValueError as error:
+            return json_response({"error": str(error)}, status=422)
+        return json_response({"continuation_keys": app_state.continuation_keys.digest})

@@ -83,13 +83,13 @@ class OpsGuard:
         await self._app(scope, _replayed(body, receive), send)
 
     async def _accepted(self, scope: Scope, receive: Receive) -> bytes:
-        """The body, which is read only for who may call or may have signed it. Raises _RefusedCallError."""
+        """The body, which is read only for who may call, so that no other occupies memory. Raises _RefusedCallError."""
         given, length = _header(scope, b"authorization"), _header(scope, b"content-length")
         known = self._is_local(scope) or self._has_token(given)
         if not known and not self._keys.watched:
             raise _RefusedCallError(403, "without --ops-key-file this is accepted over loopback only")
-        if not known and not given:
-            raise _RefusedCallError(401, "a token is required")
+        if not known and (why := self._why_not_signed(scope, given, None)):
+            raise _RefusedCallError(401, why)
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:
             raise _too_long()
         try:
@@ -111,7 +111,7 @@ class OpsGuard:
         digest = hashlib.sha256(given.removeprefix(SCHEME).encode("latin-1")).digest()
         return any(hmac.compare_digest(digest, token) for token in self._keys.current.tokens)
 
-    def _why_not_signed(self, scope: Scope, given: str, body: bytes) -> str:
+    def _why_not_signed(self, scope: Scope, given: str, body: bytes | None) -> str:
         query = scope["query_string"].decode("latin-1")
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         return self._verifier.refusal(given, scope["method"], target, body, self._keys.current.public)

@@ -286,4 +286,4 @@ def engine_failure(client: EngineClient, output: EngineOutput) -> ApiError:
 
 def engine_gone(message: str) -> ApiError:
     """The engine failed this request, not the request the engine: another replica may serve it."""
-    return openai_errors.unavailable(message, retry_after_s=1.0, code="engine_failed")
+    return openai_errors.unavailable(message, retry_after_s=1.0, code=openai_errors.ENGINE_FAILED)

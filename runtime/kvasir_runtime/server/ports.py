@@ -4,35 +4,105 @@ Called by the command. A taken port is one clear line at once, not an error afte
 comes early waits for its answer instead of being refused.
 """
 
+import asyncio
+import logging
+import os
 import socket
+import ssl
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvasir_api import names
+
 BACKLOG: Final = 2048
+RELOAD_S: Final = 1.0
+
+log = logging.getLogger("kvasir.tls")
 
 
 class PortError(Exception):
-    """The address cannot be listened on; the message is one line with the reason."""
+    """The address cannot be listened on, or not with TLS; the message is one line with the reason."""
+
+
+class ServerTls:
+    """TLS of both ports: one context, into which a certificate is loaded again when its files are replaced. Connections
+    keep what they began with. Clients show no certificate: keys decide who may do what.
+
+    directory: with the two files of a Secret of type kubernetes.io/tls. Raises PortError where they cannot be
+    used."""
+
+    def __init__(self, directory: Path) -> None:
+        self._certificate, self._key = directory / names.TLS_CERTIFICATE, directory / names.TLS_KEY
+        self._loaded = self._seen()
+        self._trouble = ""
+        self.context = self._context()
+
+    def refresh(self) -> bool:
+        """Load the files where they were replaced; what cannot be loaded changes nothing, and is logged once in a row.
+
+        Returns whether there is another certificate now. On the event loop's thread, which makes the connections.
+        """
+        seen = self._seen()
+        if seen == self._loaded:
+            return False
+        try:
+            self._context()  # a certificate that does not fit its key would be left in the context without one
+            self.context.load_cert_chain(self._certificate, self._key)
+        except (PortError, OSError) as error:
+            if str(error) != self._trouble:
+                log.warning("the previous certificate stays in use: %s", error)
+            self._trouble = str(error)
+            return False
+        self._loaded, self._trouble = seen, ""
+        log.info("new connections get the certificate that is in %s now", self._certificate)
+        return True
+
+    async def follow(self) -> None:
+        """Look for other files until cancelled."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            self.refresh()
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+        except OSError as error:  # those of ssl are among them
+            why = getattr(error, "reason", None) or error.strerror or error
+            raise PortError(
+                f"--tls-dir has no certificate that fits its key: {self._certificate.parent}: {why}"
+            ) from error
+        return context
+
+    def _seen(self) -> tuple[object, ...]:
+        """Differs when a file is another one; a mounted Secret's are links that lead elsewhere."""
+        return tuple(_version(path) for path in (self._certificate, self._key))
 
 
 class Listeners(NamedTuple):
-    """The sockets of the port for clients and of the ops port."""
+    """The sockets of the port for clients and of the ops port. tls: what both speak, None for plain HTTP."""
 
     http: socket.socket
     ops: socket.socket
+    tls: ServerTls | None = None
 
 
-def opened(host: str, port: int, ops_port: int) -> Listeners:
+def opened(host: str, port: int, ops_port: int, tls_dir: str = "") -> Listeners:
     """Both ports of --host. Raises PortError."""
+    tls = ServerTls(Path(tls_dir)) if tls_dir else None
     http = bind(host, port, "--port")
     try:
-        return Listeners(http, bind(host, ops_port, "--ops-port"))
+        return Listeners(http, bind(host, ops_port, "--ops-port"), tls)
     except PortError:
         http.close()
         raise
 
 
 def bind(host: str, port: int, flag: str) -> socket.socket:
-    """A bound socket; port 0 takes a free one. flag is named in the error. Raises PortError."""
+    """A bound socket; host `::` takes IPv4 as well, port 0 a free one. flag is named in the error. Raises PortError."""
+    if is_all := host == names.ALL_ADDRESSES:
+        host = host if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as it was asked for
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -40,6 +110,8 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
         raise PortError(f"cannot listen on {host}: {error.strerror or error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_all and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever the node's default is
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -49,7 +121,15 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
-    """The http:// address, with the port that was taken."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def address_of(listener: socket.socket, *, tls: bool = False) -> str:
+    """The http:// address, or with TLS the https:// one, with the port that was taken."""
+    (host, port), scheme = listener.getsockname()[:2], "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _version(path: Path) -> tuple[str, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return os.path.realpath(path), found.st_mtime_ns, found.st_size

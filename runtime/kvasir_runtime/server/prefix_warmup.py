@@ -7,15 +7,18 @@ the time and of the cache that are set aside for it, and changes no answer of th
 
 import asyncio
 import hashlib
+import os
 import re
+import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from kvasir_api import names
+from kvasir_api import names, served_names
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.client.hot_prefixes import FrozenPrefixes
@@ -31,7 +34,7 @@ MOST_ASK_S: Final = 2.0
 """A peer that has not answered by then is gone without; it takes no more than a quarter of the time in all."""
 MOST_CACHE_FRACTION: Final = 0.5
 """Of the cache's tokens: what comes first must not be evicted by what comes last."""
-ADDRESS: Final = re.compile(r"http://(\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
+ADDRESS: Final = re.compile(r"https?://(\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 PROBE: Final = "The 7 quick brown foxes — naïve, über, 日本語 — jump;\n\tdef f(x): return x**2 # ok"
 
 
@@ -104,11 +107,19 @@ def is_address(base: str) -> bool:
 
 
 async def warm(
-    peers: Sequence[str], client: EngineClient, facts: EngineFacts, tokenizer: Tokenizer, *, limit_s: float
+    peers: Sequence[str],
+    client: EngineClient,
+    facts: EngineFacts,
+    tokenizer: Tokenizer,
+    *,
+    limit_s: float,
+    tls_dir: str = "",
 ) -> WarmedPrefixes:
-    """Fetch and compute, for at most limit_s seconds. Never raises for what peers do."""
+    """Fetch and compute, for at most limit_s seconds. Never raises for what peers do.
+
+    tls_dir: of `--tls-dir`; its ca.crt verifies peers that speak TLS. Raises OSError where that is none."""
     began = time.monotonic()
-    answers = await _fetch(peers[: names.MOST_PEERS], min(MOST_ASK_S, limit_s / 4))
+    answers = await _fetch(peers[: names.MOST_PEERS], min(MOST_ASK_S, limit_s / 4), _verified(tls_dir))
     digest = tokenizer_digest(tokenizer)
     usable = [answer for answer in answers if answer is not None and answer.tokenizer == digest]
     prompts = chosen([p for answer in usable for p in offered(answer.prefixes, facts)], facts)
@@ -166,7 +177,17 @@ def _pieces(ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return (ids[start : start + PIECE_TOKENS] for start in range(0, len(ids), PIECE_TOKENS))
 
 
-async def _fetch(peers: Sequence[str], limit_s: float) -> list[SharedPrefixes | None]:
+def _verified(tls_dir: str) -> dict[str, Any]:
+    """Peers are replicas of this one's service, whose name their certificate has."""
+    ca_file = Path(tls_dir) / names.TLS_CA
+    if not tls_dir or not ca_file.exists():
+        return {}
+    namespace, _, name = os.environ.get(names.ENV_SERVICE, "").partition("/")
+    context = ssl.create_default_context(cafile=ca_file)
+    return {"ssl": context, "server_hostname": served_names.dns_name(namespace, name)}
+
+
+async def _fetch(peers: Sequence[str], limit_s: float, security: Mapping[str, Any]) -> list[SharedPrefixes | None]:
     """The answer of each peer, None for one without a usable one in time."""
     import aiohttp  # a tenth of a second, which only a replica with peers has to spend
 
@@ -176,7 +197,7 @@ async def _fetch(peers: Sequence[str], limit_s: float) -> list[SharedPrefixes | 
         async def ask(base: str) -> SharedPrefixes | None:
             path = f"{base}{names.PATH_PREFIXES}?top={MOST_PREFIXES}"
             try:
-                async with session.get(path, allow_redirects=False) as response:
+                async with session.get(path, allow_redirects=False, **security) as response:
                     body = bytearray()
                     async for part in response.content.iter_chunked(64 * 1024):
                         body += part

@@ -73,12 +73,13 @@ class ServeProcess:
 
     async def run(self) -> int:
         """Serve until a signal or a failure; the exit code."""
-        http, ops = self._listeners
-        self._addresses = ports.address_of(http), ports.address_of(ops)
+        http, ops, tls = self._listeners
+        self._addresses = ports.address_of(http, tls=tls is not None), ports.address_of(ops, tls=tls is not None)
         self._console.opened(*self._addresses)
+        context = tls.context if tls else None
         servers = [
-            listen.server(http_app(self._app_state), forwarded=True),
-            listen.server(ops_app(self._app_state), forwarded=False),
+            listen.server(http_app(self._app_state), forwarded=True, tls=context),
+            listen.server(ops_app(self._app_state), forwarded=False, tls=context),
         ]
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
@@ -206,7 +207,8 @@ class ServeProcess:
             return
         self._app_state.lifecycle.advance("warming", 1.0, message="computing what other replicas are asked most")
         try:
-            warmed = await prefix_warmup.warm(peers, served.client, ready, served.profile.tokenizer, limit_s=limit_s)
+            tls_dir, loaded = self._options.tls_dir, served.profile.tokenizer
+            warmed = await prefix_warmup.warm(peers, served.client, ready, loaded, limit_s=limit_s, tls_dir=tls_dir)
         except Exception:
             log.exception("computing what other replicas are asked most failed; this one starts without")
             return
@@ -230,7 +232,9 @@ class ServeProcess:
             raise EngineDeadError(self._client.failure)
 
     async def _load_keys(self) -> None:
-        """Load the keys of clients, of the ops port and of continuations, and follow their files. Raises ModelError."""
+        """Load the keys of clients, the ops port and continuations, and follow all files. Raises ModelError."""
+        if certificate := self._listeners.tls:
+            self._tasks.append(asyncio.create_task(certificate.follow()))
         api_keys = self._app_state.api_keys
         await asyncio.to_thread(api_keys.load, may_come=bool(self._options.pod_revision))
         if api_keys.watched:
@@ -375,7 +379,8 @@ class ServeProcess:
 
 def _read(folder: Path, options: ServeOptions) -> tuple[Mapping[str, Any], bytes]:
     """A checkpoint's defaults of sampling fields, and its digest where streams may be continued."""
-    digest = source.checkpoint_digest(folder) if options.continuation_key_file else b""
+    may_continue = options.continuation_key_file or options.ops_key_file
+    digest = source.checkpoint_digest(folder) if may_continue else b""
     return generation_defaults(folder, options), digest
 
 

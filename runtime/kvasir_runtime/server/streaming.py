@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvasir_api import names
-from kvasir_api.openai_errors import DRAINING
+from kvasir_api.openai_errors import DRAINING, ENGINE_FAILED
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
@@ -90,6 +90,8 @@ class GenerationResponse(Response):
             await self._refuse(send, failed)
             return
         headers = [(b"content-type", serializer.stream_type), *STREAM_HEADERS]
+        if self._context.pieces and self._is_continuable():
+            headers.append((names.HEADER_CONTINUATION.encode(), b"pieces"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         # The beginning has no token in it, though the first ones are known.
         begun = replace(collector.usage(), completion_tokens=0, reasoning_tokens=0)
@@ -145,9 +147,16 @@ class GenerationResponse(Response):
         return self._continuation(first=first) if self._context.pieces else b""
 
     def _token(self, failed: GenerationFailed) -> bytes:
-        """The continuation token of a stream that this replica does not finish, unless all its pieces were sent."""
-        is_handed_over = failed.error.code == DRAINING and not self._context.pieces
-        return self._continuation(first=True) if is_handed_over else b""
+        """The continuation token of a stream that this replica does not finish; where all its pieces were sent, a mark
+        that another one may."""
+        code = failed.error.code or ""
+        if self._context.pieces:
+            is_handed_over = code in {DRAINING, ENGINE_FAILED} and self._is_continuable()
+            return sse.comments(names.COMMENT_HANDED_OVER, code) if is_handed_over else b""
+        return self._continuation(first=True) if code == DRAINING else b""
+
+    def _is_continuable(self) -> bool:
+        return self.collector.record is not None and self._serializer.stream_type == sse.STREAM_TYPE
 
     def _continuation(self, *, first: bool) -> bytes:
         """What the token has gained, in one comment, so that a client never has a part of what it stands for.
@@ -155,7 +164,7 @@ class GenerationResponse(Response):
         first: with the origin before it. Empty where the stream cannot be continued or has no comments.
         """
         record = self.collector.record
-        if record is None or self._serializer.stream_type != sse.STREAM_TYPE:
+        if record is None or not self._is_continuable():
             return b""
         pieces = [record.begin(), record.gained()] if first else [record.gained()]
         token = ".".join(piece for piece in pieces if piece)

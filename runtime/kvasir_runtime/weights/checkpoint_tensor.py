@@ -8,7 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKind:
+    """How a tensor's numbers are short in the file. Parts of a merged weight stay as they are where theirs are equal.
+
+    format: of ours that holds them exactly, None where there is none.
+    """
+
+    name: str
+    format: QuantFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +29,11 @@ class CheckpointTensor:
 
     decoded: (bytes, count) -> that many rows (elements of a vector) in some floating type, where the bytes are, perhaps
     a view of them. unit: count and the first row must be multiples of it, where rows can only be decoded in groups.
-    format: what the file holds, where that is a format of ours; kept then gives the rows in it, exactly.
+    kind: of numbers that are short; kept then gives the rows in its format, exactly, where it has one.
     dtype: of its numbers, where they are of a plain type and in the order of the file. part: (first row, count) -> the
     same for some rows, where it hangs on which they are how they are decoded; then only what it gives is asked for
-    decoded and kept.
+    decoded and kept. by_columns: the file has it column after column, and `rows` of these functions are columns, but
+    in what decoded and kept return. spare: it may be left out where a model has no place for it.
     """
 
     name: str
@@ -30,15 +43,110 @@ class CheckpointTensor:
     num_bytes: int
     decoded: Callable[[Tensor, int], Tensor]
     unit: int = 1
-    format: QuantFormat | None = None
+    kind: StoredKind | None = None
     kept: Callable[[Tensor, int], QuantizedWeight] | None = None
     dtype: torch.dtype | None = None
     part: "Callable[[int, int], CheckpointTensor] | None" = None
+    by_columns: bool = False
+    spare: bool = False
 
     @property
-    def row_bytes(self) -> int:
-        """Of one row in the file; rows are whole blocks of bytes in every format."""
-        return self.num_bytes // self.shape[0]
+    def format(self) -> QuantFormat | None:
+        """Of ours, that of what kept gives."""
+        return None if self.kind is None else self.kind.format
+
+    @property
+    def length(self) -> int:
+        """Rows in the file, which are our columns where it is by columns."""
+        return self.shape[1 if self.by_columns else 0]
+
+    def bytes_of(self, count: int) -> int:
+        """Of so many rows in the file, that are whole blocks of bytes together."""
+        return self.num_bytes * count // self.length
+
+    def with_rows(self, first: int, count: int) -> "CheckpointTensor":
+        """Some rows as a tensor of their own. Raises ModelError where they begin or end within a group."""
+        if self.by_columns:
+            return self._across(first, count)
+        return self._of_whole(first, count) if self.unit == self.length > count else self._along(first, count)
+
+    def with_columns(self, first: int, count: int) -> "CheckpointTensor":
+        """Some columns as a tensor of their own; raises as above."""
+        return self._along(first, count) if self.by_columns else self._across(first, count)
+
+    def _along(self, first: int, count: int) -> "CheckpointTensor":
+        """Of what lies one behind the other in the file; the bytes of the rest are not read."""
+        if first % self.unit or count % self.unit:
+            cut = f"{first} to {first + count} of {self.length} cut a group of {self.unit}"
+            raise ModelError(f"{self.path}: tensor {self.name} cannot be divided: {cut}")
+        part = self.part
+        return replace(
+            self,
+            shape=(self.shape[0], count) if self.by_columns else (count, *self.shape[1:]),
+            start=self.start + self.bytes_of(first),
+            num_bytes=self.bytes_of(count),
+            part=None if part is None else lambda begin, number: part(first + begin, number),
+        )
+
+    def _of_whole(self, first: int, count: int) -> "CheckpointTensor":
+        """Rows of what can only be decoded as a whole, as where all rows have another order in the file."""
+        length, part = self.length, self.part
+
+        def kept(raw: Tensor, _: int) -> QuantizedWeight:
+            assert self.kept is not None
+            return self.kept(raw, length).rows(first, count)
+
+        return replace(
+            self,
+            shape=(count, *self.shape[1:]),
+            unit=count,
+            decoded=lambda raw, _: self.decoded(raw, length)[first : first + count],
+            kept=None if self.kept is None else kept,
+            dtype=None,
+            part=None if part is None else lambda *_: part(0, length)._of_whole(first, count),  # noqa: SLF001 -- its own
+        )
+
+    def _across(self, first: int, count: int) -> "CheckpointTensor":
+        """Of what lies beside one another: it is read whole, since most formats are decoded in whole groups only."""
+        of_rows, end = self.by_columns, first + count
+
+        def kept(raw: Tensor, number: int) -> QuantizedWeight:
+            assert self.kept is not None
+            found = self.kept(raw, number)
+            return found.rows(first, count) if of_rows else found.columns(first, count)
+
+        def decoded(raw: Tensor, number: int) -> Tensor:
+            found = self.decoded(raw, number)
+            return found[first:end] if of_rows else found[:, first:end]
+
+        # What has groups that the border would cut is decoded, and held in another format.
+        exact = self.format is not None and (of_rows or (self.format.fits(first) and self.format.fits(count)))
+        part = self.part
+        return replace(
+            self,
+            shape=(count, self.shape[1]) if of_rows else (self.shape[0], count),
+            decoded=decoded,
+            kind=self.kind if exact else None,
+            kept=kept if exact and self.kept is not None else None,
+            dtype=None,
+            part=None if part is None else lambda begin, number: part(begin, number)._across(first, count),  # noqa: SLF001 -- its own
+        )
+
+    def normalised(self) -> "CheckpointTensor":
+        """The same with rows of length 1, decoded. They must be whole in the file."""
+        part = self.part
+
+        def scaled(raw: Tensor, count: int) -> Tensor:
+            return torch.nn.functional.normalize(self.decoded(raw, count).float())
+
+        return replace(
+            self,
+            decoded=scaled,
+            kind=None,
+            kept=None,
+            dtype=None,
+            part=None if part is None else lambda first, count: part(first, count).normalised(),
+        )
 
     def reordered(self, order: tuple[int, ...]) -> "CheckpointTensor":
         """The same with the rows of each group of len(order) in that order."""
@@ -52,8 +160,8 @@ class CheckpointTensor:
         def kept(raw: Tensor, count: int) -> QuantizedWeight:
             assert self.kept is not None
             found = self.kept(raw, count)
-            return QuantizedWeight(
-                format=found.format,
+            return replace(
+                found,
                 values=turned(found.values),
                 scales=turned(found.scales),
                 minima=None if found.minima is None else turned(found.minima),
@@ -63,8 +171,37 @@ class CheckpointTensor:
         return replace(
             self,
             decoded=lambda raw, count: turned(self.decoded(raw, count)),
-            unit=math.lcm(self.unit, len(order)),
+            unit=self.unit if self.by_columns else math.lcm(self.unit, len(order)),
             kept=None if self.kept is None else kept,
             dtype=None,
             part=None if part is None else lambda first, count: part(first, count).reordered(order),
         )
+
+
+def expect_dtype(stored: CheckpointTensor, *dtypes: torch.dtype) -> None:
+    """Raises ModelError for a tensor of another type."""
+    if stored.dtype not in dtypes:
+        found, wanted = _name(stored.dtype), " or ".join(_name(dtype) for dtype in dtypes)
+        raise ModelError(f"{stored.path}: tensor {stored.name} has type {found}, expected {wanted}")
+
+
+def expect_matrix(stored: CheckpointTensor) -> None:
+    """Raises ModelError for a tensor that has no rows and columns."""
+    if len(stored.shape) != 2 or not all(stored.shape):
+        raise ModelError(f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, which fits no matrix")
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def whole(stored: CheckpointTensor) -> Tensor:
+    """A small tensor of a plain type, all of it, on the host. Raises ModelError, also for an empty one."""
+    if not stored.num_bytes:
+        raise ModelError(f"{stored.path}: tensor {stored.name} is empty")
+    with stored.path.open("rb") as stream:
+        stream.seek(stored.start)
+        raw = stream.read(stored.num_bytes)
+    if len(raw) != stored.num_bytes:
+        raise ModelError(f"{stored.path} is truncated: tensor {stored.name}")
+    return stored.decoded(torch.frombuffer(bytearray(raw), dtype=torch.uint8), stored.shape[0] if stored.shape else 1)

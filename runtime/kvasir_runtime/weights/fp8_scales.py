@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
-from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor
+from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind, expect_matrix, whole
 
 BLOCK: Final = 128
 SCALES: Final = ("_scale", "_scale_inv")
@@ -59,7 +59,8 @@ def _scaled(weight: CheckpointTensor, scale: CheckpointTensor) -> CheckpointTens
     """A matrix that knows its scales; its format is ours where its columns are whole blocks."""
     scales = _read(weight, scale)
     kept = scales.format if scales.format.fits(weight.shape[1]) else None
-    return replace(weight, format=kept, part=functools.partial(_part, weight, scales, kept))
+    kind = None if kept is None else StoredKind(name=kept.name, format=kept)
+    return replace(weight, kind=kind, part=functools.partial(_part, weight, scales, kept))
 
 
 def _part(
@@ -70,7 +71,7 @@ def _part(
     return replace(
         weight,
         decoded=functools.partial(_decoded, of),
-        format=kept,
+        kind=None if kept is None else StoredKind(name=kept.name, format=kept),
         kept=functools.partial(_kept, of, kept) if kept is not None else None,
     )
 
@@ -90,14 +91,9 @@ def _decoded(scales: Tensor, raw: Tensor, count: int) -> Tensor:
 
 def _read(weight: CheckpointTensor, scale: CheckpointTensor) -> _Scales:
     """The scales of a matrix, in float32. Raises ModelError where their shape is none of the three."""
-    with scale.path.open("rb") as stream:
-        stream.seek(scale.start)
-        raw = stream.read(scale.num_bytes)
-    if len(raw) != scale.num_bytes:
-        raise ModelError(f"{scale.path} is truncated: tensor {scale.name}")
+    expect_matrix(weight)
     rows, columns = weight.shape
-    values = scale.decoded(torch.frombuffer(bytearray(raw), dtype=torch.uint8), scale.shape[0] if scale.shape else 1)
-    values = values.float()
+    values = whole(scale).float()
     blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     if values.numel() == 1:
         return _Scales(values=values.view(1, 1).expand(rows, 1), format=BY_ROW)

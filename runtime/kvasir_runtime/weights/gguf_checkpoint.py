@@ -4,16 +4,25 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.gguf.reader import TensorEntry
-from kvasir_runtime.kernels.quantized import QuantizedWeight
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 from kvasir_runtime.weights import gguf_dequant
-from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor
-from kvasir_runtime.weights.quant_formats import KEPT
+from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind
+
+KEPT: Final = {
+    "Q8_0": QuantFormat(bits=8),
+    "Q4_0": QuantFormat(bits=4),
+    "Q4_1": QuantFormat(bits=4),
+    "Q4_K": QuantFormat(bits=4, wide=True),
+}
+"""Types whose numbers and scales are taken over as they are."""
+_PLAIN: Final = ("F32", "F16", "BF16")
 
 
 def stored(path: Path) -> list[CheckpointTensor]:
@@ -22,13 +31,9 @@ def stored(path: Path) -> list[CheckpointTensor]:
     return list(_tensors(file, gguf.config(file)["head_dim"]))
 
 
-def kinds(path: Path) -> dict[str, str]:
-    """The type of each tensor that a checkpoint has, such as Q8_0. Raises ModelError."""
-    file = gguf.read(path)
-    found = dict[str, str]()
-    for entry in file.tensors.values():
-        found.update(dict.fromkeys(_names(file, entry), entry.kind.name))
-    return found
+def kind_of(name: str) -> StoredKind | None:
+    """Of a type of GGUF, such as Q8_0; None for those that are plain."""
+    return None if name in _PLAIN else StoredKind(name=name, format=KEPT.get(name))
 
 
 def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[CheckpointTensor]:
@@ -40,7 +45,7 @@ def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[CheckpointTensor]:
         if not names:
             raise ModelError(f"{entry.path}: unexpected tensor {entry.name}")
         turned = gguf.is_interleaved(entry.name, arch)
-        width = head_dim if turned else 0
+        width, less = head_dim if turned else 0, 1 if gguf.norms_are_whole(entry.name, arch) else 0
         for name, part in zip(names, _parts(entry, len(names)), strict=True):
             yield CheckpointTensor(
                 name=name,
@@ -48,9 +53,9 @@ def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[CheckpointTensor]:
                 path=part.path,
                 start=part.start,
                 num_bytes=part.num_bytes,
-                decoded=functools.partial(_rows, part, width),
+                decoded=functools.partial(_rows, part, width, less),
                 unit=width or 1,
-                format=KEPT.get(part.kind.name),
+                kind=kind_of(part.kind.name),
                 kept=functools.partial(_kept, part, width),
             )
 
@@ -76,9 +81,14 @@ def _parts(entry: TensorEntry, experts: int) -> Iterator[TensorEntry]:
         yield replace(entry, shape=entry.shape[1:], start=entry.start + expert * each, num_bytes=each)
 
 
-def _rows(entry: TensorEntry, head_dim: int, raw: Tensor, count: int) -> Tensor:
-    """Some rows (elements of a vector). head_dim: where their pairs lie side by side, the width of a head, else 0."""
+def _rows(entry: TensorEntry, head_dim: int, less: int, raw: Tensor, count: int) -> Tensor:
+    """Some rows (elements of a vector). head_dim: where their pairs lie side by side, the width of a head, else 0.
+
+    less: what a checkpoint's numbers are less.
+    """
     rows = gguf_dequant.decoded(entry.kind.name, raw).view(count, *entry.shape[1:])
+    if less:
+        return rows.float() - less
     return halves(rows, head_dim) if head_dim else rows
 
 

@@ -8,31 +8,21 @@ quantized copy. Norms and biases stay as they are, and so does a matrix whose co
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from kvasir_api.options import Quantization
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Place
+from kvasir_runtime.weights.checkpoint_tensor import StoredKind
 
 HEAD, TABLE = "head.weight", "embedding"
-KEPT: Final = {
-    "Q8_0": QuantFormat(bits=8),
-    "Q4_0": QuantFormat(bits=4),
-    "Q4_1": QuantFormat(bits=4),
-    "Q4_K": QuantFormat(bits=4, wide=True),
-    "e4m3": FP8,
-    "e4m3 blocks": replace(FP8, group=128),
-}
-"""Types of GGUF files, and of checkpoints in fp8, whose numbers and scales are taken over as they are."""
 LAYERS: Final = {"fp8": FP8, "int8": QuantFormat(bits=8), "int4": QuantFormat(bits=4)}
 """What the layers' matrices are quantized to while they are read."""
 ROUNDED: Final = QuantFormat(bits=8)
-"""What holds other types of GGUF files, merged weights of several types, and e4m3 on processors. A number of 6 bits is
-off by about an eighth of its own step."""
-_SHORT: Final = frozenset({*KEPT, "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "Q5_0", "Q5_1", "Q5_K", "Q6_K"})
-
+"""What holds short numbers that no format of ours holds as they are, merged weights of several kinds, and e4m3 on
+processors. A number of 6 bits is off by about an eighth of its own step."""
+Kinds = Mapping[str, StoredKind | None]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -41,15 +31,15 @@ def formats(
     spec: DecoderSpec,
     shapes: Shapes,
     places: Mapping[str, Place],
-    kinds: Mapping[str, str],
+    kinds: Kinds,
     *,
     floating: bool = True,
 ) -> dict[str, QuantFormat]:
     """The format of every weight that is held in one, by the decoder's name for it.
 
-    kinds: the type of each tensor that a GGUF file or a checkpoint in fp8 has; with auto a weight stays in its format
-    if all of its parts have the same one, and is held in 8 bits if they are of several or of one that has no format
-    here. floating: whether the device has kernels for e4m3; without them auto holds it as int8, which has.
+    kinds: of each tensor that a checkpoint holds in few bits; with auto a weight stays in its format if all of its
+    parts have the same one, and is held in 8 bits if they are of several or of one that has no format here. floating:
+    whether the device has kernels for e4m3; without them auto holds it as int8, which has.
     """
     if quantization == "none" or (quantization == "auto" and not kinds):
         return {}
@@ -97,13 +87,20 @@ def _matrices(spec: DecoderSpec, shapes: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def _kept(
-    candidates: Mapping[str, tuple[int, ...]], places: Mapping[str, Place], kinds: Mapping[str, str]
+    candidates: Mapping[str, tuple[int, ...]], places: Mapping[str, Place], kinds: Kinds
 ) -> dict[str, QuantFormat]:
-    """The format of each weight that a file holds in few bits."""
-    found: dict[str, set[str]] = {}
+    """The format of each weight that a file holds in few bits. Experts have one order of columns: the file's."""
+    found: dict[str, set[StoredKind | None]] = {}
     for name, place in places.items():
         if not name.endswith(".bias"):
-            found.setdefault(place.tensor, set()).add(kinds.get(name, ""))
+            found.setdefault(place.tensor, set()).add(kinds.get(name))
     found.setdefault(HEAD, found.get(TABLE, set()))
-    short = {name: found[name] for name in candidates if found.get(name) and found[name] <= _SHORT}
-    return {name: KEPT.get(next(iter(of)), ROUNDED) if len(of) == 1 else ROUNDED for name, of in short.items()}
+    kept = dict[str, QuantFormat]()
+    for name in candidates:
+        of = found.get(name, set())
+        if not of or None in of:
+            continue
+        first = next(iter(of))
+        exact = first.format if first is not None and len(of) == 1 else None
+        kept[name] = ROUNDED if exact is None or (exact.ordered and ".experts." in name) else exact
+    return kept

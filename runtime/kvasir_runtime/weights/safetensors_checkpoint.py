@@ -2,10 +2,11 @@
 
 import functools
 import math
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -22,16 +23,29 @@ _DTYPES: Final = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
 MAX_HEADER_BYTES: Final = 100_000_000
 """As the library has it."""
 # Stored by some exporters, computed again or shared by all layers.
 _IGNORED = ("rotary_emb.inv_freq",)
+# Which ids a head that drafts has; no weights, and read by `integers`.
+_ID_MAPS = ("d2t", "t2d")
 # A model that was saved without its head, as those for embeddings are, has names without the first part.
-_SAVED_BARE, _FIRST_PART = ("embed_tokens.", "layers.", "norm."), "model."
+_SAVED_BARE: Final = {
+    "model.": ("embed_tokens.", "layers.", "norm."),
+    "transformer.": ("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
+}
 # Of checkpoints with images the text part is read, which older and newer ones name differently.
 _TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model."))
-# Layers that draft a token more (mtp) are of no use to a step that computes one.
+# What encoders were saved as a part of; the first part of their names is the family's.
+_ENCODER_PART = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.")
+_MODERNBERT_PART = ("model.embeddings.", "model.final_norm.")
+_OLDER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# Layers that draft a token more (mtp) of decoders with a recurrent state, which no wrong draft can be taken back from.
 _OTHER_PARTS = (
     "mtp.",
     "vision_tower.",
@@ -39,6 +53,9 @@ _OTHER_PARTS = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
 )
+
+
+_LAYER: Final = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 class _Index(msgspec.Struct):
@@ -75,6 +92,52 @@ def stored(path: Path) -> list[CheckpointTensor]:
         raise ModelError(f"{path} is truncated or damaged: {error}") from error
 
 
+def drafts(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor is of a layer that follows the decoder's own and drafts tokens, of which the config says how
+    many there are.
+    """
+    first, number = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    layer = _LAYER.match(name)
+    if layer is None or not isinstance(first, int) or not isinstance(number, int):
+        return False
+    return first <= int(layer[1]) < first + number
+
+
+def names(folder: Path) -> frozenset[str]:
+    """Of all tensors of a checkpoint. Raises ModelError."""
+    return frozenset(one.name for path in files(folder) for one in stored(path))
+
+
+def totals(folder: Path) -> tuple[int, int]:
+    """How many tensors a checkpoint has, and how many numbers in all of them, of whatever type. Raises ModelError."""
+    tensors = numbers = 0
+    for path in files(folder):
+        try:
+            found = msgspec.json.decode(header(path)[8:], type=dict[str, msgspec.Raw])
+            found.pop("__metadata__", None)
+            tensors += len(found)
+            numbers += sum(math.prod(msgspec.json.decode(raw, type=_Entry).shape) for raw in found.values())
+        except (OSError, msgspec.DecodeError, struct.error) as error:
+            raise ModelError(f"{path} is truncated or damaged: {error}") from error
+    return tensors, numbers
+
+
+def integers(folder: Path, name: str) -> Tensor | None:
+    """A tensor of int64 of a checkpoint as it is, or None where there is none of that name. Raises ModelError."""
+    for path in files(folder):
+        try:
+            with safe_open(path, framework="pt") as opened:
+                if name not in opened.keys():  # noqa: SIM118 -- no mapping
+                    continue
+                found: Tensor = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is truncated or damaged: {error}") from error
+        if found.dtype != torch.int64 or found.dim() != 1:
+            raise ModelError(f"{path}: tensor {name} is {found.dtype} of shape {list(found.shape)}, expected int64 ids")
+        return found
+    return None
+
+
 def header(path: Path) -> bytes:
     """The bytes before the tensors: length and JSON. Raises OSError, or struct.error where there are none."""
     with path.open("rb") as stream:
@@ -92,7 +155,7 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     found.pop("__metadata__", None)
     entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())
     for name, entry in sorted(entries, key=lambda pair: pair[1].data_offsets):
-        if name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
+        if name in _ID_MAPS or name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
             continue
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{path}: tensor {name} has type {entry.dtype}, expected one of {', '.join(_DTYPES)}")
@@ -114,10 +177,17 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
 
 def _text_name(name: str) -> str:
     """What a checkpoint of the text model alone calls a tensor."""
+    for part in _ENCODER_PART:
+        name = name.removeprefix(part)
+    for theirs, ours in _OLDER_NORM.items():
+        if name.endswith(theirs):
+            return name.removesuffix(theirs) + ours
+    if name.startswith(_MODERNBERT_PART):
+        return name.removeprefix("model.")
     for theirs, ours in _TEXT_PART:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
-    return _FIRST_PART + name if name.startswith(_SAVED_BARE) else name
+    return next((first + name for first, bare in _SAVED_BARE.items() if name.startswith(bare)), name)
 
 
 def _decoded(dtype: torch.dtype, row: tuple[int, ...], raw: Tensor, count: int) -> Tensor:

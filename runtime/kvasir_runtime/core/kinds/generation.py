@@ -72,17 +72,18 @@ class Generation:
         known = len(sequence.tokens) + sequence.in_flight
         count = min(known - sequence.computed, budget)
         # At its limit it ends when its last sample is collected, and the last token is never computed.
-        if count < 1 or known >= self.limit or sequence.in_flight > self._max_in_flight:
+        if count < 1 or known >= self.limit or sequence.in_flight > self._max_in_flight or sequence.unverified:
             return None
-        return sequence.blocks.lacks(self._chunk_end(sequence.computed + count))
+        return sequence.blocks.lacks(self._chunk_end(sequence.computed + count) + len(self._drafts(budget)))
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
         """One chunk; it samples where it computes the last known token."""
         sequence = self.sequence
         known = len(sequence.tokens) + sequence.in_flight
-        end = self._chunk_end(min(known, sequence.computed + builder.budget))
+        end, drafts = self._chunk_end(min(known, sequence.computed + builder.budget)), self._drafts(builder.budget)
+        sequence.drafts = ()
         if blocks:
-            builder.grow(sequence, end, iter(blocks))
+            builder.grow(sequence, end + len(drafts), iter(blocks))
         if self.undelivered:
             place = len(sequence.tokens) - len(self.undelivered)
             builder.inserts.append(Insert(sequence.row, place, self.undelivered))
@@ -92,19 +93,19 @@ class Generation:
             builder.compute(sequence, end, samples=False)
         elif early:
             generated = known - self.request.prompt_tokens - self.inserted
-            builder.compute(sequence, end, samples=True, min_tokens_left=max(0, early - generated))
+            builder.compute(sequence, end, samples=True, min_tokens_left=max(0, early - generated), drafts=drafts)
         else:
-            builder.compute(sequence, end, samples=True)
+            builder.compute(sequence, end, samples=True, drafts=drafts)
 
     def accept(
         self,
-        chunk: LaunchedChunk,  # noqa: ARG002 - it has one sequence
+        chunk: LaunchedChunk,
         sampled: SampledTokens | None,
         scored: tuple[Logprobs, ...],  # noqa: ARG002
         vector: bytes,  # noqa: ARG002
         now: float,  # noqa: ARG002
     ) -> tuple[EngineOutput, ...]:
-        """Append the tokens; several at once are those that a grammar forces after the one that was drawn."""
+        """Append the tokens; several at once are drafts, or those that a grammar forces after the one drawn."""
         sequence = self.sequence
         if sampled is None:
             return ()
@@ -116,6 +117,11 @@ class Generation:
         sequence.in_flight -= 1
         if sampled.invalid:
             return (self.request.invalid_output(),)
+        if chunk.drafts:
+            sequence.unverified = 0
+            if sequence.active:  # else it has lost the blocks in which its drafts were computed
+                sequence.computed = chunk.end + len(sampled.tokens) - 1
+            return (self._append(sampled),)
         if len(sampled.tokens) > 1 or sampled.deferred:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
         if sampled.deferred:
@@ -125,6 +131,7 @@ class Generation:
 
     def release(self) -> tuple[SequenceState, ...]:
         """It keeps its tokens and computes them again."""
+        self.sequence.drafts = ()
         return (self.sequence,)
 
     def inject(self, token_ids: tuple[int, ...]) -> None:
@@ -133,7 +140,14 @@ class Generation:
 
     def drop_in_flight(self) -> None:
         """Samples in flight are drawn again."""
-        self.sequence.in_flight = self.discarded_samples = 0
+        self.sequence.in_flight = self.sequence.unverified = self.discarded_samples = 0
+
+    def _drafts(self, budget: int) -> tuple[int, ...]:
+        """The drafts that go with the last token, where that is all that is to be computed and its id is known."""
+        sequence = self.sequence
+        if not sequence.drafts or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
+            return ()
+        return sequence.drafts[: max(0, budget - 1)]
 
     def _chunk_end(self, end: int) -> int:
         """Where the next chunk ends that may go up to end."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import SampledTokens
+from kvasir_runtime.core.plan import HiddenOf, SampledTokens, hidden_of
 from kvasir_runtime.core.plan_builder import NOTHING, LaunchedChunk, PlanBuilder
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.sequence import SequenceState
@@ -12,7 +12,10 @@ from kvasir_runtime.wire import EngineOutput, EngineRequest, Logprobs, SamplingC
 
 @dataclass(slots=True, eq=False)
 class PromptPooling:
-    """It ends with the computation of its prompt. A mean is over all of it, so none of it is taken from the cache."""
+    """It ends with the computation of its prompt. A mean is over all of it, so none of it is taken from the cache.
+
+    By an encoder a prompt is computed in one step, whatever the budget: it is admitted where there is room for it.
+    """
 
     request: RequestState
     sequence: SequenceState
@@ -21,17 +24,17 @@ class PromptPooling:
     num_rows: int = field(init=False, default=1)
     remaining: int = field(init=False, default=0)
     is_ending: bool = field(init=False, default=False)
-    _is_mean: bool = field(init=False)
+    _hidden_of: HiddenOf = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling = self.request.request.sampling
         pooling = self.request.request.pooling
-        self._is_mean = pooling is not None and pooling.kind == "mean"
+        self._hidden_of = "last" if pooling is None else hidden_of(pooling)
 
     @property
     def reusable(self) -> int:
-        """All tokens but one, and none for a mean."""
-        return 0 if self._is_mean else len(self.sequence.tokens) - 1
+        """All tokens but one, and none where the hidden states of others are pooled."""
+        return 0 if self._hidden_of != "last" else len(self.sequence.tokens) - 1
 
     def prepare(self) -> int:
         """The whole prompt must fit."""
@@ -39,18 +42,22 @@ class PromptPooling:
 
     def need(self, budget: int) -> int | None:
         """None once the prompt is computed."""
-        count = min(len(self.sequence.tokens) - self.sequence.computed, budget)
+        lacking = len(self.sequence.tokens) - self.sequence.computed
+        count = lacking if self.limits.computes_whole else min(lacking, budget)
         return self.sequence.blocks.lacks(self.sequence.computed + count) if count > 0 else None
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
-        """One chunk; a mean takes all its positions, the others the last one of the prompt."""
+        """One chunk; a mean takes all its positions, the others the first or the last one of the prompt."""
         sequence = self.sequence
         start = sequence.computed
-        end = min(len(sequence.tokens), start + builder.budget)
+        end = len(sequence.tokens)
+        if not self.limits.computes_whole:
+            end = min(end, start + builder.budget)
         if blocks:
             builder.grow(sequence, end, iter(blocks))
         is_last = end == len(sequence.tokens)
-        pools = (start, end) if self._is_mean else (end - 1, end) if is_last else NOTHING
+        wanted = {"mean": (start, end), "cls": (0, 1) if start == 0 else NOTHING}
+        pools = wanted.get(self._hidden_of, (end - 1, end) if is_last else NOTHING)
         builder.compute(sequence, end, samples=False, pools=pools, completes_vector=is_last)
 
     def accept(

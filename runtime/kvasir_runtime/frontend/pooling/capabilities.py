@@ -6,12 +6,13 @@ file does itself; options win.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
@@ -29,7 +30,11 @@ _MODES: Final = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _GGUF_MODES: Final = {0: "", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
-_SERVED_MODES: Final[dict[str, Literal["last", "mean"]]] = {"lasttoken": "last", "mean": "mean"}
+_T = TypeVar("_T")
+HiddenOf = Literal["last", "cls", "mean"]
+_SERVED_MODES: Final[dict[str, HiddenOf]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_ACTIVATIONS: Final = {"Sigmoid": True, "Identity": False}
+"""What cross-encoders of sentence-transformers do to their logit, and whether that is a sigmoid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +42,29 @@ class EmbeddingCapability:
     """kind: which hidden states. size: numbers in a whole vector. declared: the checkpoint or an option declares it.
 
     shortens: the first numbers alone are an embedding too (Matryoshka); sizes: the only ones, where they are known.
+    prompts: texts that are put before those of a request that names them; prompt: before those of one that names none.
     """
 
-    kind: Literal["last", "mean"]
+    kind: HiddenOf
     normalize: bool
     size: int
     declared: bool = True
     shortens: bool = False
     sizes: tuple[int, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringCapability:
-    """kind: a label's logit, the logits of two tokens, or the similarity of two embeddings. pooling: of one prompt."""
+    """kind: a label's logit, the logits of two tokens, or the similarity of two embeddings. pooling: of one prompt.
+
+    is_probability: a score is the sigmoid of a label's logit, and not the logit itself.
+    """
 
     kind: Literal["label", "judgement", "similarity"]
     pooling: PoolingConfig
+    is_probability: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +91,9 @@ def capabilities(model: Path, options: ServeOptions, ready: EngineFacts, tokeniz
 def _embedding(
     model: Path, options: ServeOptions, ready: EngineFacts, config: Mapping[str, Any]
 ) -> EmbeddingCapability | str:
-    kind: Literal["last", "mean"] = "last" if options.pooling == "auto" else options.pooling
+    is_encoder = cache_groups.keeps_nothing(ready.attentions)
+    usual: HiddenOf = "mean" if is_encoder else "last"
+    kind: HiddenOf = usual if options.pooling == "auto" else options.pooling
     normalize, declared = True, options.pooling != "auto" or ready.head == "none"
     if modules := _modules(model):
         names = [module.type.rpartition(".")[2] for module in modules]
@@ -90,14 +104,22 @@ def _embedding(
         if options.pooling == "auto":
             mode = _mode(model / modules[names.index("Pooling")].path) if "Pooling" in names else "lasttoken"
             if mode not in _SERVED_MODES:
-                return f"The checkpoint requests pooling {mode}, which is not supported here; lasttoken and mean are."
+                return (
+                    f"The checkpoint requests pooling {mode}, which is not supported here; lasttoken, mean and cls are."
+                )
             kind = _SERVED_MODES[mode]
     elif (mode := _of_gguf(model)) and options.pooling == "auto":
         if mode not in _SERVED_MODES:
-            return f"The file requests pooling {mode}, which is not supported here; lasttoken and mean are."
+            return f"The file requests pooling {mode}, which is not supported here; lasttoken, mean and cls are."
         kind, declared = _SERVED_MODES[mode], True
     elif ready.head == "labels" and options.pooling == "auto":
         return "The model ends in a classification head; start it with --pooling last or mean to get embeddings."
+    if kind == "cls" and not is_encoder:
+        return (
+            "Pooling cls is not supported here: the first token of this model sees nothing of the text; lasttoken and"
+            " mean are."
+        )
+    prompts = _prompts(model)
     if options.normalize != "auto":
         normalize = options.normalize == "always"
     sizes = config.get("matryoshka_dimensions")
@@ -109,6 +131,8 @@ def _embedding(
         declared=declared,
         shortens=options.matryoshka or config.get("is_matryoshka") is True or bool(sizes),
         sizes=() if options.matryoshka else sizes,
+        prompts=prompts.prompts,
+        prompt=prompts.prompts.get(prompts.default_prompt_name or "", ""),
     )
 
 
@@ -134,7 +158,7 @@ def _scoring(
     if ready.head == "labels":
         if ready.num_labels != 1:
             return f"The model's classification head has {ready.num_labels} labels; a score needs a head with one."
-        return ScoringCapability(kind="label", pooling=PoolingConfig(kind="labels"))
+        return _label(ready, config)
     if isinstance(embedding, EmbeddingCapability) and embedding.declared:
         return _similarity(embedding)
     return (
@@ -142,6 +166,21 @@ def _scoring(
         "--pooling last or mean to score by the similarity of embeddings, or with --scoring yes-no if it is a reranker "
         "that answers yes or no."
     )
+
+
+def _label(ready: EngineFacts, config: Mapping[str, Any]) -> ScoringCapability | str:
+    """By the one label of a classification head; cross-encoders say what becomes of its logit."""
+    named = config.get("sentence_transformers")
+    given = named.get("activation_fn") if isinstance(named, Mapping) else None
+    given = given or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    activation = str(given).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        return f"The checkpoint's scores go through an activation {activation}; Sigmoid and Identity are supported."
+    head_of: HiddenOf = "last"
+    if cache_groups.keeps_nothing(ready.attentions):
+        head_of = "mean" if config.get("classifier_pooling") == "mean" else "cls"
+    pooling = PoolingConfig(kind="labels", head_of=head_of)
+    return ScoringCapability(kind="label", pooling=pooling, is_probability=_ACTIVATIONS[activation])
 
 
 def _similarity(embedding: EmbeddingCapability) -> ScoringCapability:
@@ -163,21 +202,36 @@ class _Module(msgspec.Struct):
     path: str = ""
 
 
+class _Prompts(msgspec.Struct):
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+
+
 def _modules(model: Path) -> list[_Module]:
     """What sentence-transformers does to a text, in order; [] without its file. Raises ModelError."""
     path = model / "modules.json"
-    if not path.is_file():
-        return []
-    try:
-        if path.stat().st_size > MAX_MODULES_BYTES:
-            raise ModelError(f"{path} has more than {MAX_MODULES_BYTES} bytes")
-        modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
-    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: {error}") from error
+    modules = _decoded(path, list[_Module]) or []
     for module in modules:
         if not (model / module.path).resolve().is_relative_to(model.resolve()):
             raise ModelError(f"{path}: path {module.path!r} leads out of the checkpoint")
     return modules
+
+
+def _prompts(model: Path) -> _Prompts:
+    """What sentence-transformers puts before texts. Raises ModelError."""
+    return _decoded(model / "config_sentence_transformers.json", _Prompts) or _Prompts()
+
+
+def _decoded(path: Path, kind: type[_T]) -> _T | None:
+    """A JSON file as a typed value, None where there is none. Raises ModelError."""
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > MAX_MODULES_BYTES:
+            raise ModelError(f"{path} has more than {MAX_MODULES_BYTES} bytes")
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _of_gguf(model: Path) -> str:

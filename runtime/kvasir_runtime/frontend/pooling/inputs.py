@@ -6,7 +6,7 @@ the form of a reranker puts around it stays whole.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenizers import Encoding
 
@@ -59,7 +59,14 @@ def is_cut(source: str, ids: Sequence[int], profile: ModelProfile) -> bool:
     return len(_encoded(profile.tokenizer, source, room, profile).ids) > room
 
 
-def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
+class JoinedTexts(NamedTuple):
+    """second_from: position of the first token of the second text, where the tokenizer tells the two apart, else 0."""
+
+    ids: tuple[int, ...]
+    second_from: int = 0
+
+
+def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str) -> JoinedTexts:
     """Ids of two texts as the tokenizer joins them; a cut is taken from the second. Raises Refused."""
     tokenizer, room = profile.tokenizer, _room(cut, profile)
     one = _encoded(tokenizer, first, profile.max_context, profile)
@@ -68,8 +75,9 @@ def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str
         other.truncate(cut.second_keep)
     if cut.keep is not None:
         other.truncate(max(0, min(len(other.ids), room - len(one.ids) - _num_special(tokenizer, cut, is_pair=True))))
-    ids = tuple(tokenizer.encoder.post_process(one, other, cut.special).ids)
-    return _checked(ids, profile, cut, param)
+    joined = tokenizer.encoder.post_process(one, other, cut.special)
+    second_from = joined.type_ids.index(1) if 1 in joined.type_ids else 0
+    return JoinedTexts(_checked(tuple(joined.ids), profile, cut, param), second_from)
 
 
 def judgement(

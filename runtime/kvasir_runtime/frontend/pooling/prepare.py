@@ -3,16 +3,18 @@
 Called in worker threads. It decides and refuses; it knows nothing of sockets, the event loop or written answers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.pooling import inputs, vectors
 from kvasir_runtime.frontend.pooling.capabilities import EmbeddingCapability, ScoringCapability
-from kvasir_runtime.frontend.pooling.inputs import Cut
+from kvasir_runtime.frontend.pooling.inputs import Cut, JoinedTexts
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
 from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
@@ -33,10 +35,14 @@ class EmbeddingInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringInputs:
-    """Prompts for pairs of texts. scores: of each pair, from the last events of all prompts, in order."""
+    """Prompts for pairs of texts. scores: of each pair, from the last events of all prompts, in order.
+
+    seconds: of each prompt where its second text begins, 0 where there is one; () for no second texts.
+    """
 
     prompts: Prompts
     pooling: PoolingConfig
+    seconds: Sequence[int] = ()
     scores: Callable[[Sequence[EngineOutput]], list[float]]
 
 
@@ -49,8 +55,10 @@ def embed(body: EmbeddingBody, profile: ModelProfile) -> EmbeddingInputs:
     dimensions = _dimensions(body.dimensions, ability)
     cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
     normalize = ability.normalize if body.normalize is None else body.normalize
+    before = _prompt(body.prompt_name, ability)
+    sources = (before + source if isinstance(source, str) else source for source in body.input)
     return EmbeddingInputs(
-        prompts=_bounded((inputs.single(source, profile, cut, param="input") for source in body.input), "input"),
+        prompts=_bounded((inputs.single(source, profile, cut, param="input") for source in sources), "input"),
         pooling=PoolingConfig(kind=ability.kind),
         vector=lambda event: vectors.embedding(vectors.read(event.pooled), dimensions=dimensions, normalize=normalize),
     )
@@ -68,13 +76,15 @@ def score(body: ScoreBody, profile: ModelProfile) -> ScoringInputs:
 
 def engine_requests(answer_id: str, made: EmbeddingInputs | ScoringInputs) -> tuple[EngineRequest, ...]:
     """One for each prompt, in order."""
-    sampling = SamplingConfig(max_tokens=1)
+    sampling, pooling = SamplingConfig(max_tokens=1), [made.pooling] * len(made.prompts)
+    if isinstance(made, ScoringInputs) and made.seconds:
+        pooling = [msgspec.structs.replace(made.pooling, second_from=at) for at in made.seconds]
     return tuple(
         EngineRequest(
             request_id=f"{answer_id}-{number}",
             prompt=prompt,
             sampling=sampling,
-            pooling=made.pooling,
+            pooling=pooling[number],
             admitted=number > 0,
         )
         for number, prompt in enumerate(made.prompts)
@@ -101,21 +111,34 @@ def _scored(
     pairs = list(zip(firsts if len(firsts) == len(seconds) else list(firsts) * len(seconds), seconds, strict=True))
     if ability.kind == "similarity":
         return _similarities(ability, firsts, seconds, profile, cut, params)
+    begins: list[int] = []
+    made: Iterable[tuple[int, ...]]
     if ability.kind == "judgement":
         said, param = body.instruction, params[1]
         made = (inputs.judgement(first, second, said, profile, cut, param=param) for first, second in pairs)
     else:
-        made = (inputs.pair(first, second, profile, cut, param=params[1]) for first, second in pairs)
+        joined = (inputs.pair(first, second, profile, cut, param=params[1]) for first, second in pairs)
+        made = _ids_of(joined, begins)
     return ScoringInputs(
         prompts=_bounded(made, params[1]),
         pooling=ability.pooling,
+        seconds=begins,
         scores=lambda events: [_likelihood(ability, event) for event in events],
     )
 
 
+def _ids_of(joined: Iterable[JoinedTexts], begins: list[int]) -> Iterator[tuple[int, ...]]:
+    """Of pairs, one by one; where their second texts begin is appended to begins."""
+    for texts in joined:
+        begins.append(texts.second_from)
+        yield texts.ids
+
+
 def _likelihood(ability: ScoringCapability, event: EngineOutput) -> float:
-    """0..1: of the one label, or of yes over no."""
+    """0..1: of the one label, or of yes over no; a logit where the model is for that."""
     logits = vectors.read(event.pooled)
+    if not ability.is_probability:
+        return float(logits[0])
     return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
 
 
@@ -138,6 +161,19 @@ def _similarities(
         return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
 
     return ScoringInputs(prompts=prompts, pooling=ability.pooling, scores=similarities)
+
+
+def _prompt(name: str | None, ability: EmbeddingCapability) -> str:
+    """What is put before each text: the prompt of that name, or the model's default."""
+    if name is None:
+        return ability.prompt
+    if name not in ability.prompts:
+        known = (
+            f"one of {', '.join(sorted(ability.prompts))}" if ability.prompts else "none, as the model has no prompts"
+        )
+        message = f"The model has no prompt named {name}; expected {known}."
+        raise Refused(openai_errors.invalid(message, param="prompt_name", code="invalid_value"))
+    return ability.prompts[name]
 
 
 def _dimensions(asked: int | None, ability: EmbeddingCapability) -> int | None:

@@ -76,13 +76,17 @@ class _Pooled(StrictModel):
 
 
 class EmbeddingBody(_Pooled):
-    """A body of /v1/embeddings. normalize: to length 1 or not, whatever the model's own files say."""
+    """A body of /v1/embeddings. normalize: to length 1 or not, whatever the model's own files say.
+
+    prompt_name: of the model's prompts, which is put before each text, as sentence-transformers names it.
+    """
 
     model: str | None = Field(None, max_length=512)
     input: Annotated[list[Any], BeforeValidator(_inputs)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
     normalize: bool | None = None
+    prompt_name: str | None = Field(None, max_length=512)
 
 
 class RerankBody(_Pooled):

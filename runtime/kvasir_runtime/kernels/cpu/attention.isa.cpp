@@ -84,20 +84,52 @@ KVASIR_INLINE void fold(float* best, float* total, float* out, float split_best,
   for (int64_t d = 0; d < columns; d += kLanes) store(out + d, multiply_add(load(split + d), keep, load(out + d) * before));
 }
 
-// The same for all rows of a tile; the next split begins with empty sums.
-KVASIR_INLINE void fold_rows(const Tile& t, const Widths& w, int64_t rows) {
-  for (int64_t r = 0; r < rows; ++r) {
-    fold(t.whole_maxima + r, t.totals + r, t.whole + r * w.columns, t.maxima[r], sum(load(t.sums + r * kLanes)),
-         t.out + r * w.columns, w.columns);
-    t.maxima[r] = LEAST;
+// The same for a panel of rows whose split ends, while its sums are in the cache. Sums of the next split begin where
+// these are: their first factor is 0, as the maximum is LEAST.
+KVASIR_INLINE void fold_panel(const Tile& t, const Widths& w, int64_t row, int count) {
+  static_assert(kRows <= kLanes);
+  float added[kLanes] = {}, before[kLanes], keep[kLanes], best[kLanes], totals[kLanes];
+  for (int i = 0; i < count; ++i) added[i] = sum(load(t.sums + (row + i) * kLanes));
+  // Lanes behind the last row hold what nothing reads.
+  const Floats split = load(t.maxima + row), whole = load(t.whole_maxima + row), now = larger(split, whole);
+  const Floats old_factor = exp2(whole - now), new_factor = split == splat(LEAST) ? Floats{} : exp2(split - now);
+  store(before, old_factor);
+  store(keep, new_factor);
+  store(best, now);
+  store(totals, multiply_add(load(added), new_factor, load(t.totals + row) * old_factor));
+  for (int i = 0; i < count; ++i) {
+    const float* from = t.out + (row + i) * w.columns;
+    float* to = t.whole + (row + i) * w.columns;
+    for (int64_t d = 0; d < w.columns; d += kLanes)
+      store(to + d, multiply_add(load(from + d), splat(keep[i]), load(to + d) * splat(before[i])));
+    t.maxima[row + i] = LEAST;
+    t.whole_maxima[row + i] = best[i];
+    t.totals[row + i] = totals[i];
   }
+}
+
+// Sums of no position yet.
+KVASIR_INLINE void clear(const Tile& t, const Widths& w, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) t.maxima[r] = LEAST;
   __builtin_memset(t.out, 0, rows * w.columns * 4);
   __builtin_memset(t.sums, 0, rows * kLanes * 4);
 }
 
+// Ends the first split: what is folded into nothing stays as it is, so the sums change places.
+KVASIR_INLINE void end_first(Tile& t, const Widths& w, int64_t rows, bool is_last) {
+  float* out = t.out;
+  t.out = t.whole;
+  t.whole = out;
+  for (int64_t r = 0; r < rows; ++r) {
+    t.whole_maxima[r] = t.maxima[r];
+    t.totals[r] = sum(load(t.sums + r * kLanes));
+  }
+  if (!is_last) clear(t, w, rows);
+}
+
 // ahead: what this thread most likely reads next.
 template <class Kind, class Query, class From>
-void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead, float* partials) {
+void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float* partials) {
   constexpr bool SCALED = sizeof(From) == 1;
   const Widths w = widths(a, Kind::kWidth);
   const int64_t row_bytes = row_bytes_of<From>(a);
@@ -108,14 +140,10 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = item.start + (first_row + r) / group, head = item.kv_head * group + (first_row + r) % group;
     elements<Kind>(query + token * a.token_stride + head * a.head_dim, a.head_dim, t.query + r * w.depth, w.depth);
-    t.maxima[r] = t.whole_maxima[r] = LEAST;
-    t.totals[r] = 0;
   }
   // In bfloat16 prompts and answers have kernels of their own, so that their bits differ anyway.
   const bool many = Kind::kWidth == 1 && item.cut.tiles > 1;
-  __builtin_memset(t.out, 0, rows * w.columns * 4);
-  __builtin_memset(t.sums, 0, rows * kLanes * 4);
-  if (many) __builtin_memset(t.whole, 0, rows * w.columns * 4);
+  clear(t, w, rows);
   const auto [first, stop] = span_of(a, item);
   alignas(64) static const uint8_t zeros[4096] = {};
   const int64_t* table = table_of(a, item);
@@ -130,6 +158,8 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
     // Rows of zeros have no values behind them.
     for (int64_t j = 0; j < KEYS; ++j) t.at[j] += j < keys ? a.value_offset : 0;
     pack_values<Kind, From>(t, a.head_dim, w.columns, padded, ahead);
+    const bool is_last = at + KEYS >= stop, is_first = at / SPLIT == first / SPLIT;
+    const bool ends = many && ((at + KEYS) % SPLIT == 0 || is_last);
     for (int64_t row = 0; row < rows; row += Kind::kPanelRows) {
       const int count = static_cast<int>(least(Kind::kPanelRows, rows - row));
       int64_t from[Kind::kPanelRows], to[Kind::kPanelRows];
@@ -140,9 +170,12 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
         from[r] = first_seen(a, position) - at;
         any |= to[r] > 0 && from[r] < keys;
       }
+      const bool folds = ends && !is_first;
+      for (int64_t i = 0; i < (folds ? count * w.columns : 0); i += 16) __builtin_prefetch(t.whole + row * w.columns + i, 1);
       if (any) panel<Kind, SCALED>(t, w, row, count, padded, from, to, scale);
+      if (folds) fold_panel(t, w, row, count);
     }
-    if (many && ((at + KEYS) % SPLIT == 0 || at + KEYS >= stop)) fold_rows(t, w, rows);
+    if (ends && is_first) end_first(t, w, rows, is_last);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const float total = many ? t.totals[r] : sum(load(t.sums + r * kLanes));

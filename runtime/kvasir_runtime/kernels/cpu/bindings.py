@@ -11,11 +11,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import act_and_mul, argmax, attention, embedding, rms_norm, sample, split_qkv
+from kvasir_runtime.kernels import act_and_mul, argmax, attention, embedding, logprobs, rms_norm, sample, split_qkv
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
+from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.sample import Draws
 
 TYPES: Final = (torch.float32, torch.bfloat16)
@@ -35,6 +36,7 @@ class CpuKernels:
     _gather: Function
     _argmax: Function
     _sample: Function
+    _logprobs: Function
 
     def attention(
         self,
@@ -47,11 +49,12 @@ class CpuKernels:
         sinks: Tensor | None = None,
         chunk: int = 0,
         value_dim: int = 0,
+        slopes: Tensor | None = None,
     ) -> Tensor:
-        """kernels.attention; scores that are capped or have a sink are torch's."""
-        changed = bool(softcap) or sinks is not None
+        """kernels.attention; scores that are capped, sloped or have a sink are torch's."""
+        changed = bool(softcap) or sinks is not None or slopes is not None
         if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
-            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim)
+            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim, slopes)
         made, kept = structs.sequences(attn_metadata)
         tokens, heads, head_dim = query.shape
         out = query.new_empty((tokens, heads * head_dim))
@@ -132,8 +135,8 @@ class CpuKernels:
         return qkv[:, :heads]
 
     def act_and_mul(self, x: Tensor, activation: Activation) -> Tensor:
-        """kernels.act_and_mul."""
-        if x.dtype not in TYPES:
+        """kernels.act_and_mul; the clamped one is torch's."""
+        if x.dtype not in TYPES or activation not in ACTIVATIONS:
             return act_and_mul.cpu(x, activation)
         rows, dim = x.shape[0], x.shape[1] // 2
         out = x.new_empty((rows, dim))
@@ -196,6 +199,18 @@ class CpuKernels:
         self._sample(ctypes.byref(args))
         return ids
 
+    def logprobs(self, logits: Tensor, ids: Tensor, wanted: WantedLogprobs, candidates: Tensor | None = None) -> Tensor:
+        """kernels.logprobs; of equals the lower ids come first."""
+        if logits.dtype not in TYPES or not logits.is_contiguous():
+            return logprobs.reference(logits, ids, wanted, candidates)
+        ids, candidates = ids.contiguous(), None if candidates is None else candidates.contiguous()
+        made, out, kept = structs.logprobs(wanted, *logits.shape)
+        made.logits, made.ids, made.type = logits.data_ptr(), ids.data_ptr(), structs.TYPES[logits.dtype]
+        made.candidates = None if candidates is None else candidates.data_ptr()
+        self._logprobs(ctypes.byref(made))
+        del kept
+        return out
+
 
 def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
     """Whether the C++ computes attention with these types of the model and its cache."""
@@ -208,6 +223,6 @@ def cpu_kernels(library: Library) -> CpuKernels:
         library.amx,
         *(
             library.function(name, ctypes.c_void_p)
-            for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax", "sample")
+            for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax", "sample", "logprobs")
         ),
     )

@@ -1,27 +1,49 @@
 """Routed experts whose weights are packed for the C++ kernels. Used by the table of CPUs."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from kvasir_runtime.kernels import moe
+from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, Routing
 
 
-def packed_experts(library: Library, build: Build, gated: Build) -> moe.BuildMoe:
-    """The same with our own kernels for the weights that they are made for; the builders are for others."""
+def packed_experts(
+    library: Library, build: Build, gated: Callable[[Activation], Build], gate: ActAndMul
+) -> moe.BuildMoe:
+    """The same with our own kernels for the weights that they are made for; the builders are for others.
+
+    gate: of activations that are not behind the product in one call.
+    """
     otherwise = moe.grouped(build, gated)
 
-    def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
+    def built(
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        routing: Routing,
+        biases: ExpertBiases = NO_BIASES,
+        activation: Activation = "silu",
+    ) -> Linear:
         if not (linear.takes(library, gate_up) and linear.takes(library, down)):
-            return otherwise(router, gate_up, down, top_k, renormalised)
-        experts = router.shape[0]
+            return otherwise(router, gate_up, down, routing, biases, activation)
+        experts, fused = router.shape[0], activation == "silu"
+        ups: tuple[Linear, ...] = linear.packed_together(
+            library, tuple(moe.parts(gate_up, experts)), moe.bias_parts(biases.gate_up, experts), gated=fused
+        )
+        if not fused:
+            ups = tuple(GatedProduct(product=product, gate=gate, activation=activation) for product in ups)
         return moe.GroupedExperts(
-            router=build(router, None),
-            gate_up=linear.packed_together(library, tuple(moe.parts(gate_up, experts)), gated=True),
-            down=linear.packed_together(library, tuple(moe.parts(down, experts))),
-            top_k=top_k,
-            renormalised=renormalised,
+            router=moe.router_logits(build, router, routing, biases),
+            gate_up=ups,
+            down=linear.packed_together(library, tuple(moe.parts(down, experts)), moe.bias_parts(biases.down, experts)),
+            routing=routing,
+            bias=biases.choice,
         )
 
     return built

@@ -99,7 +99,7 @@ def takes(library: Library, weight: Weight) -> bool:
     """Whether this processor's variant computes with such a weight."""
     if isinstance(weight, QuantizedWeight):
         integers = not weight.format.floating and weight.format.group % 8 == 0
-        return integers and library.has("pack_quantized")
+        return integers and weight.order is None and library.has("pack_quantized")
     return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
 
 
@@ -153,10 +153,12 @@ def packed(
     return made(library, struct, (target,) if biases is None else (target, biases))
 
 
-def packed_together(library: Library, weights: Sequence[Weight], *, gated: bool = False) -> tuple[Packed, ...]:
+def packed_together(
+    library: Library, weights: Sequence[Weight], biases: Sequence[Tensor | None], *, gated: bool = False
+) -> tuple[Packed, ...]:
     """Weights of the same size in one piece of memory: a system has only so many pieces for thousands of weights."""
-    slab = Slab(len(weights))
-    return tuple(packed(library, weight, None, gated=gated, room=slab.room) for weight in weights)
+    slab, both = Slab(len(weights)), zip(weights, biases, strict=True)
+    return tuple(packed(library, weight, bias, gated=gated, room=slab.room) for weight, bias in both)
 
 
 class Slab:
@@ -177,6 +179,7 @@ class Slab:
 def _packed_quantized(
     library: Library, weight: QuantizedWeight, bias: Tensor | None, room: Callable[[int], Tensor], *, gated: bool
 ) -> Packed:
+    weight = quantized.in_groups(weight)  # of 32, which the quickest loop takes
     (rows, k), bits = weight.shape, weight.format.bits
     tiles = num_tiles(rows, gated=gated)
     target = room(tiles * TILE * k * bits // 8)
@@ -207,6 +210,7 @@ def _packed_quantized(
 
 def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
     """What a Packed of a quantized weight computes, in float64 and plain torch: for tests and comparisons."""
+    weight = quantized.in_groups(weight)
     k, group = weight.shape[1], weight.format.group
     grouped = x.float().view(x.shape[0], -1, group)
     largest = grouped.abs().amax(dim=2, keepdim=True)

@@ -19,6 +19,7 @@ from kvasir_runtime.kernels import (
     gated,
     gated_delta,
     linear,
+    logprobs,
     moe,
     penalties,
     quantize,
@@ -29,20 +30,22 @@ from kvasir_runtime.kernels import (
     step_inputs,
     write_kv,
 )
+from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.cpu import experts, library
 from kvasir_runtime.kernels.cpu import linear as packing
 from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
 from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
 from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.cpu.step import decoder_step
+from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.ops import Ops
 
 CPU = Ops(
     name="cpu",
     embedding=embedding.reference,
-    linear=linear.cpu,
-    gated=gated.cpu,
-    moe=moe.grouped(linear.cpu, gated.cpu),
+    linear=linear.reordering(linear.cpu),
+    gated=linear.reordering(gated.cpu),
+    moe=moe.grouped(linear.cpu, partial(gated.composed, linear.cpu, act_and_mul.cpu)),
     rms_norm=rms_norm.cpu,
     rope=rope.cpu,
     write_kv=write_kv.reference,
@@ -52,6 +55,7 @@ CPU = Ops(
     act_and_mul=act_and_mul.cpu,
     sample=sample.cpu,
     argmax=argmax.reference,
+    logprobs=logprobs.reference,
     copy_blocks=copy_blocks.reference,
     penalties=penalties.reference,
     bitmask=bitmask.reference,
@@ -75,19 +79,24 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)
     both = packing.packed_linear(found, gated.composed(linear.cpu, made.act_and_mul, "silu"), gated=True)
+
+    def gated_by(activation: Activation) -> Build:
+        return both if activation == "silu" else gated.composed(product, made.act_and_mul, activation)
+
     return replace(
         CPU,
         name=f"cpu {found.isa}{amx}",
         embedding=made.embedding,
-        linear=product,
-        gated=both,
-        moe=experts.packed_experts(found, product, both),
+        linear=linear.reordering(product),
+        gated=linear.reordering(both),
+        moe=experts.packed_experts(found, product, gated_by, made.act_and_mul),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,
         act_and_mul=made.act_and_mul,
         sample=made.sample,
         argmax=made.argmax,
+        logprobs=made.logprobs,
         quantize=cpu_quantize.in_cpp(found),
         decoder_step=partial(decoder_step, found),
         row_sampler=partial(CppRowSampler, found),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.kernels.row_sampler import ChunkFlag, IdMasks, LogitsEdits, RowChunk
+from kvasir_runtime.kernels.row_sampler import IdMasks, LogitsEdits, RowChunk
 
 _POINTER, _COUNT, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 
@@ -66,12 +66,13 @@ class CppRowSampler:
         """As in `RowSampler`."""
         logits = (logits if logits.dtype in (torch.float32, torch.bfloat16) else logits.float()).contiguous()
         ids = torch.empty(len(chunks), dtype=torch.int64)
-        draws, edited = self.draws[[chunk[0] for chunk in chunks]], np.zeros(len(chunks), dtype=np.uintp)
-        draws["position"] = [start + count for _, start, count, _ in chunks]
-        for index, (row, start, count, flags) in enumerate(chunks):
-            edits, mask = self.structs[row], masks.get(index)
-            edits.tokens = self.tokens.ctypes.data + row * self.tokens.strides[0]
-            edits.num_tokens, edits.below_min_tokens = start + count, flags & ChunkFlag.BELOW_MIN_TOKENS
+        draws, edited = self.draws[[chunk.row for chunk in chunks]], np.zeros(len(chunks), dtype=np.uintp)
+        draws["position"] = [chunk.start + chunk.num_tokens for chunk in chunks]
+        made = (EditsStruct * len(chunks))(*[self.structs[chunk.row] for chunk in chunks])
+        for index, (chunk, edits) in enumerate(zip(chunks, made, strict=True)):
+            mask = masks.get(index)
+            edits.tokens = self.tokens.ctypes.data + chunk.row * self.tokens.strides[0]
+            edits.num_tokens, edits.below_min_tokens = chunk.start + chunk.num_tokens, chunk.min_tokens_left > 0
             edits.mask, edits.mask_words = (None, 0) if mask is None else (mask.ctypes.data, len(mask))
             if edits.active or edits.below_min_tokens or mask is not None:
                 edited[index] = ctypes.addressof(edits)
@@ -85,8 +86,6 @@ class CppRowSampler:
             type=structs.TYPES[logits.dtype],
         )
         self._sample(ctypes.byref(args))
-        for index in masks:
-            self.structs[chunks[index][0]].mask = None
         return ids
 
 

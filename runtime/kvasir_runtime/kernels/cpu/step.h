@@ -3,6 +3,7 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "logprobs.h"
 #include "sample.h"
 
 namespace kvasir {
@@ -33,10 +34,21 @@ struct StepModel {
 // What a step spends its time on, in the order of `KINDS` in cpu/step.py.
 enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, SAMPLING, STEP_KINDS };
 
+// A bit for each id that may be drawn, in `words` words, which are whole once *num_done is above `number`: another thread
+// may still compute them. Without num_done there is none, and every id may be drawn.
+struct LateMask {
+  const uint32_t* mask;
+  int64_t words;
+  const int64_t* num_done;
+  int64_t number;
+};
+
 // slots: (num_groups, tokens). sequences: (num_groups), which differ in their tables.
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
 // logits: (num_rows, outputs of the head), or null where they are not wanted. sampled: (num_rows) ids, or null
 // draws: (num_rows) how they are drawn, or null where all are of the largest logits. edits: as in SampleArgs
+// masks: (num_rows) those of edits, null where none is late. If one is when logits are computed, nothing is sampled and
+// *has_sampled is 0. logprobs: what is reported of the ids that are sampled, or null
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
@@ -46,21 +58,24 @@ struct StepBatch {
   int64_t* sampled;
   const Draw* draws;
   const Edits* const* edits;
+  const LateMask* masks;
+  int64_t* has_sampled;
+  const LogprobsArgs* logprobs;
   int64_t* ticks;
 };
 
-// Of a chunk: it samples; and the answer is below its min_tokens.
-enum ChunkFlags { SAMPLES = 1, BELOW_MIN_TOKENS = 2 };
+// Of a chunk in `StepRows::chunks`. NUM_SAMPLES: how many of its last positions are sampled from, the one before each of
+// them known or guessed; MIN_TOKENS_LEFT: of the answer at the first of these.
+enum ChunkColumn { ROW, START, COUNT, NUM_SAMPLES, MIN_TOKENS_LEFT, CHUNK_COLUMNS };
 
 // A step made of rows that the host keeps.
-// chunks: (count, 4) of each sequence its row, the first position that is computed, how many, and flags. All positions up
-// to there are known to the row. tokens: (rows, token_stride) ids; tables: (num_groups, rows, table_stride) ids of blocks,
+// chunks: (count, CHUNK_COLUMNS). All positions up to the end of a chunk have ids in its row. tokens: (rows, token_stride) ids; tables: (num_groups, rows, table_stride) ids of blocks,
 // group_stride from group to group.
-// params, edits: (rows) how they are drawn and what changes their logits; what is of a step is written here. Null where
-// all are of the largest logits, and where no row changes them.
-// Workspace: token_ids, positions, slots (in each group) of all positions that are computed; wanted, sampled, draws, edited
-// of those that sample; lens (2, count), blocks (num_groups, count, blocks of the longest), sequences (num_groups); out,
-// logits, ticks as in StepBatch.
+// params, edits: (rows) how they are drawn and what changes their logits. Null where all are of the largest logits, and
+// where no row changes them.
+// Workspace: token_ids, positions, slots (in each group) of all positions that are computed; wanted, sampled, draws, made
+// (edits as of the position), edited of those that sample; lens (2, count), blocks (num_groups, count, blocks of the longest), sequences (num_groups); out,
+// logits, masks, has_sampled, logprobs, ticks as in StepBatch.
 struct StepRows {
   int64_t count;
   const int64_t* chunks;
@@ -69,14 +84,18 @@ struct StepRows {
   const int64_t* tables;
   int64_t table_stride, group_stride;
   const Draw* params;
-  Edits* edits;
+  const Edits* edits;
   int64_t *token_ids, *positions, *slots, *wanted, *sampled;
   Draw* draws;
+  Edits* made;
   const Edits** edited;
   int32_t* lens;
   int64_t* blocks;
   Sequences* sequences;
   void *out, *logits;
+  const LateMask* masks;
+  int64_t* has_sampled;
+  const LogprobsArgs* logprobs;
   int64_t* ticks;
 };
 

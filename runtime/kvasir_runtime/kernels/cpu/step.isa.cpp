@@ -150,6 +150,22 @@ struct Pass {
     b.attended = b.qkv;
   }
 
+  // One thread looks for all, as masks are computed meanwhile.
+  bool masks_are_whole() {
+    const StepBatch& batch = step.batch;
+    if (!batch.masks) return true;
+    while (kvasir::claim(tid, nth, 1) >= 0) {
+      bool are_whole = true;
+      for (int64_t i = 0; i < batch.num_rows; ++i) {
+        const kvasir::LateMask& late = batch.masks[i];
+        are_whole &= !late.num_done || __atomic_load_n(late.num_done, __ATOMIC_ACQUIRE) > late.number;
+      }
+      *batch.has_sampled = are_whole;
+    }
+    done(kvasir::SAMPLING);
+    return *batch.has_sampled;
+  }
+
   void run() {
     const StepModel& m = step.model;
     embed();
@@ -171,12 +187,15 @@ struct Pass {
     normed(m.norm, step.batch.out);
     if (!step.batch.logits) return;
     product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
-    if (!step.batch.sampled) return;
+    if (!step.batch.sampled || !masks_are_whole()) return;
     if (step.batch.draws) {
       sample(tid, nth, sample_args(step));
     } else {
       argmax_by_row(tid, nth, {step.batch.logits, step.batch.sampled, rows, m.head->outputs, m.type});
     }
+    done(kvasir::SAMPLING);
+    if (!step.batch.logprobs) return;
+    logprobs(tid, nth, *step.batch.logprobs);
     done(kvasir::SAMPLING);
   }
 };
@@ -202,10 +221,11 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
     if (i && layer.window == before.window && layer.chunk == before.chunk) continue;
     partials = most(partials, attention_bytes(attention_args(step, b, i)));
   }
+  const int64_t reported = batch->logprobs ? logprobs_bytes(*batch->logprobs) : 0;
   const kvasir::Need needs[] = {{kvasir::SLOT_STEP, b.end - static_cast<char*>(nullptr)},
                                 {kvasir::SLOT_ATTENTION, partials},
                                 {kvasir::SLOT_LINEAR, scratch},
-                                {kvasir::SLOT_OTHER, batch->draws ? sample_bytes(sample_args(step)) : 0}};
+                                {kvasir::SLOT_OTHER, most(reported, batch->draws ? sample_bytes(sample_args(step)) : 0)}};
   static_assert(sizeof step <= kvasir::ARGS_BYTES);
   kvasir::begin(
       [](int tid, int nth, void* p) {
@@ -220,38 +240,48 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
   const kvasir::StepRows& r = *rows;
   int64_t tokens = 0, longest = 0, sampled = 0;
   for (int64_t s = 0; s < r.count; ++s) {
-    const int64_t end = r.chunks[4 * s + 1] + r.chunks[4 * s + 2];
+    const int64_t* chunk = r.chunks + kvasir::CHUNK_COLUMNS * s;
+    const int64_t end = chunk[kvasir::START] + chunk[kvasir::COUNT];
     longest = KVASIR_ISA::most(longest, (end + model->block_size - 1) / model->block_size);
   }
   for (int64_t s = 0; s < r.count; ++s) {
-    const int64_t row = r.chunks[4 * s], start = r.chunks[4 * s + 1], count = r.chunks[4 * s + 2];
-    const int64_t flags = r.chunks[4 * s + 3];
+    const int64_t* chunk = r.chunks + kvasir::CHUNK_COLUMNS * s;
+    const int64_t row = chunk[kvasir::ROW], start = chunk[kvasir::START], count = chunk[kvasir::COUNT];
     for (int64_t at = start; at < start + count; ++at, ++tokens) {
       r.token_ids[tokens] = r.tokens[row * r.token_stride + at];
       r.positions[tokens] = at;
     }
     r.lens[s] = static_cast<int32_t>(count);
     r.lens[r.count + s] = static_cast<int32_t>(start + count);
-    if (!(flags & kvasir::SAMPLES)) continue;
-    if (r.params) {
-      r.draws[sampled] = r.params[row];
-      r.draws[sampled].position = start + count;
+    const int64_t samples = chunk[kvasir::NUM_SAMPLES];
+    for (int64_t i = 0; i < samples; ++i, ++sampled) {
+      const int64_t end = start + count - samples + 1 + i;
+      if (r.params) {
+        r.draws[sampled] = r.params[row];
+        r.draws[sampled].position = end;
+      }
+      if (r.edits) {
+        kvasir::Edits& e = r.made[sampled];
+        e = r.edits[row];
+        e.tokens = r.tokens + row * r.token_stride;
+        e.num_tokens = end;
+        e.below_min_tokens = chunk[kvasir::MIN_TOKENS_LEFT] > i;
+        if (r.masks && r.masks[sampled].num_done) {
+          e.mask = r.masks[sampled].mask;
+          e.mask_words = r.masks[sampled].words;
+        }
+        r.edited[sampled] = e.active || e.below_min_tokens || e.mask ? &e : nullptr;
+      }
+      r.wanted[sampled] = tokens - samples + i;
     }
-    if (r.edits) {
-      kvasir::Edits& e = r.edits[row];
-      e.tokens = r.tokens + row * r.token_stride;
-      e.num_tokens = start + count;
-      e.below_min_tokens = (flags & kvasir::BELOW_MIN_TOKENS) != 0;
-      r.edited[sampled] = e.active || e.below_min_tokens ? &e : nullptr;
-    }
-    r.wanted[sampled++] = tokens - 1;
   }
   for (int64_t group = 0; group < model->num_groups; ++group) {
     int64_t *slots = r.slots + group * tokens, *blocks = r.blocks + group * r.count * longest;
     r.sequences[group] = {r.count, r.lens, r.lens + r.count, blocks, longest};
     for (int64_t s = 0; s < r.count; ++s) {
-      const int64_t start = r.chunks[4 * s + 1], count = r.chunks[4 * s + 2], size = model->block_size;
-      const int64_t* table = r.tables + group * r.group_stride + r.chunks[4 * s] * r.table_stride;
+      const int64_t* chunk = r.chunks + kvasir::CHUNK_COLUMNS * s;
+      const int64_t start = chunk[kvasir::START], count = chunk[kvasir::COUNT], size = model->block_size;
+      const int64_t* table = r.tables + group * r.group_stride + chunk[kvasir::ROW] * r.table_stride;
       for (int64_t at = start; at < start + count; ++at) *slots++ = table[at / size] * size + at % size;
       __builtin_memcpy(blocks + s * longest, table, longest * sizeof(int64_t));
     }
@@ -268,20 +298,27 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
                                 r.sampled,
                                 r.params ? r.draws : nullptr,
                                 r.edits ? r.edited : nullptr,
+                                r.masks,
+                                r.has_sampled,
+                                r.logprobs,
                                 r.ticks};
   KVASIR_JOIN(kvasir_step, KVASIR_ISA)(model, &batch);
 }
 
-// Takes part in it until it is computed, and puts what was drawn behind the tokens of the rows.
+// Takes part in it until it is computed, and puts what was drawn at its positions in the rows: also what was drawn behind
+// a guess that is wrong, which no later step reads before it is overwritten.
 KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
   kvasir::finish();
+  if (rows->masks && !*rows->has_sampled) return;
   const int64_t* sampled = rows->sampled;
   for (int64_t s = 0; s < rows->count; ++s) {
-    const int64_t* chunk = rows->chunks + 4 * s;
-    if (!(chunk[3] & kvasir::SAMPLES)) continue;
-    const int64_t id = *sampled < 0 ? 0 : *sampled;  // an invalid row's must be one to look up
-    ++sampled;
-    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(id);
+    const int64_t* chunk = rows->chunks + kvasir::CHUNK_COLUMNS * s;
+    const int64_t samples = chunk[kvasir::NUM_SAMPLES];
+    const int64_t end = chunk[kvasir::START] + chunk[kvasir::COUNT] - samples + 1;
+    int32_t* tokens = rows->tokens + chunk[kvasir::ROW] * rows->token_stride + end;
+    for (int64_t i = 0; i < samples; ++i, ++sampled) {
+      tokens[i] = *sampled < 0 ? 0 : static_cast<int32_t>(*sampled);  // an invalid row's must be one to look up
+    }
   }
 }
 #endif

@@ -4,7 +4,7 @@ Logits are computed in the same call, since threads that waited for the next one
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +17,13 @@ from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.bindings import takes_heads
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.cpu.linear import Packed
-from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
-from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct, RowsStruct
-from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts
+from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler, EditsStruct
+from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LateMaskStruct, LayerStruct, ModelStruct, RowsStruct
+from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts, SampledRows
 from kvasir_runtime.kernels.gated import FeedForward
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.kernels.row_sampler import ChunkFlag, RowChunk, RowSampler
+from kvasir_runtime.kernels.logprobs import WantedLogprobs
+from kvasir_runtime.kernels.row_sampler import LateMask, RowChunk, RowSampler
 
 KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head", "sampling")
 _WORK: Final = ("token_ids", "positions")
@@ -81,8 +82,6 @@ class CppDecoderStep:
             out=out.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
             sampled=None if greedy_ids is None else greedy_ids.data_ptr(),
-            draws=None,
-            edits=None,
             ticks=self.ticks,
         )
         self._begun = (
@@ -165,60 +164,97 @@ class CppRowSteps:
         self._begin = step.library.function("step_rows", ctypes.c_void_p, pointer)
         self._finish = step.library.function("step_rows_finish", pointer)
         num_rows = len(tokens)
-        self._chunks = np.empty((num_rows, 4), dtype=np.int64)
-        self._sampled = np.empty(num_rows, dtype=np.int64)
+        self._chunks = np.empty((num_rows, len(RowChunk._fields)), dtype=np.int64)
+        self._sampled = np.empty(max_tokens, dtype=np.int64)
         groups, _, columns = tables.shape
         work = {name: np.empty(max_tokens, dtype=np.int64) for name in _WORK}
         work["slots"] = np.empty((groups, max_tokens), dtype=np.int64)
         sequences = (structs.Sequences * groups)()
-        each = {"wanted": np.empty(num_rows, dtype=np.int64), "sampled": self._sampled, "draws": np.empty_like(draws)}
-        each["edited"] = np.empty(num_rows, dtype=np.uintp)
+        each = {"wanted": np.empty(max_tokens, dtype=np.int64), "sampled": self._sampled}
+        each |= {"draws": np.empty(max_tokens, dtype=draws.dtype), "edited": np.empty(max_tokens, dtype=np.uintp)}
+        made = (EditsStruct * max_tokens)()
         lens, blocks = np.empty((2, num_rows), dtype=np.int32), np.empty(tables.shape, dtype=np.int64)
-        self._kept = (tables, work, each, lens, blocks, sequences)
+        self._kept = (tables, work, each, made, lens, blocks, sequences)
         self._results: tuple[Tensor, ...] = ()
         self._room = 0
+        self._has_sampled = np.zeros(1, dtype=np.int64)
+        self._logprobs: Tensor | None = None
+        self._of_step: tuple[Any, ...] = ()
         self._struct = RowsStruct(
             chunks=self._chunks.ctypes.data,
             tokens=tokens.ctypes.data,
-            token_stride=tokens.shape[1],
+            token_stride=tokens.strides[0] // tokens.itemsize,
             tables=tables.ctypes.data,
             table_stride=columns,
             group_stride=num_rows * columns,
             **{name: array.ctypes.data for name, array in (work | each).items()},
+            made=ctypes.addressof(made),
             lens=lens.ctypes.data,
             blocks=blocks.ctypes.data,
             sequences=sequences,
+            has_sampled=self._has_sampled.ctypes.data,
         )
         self._pointer = ctypes.byref(self._struct)
 
-    def begin(self, chunks: Sequence[RowChunk], cache: KvCache, *, greedy: bool) -> bool:
-        """Start the other threads on these chunks.
-
-        greedy: all take the largest logit. False where that is more than max_tokens. A step that was begun and not
-        finished is lost.
-        """
+    def begin(
+        self,
+        chunks: Sequence[RowChunk],
+        cache: KvCache,
+        *,
+        greedy: bool,
+        masks: Mapping[int, LateMask] | None = None,
+        logprobs: WantedLogprobs | None = None,
+    ) -> bool:
+        """Start the other threads on these chunks. As in `RowSteps`; False where that is more than max_tokens."""
         count = len(chunks)
-        if sum(chunk[2] for chunk in chunks) > self._max_tokens:
+        if sum([chunk.num_tokens for chunk in chunks]) > self._max_tokens:
             return False
         self._step.ready(cache)
-        self._chunks[:count] = chunks
-        if count > self._room:
-            self._room = count
-            self._results = self._step.room(count)
+        self._chunks[:count] = np.array(chunks, dtype=np.int64)
+        self._num_sampled = sum([chunk.num_samples for chunk in chunks])
+        if self._num_sampled > self._room:
+            # By doubling: room for one row more with each step would leave holes of every size in the heap.
+            self._room = min(1 << (self._num_sampled - 1).bit_length(), self._max_tokens)
+            self._results = self._step.room(self._room)
             self._struct.out, self._struct.logits = (one.data_ptr() for one in self._results)
         self._struct.count = count
         self._struct.params = None if greedy else self._sampler.draws.ctypes.data
         self._struct.edits = None if greedy else ctypes.addressof(self._sampler.structs)
-        self._num_sampled = sum(chunk[3] & ChunkFlag.SAMPLES for chunk in chunks)
         self._struct.ticks = self._step.ticks
+        self._of_step = (self._use_masks(masks), self._use_logprobs(logprobs))
         self._begin(self._step.model, self._pointer)
         return True
 
-    def finish(self) -> list[int]:
-        """Take part until it is computed; the id of each sequence that samples, which its row has by then."""
+    def finish(self) -> SampledRows | ForwardOutput:
+        """Take part until it is computed."""
         self._finish(self._pointer)
-        ids: list[int] = self._sampled[: self._num_sampled].tolist()
-        return ids
+        count, self._of_step = self._num_sampled, ()
+        if self._struct.masks and not self._has_sampled[0]:
+            hidden, logits = self._results
+            return ForwardOutput(hidden=hidden[:count], logits=logits[:count])
+        return SampledRows(torch.from_numpy(self._sampled[:count]), self._logprobs)
+
+    def _use_masks(self, masks: Mapping[int, LateMask] | None) -> Any:
+        """What the struct points into."""
+        if not masks:
+            self._struct.masks = None
+            return None
+        made = (LateMaskStruct * self._num_sampled)()
+        for index, late in masks.items():
+            mask, num_done = late.mask.ctypes.data, late.num_done.ctypes.data
+            made[index] = LateMaskStruct(mask, len(late.mask), num_done, late.number)
+        self._struct.masks = ctypes.addressof(made)
+        return made, masks
+
+    def _use_logprobs(self, wanted: WantedLogprobs | None) -> Any:
+        """What the struct points into."""
+        if wanted is None:
+            self._logprobs = self._struct.logprobs = None
+            return None
+        made, self._logprobs, kept = structs.logprobs(wanted, self._num_sampled, self._step.head_rows)
+        made.logits, made.ids, made.type = self._struct.logits, self._struct.sampled, structs.TYPES[torch.bfloat16]
+        self._struct.logprobs = ctypes.pointer(made)
+        return made, kept
 
 
 def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:

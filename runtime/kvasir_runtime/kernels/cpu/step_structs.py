@@ -73,8 +73,17 @@ class BatchStruct(ctypes.Structure):
         ("sampled", _POINTER),
         ("draws", _POINTER),
         ("edits", _POINTER),
+        ("masks", _POINTER),
+        ("has_sampled", _POINTER),
+        ("logprobs", ctypes.POINTER(structs.LogprobsArgs)),
         ("ticks", _POINTER),
     )
+
+
+class LateMaskStruct(ctypes.Structure):
+    """kvasir::LateMask."""
+
+    _fields_ = (("mask", _POINTER), ("words", _COUNT), ("num_done", _POINTER), ("number", _COUNT))
 
 
 class RowsStruct(ctypes.Structure):
@@ -96,11 +105,15 @@ class RowsStruct(ctypes.Structure):
         ("wanted", _POINTER),
         ("sampled", _POINTER),
         ("draws", _POINTER),
+        ("made", _POINTER),
         ("edited", _POINTER),
         ("lens", _POINTER),
         ("blocks", _POINTER),
         ("sequences", ctypes.POINTER(structs.Sequences)),
         ("out", _POINTER),
         ("logits", _POINTER),
+        ("masks", _POINTER),
+        ("has_sampled", _POINTER),
+        ("logprobs", ctypes.POINTER(structs.LogprobsArgs)),
         ("ticks", _POINTER),
     )

@@ -1,4 +1,4 @@
-"""The argument structs of attention.h, elementwise.h and sample.h as ctypes, and their building from tensors.
+"""The argument structs of attention.h, elementwise.h, sample.h and logprobs.h as ctypes, made from tensors.
 
 Used by `bindings` and `step`. A pointer does not keep its tensor alive: the code that fills a struct holds the tensors.
 """
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.sample import DRAW, MOST_TOP_K, Draws
 
 TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -131,6 +132,46 @@ class SampleArgs(ctypes.Structure):
         ("columns", _COUNT),
         ("type", _TYPE),
     )
+
+
+class LogprobsArgs(ctypes.Structure):
+    """kvasir::LogprobsArgs."""
+
+    _fields_ = (
+        ("logits", _POINTER),
+        ("ids", _POINTER),
+        ("rows", _POINTER),
+        ("others", _POINTER),
+        ("candidates", _POINTER),
+        ("out", _POINTER),
+        ("count", _COUNT),
+        ("columns", _COUNT),
+        ("num_top", _COUNT),
+        ("num_others", _COUNT),
+        ("type", _TYPE),
+    )
+
+
+def logprobs(wanted: WantedLogprobs, rows: int, columns: int) -> tuple[LogprobsArgs, Tensor, tuple[Any, ...]]:
+    """The arguments without logits, ids and candidates; what is written; and what must live as long.
+
+    rows, columns: of the logits.
+    """
+    picked = None if wanted.rows is None else np.array(wanted.rows, dtype=np.int64)
+    count = rows if picked is None else len(picked)
+    others = None if wanted.others is None else wanted.others.contiguous()
+    num_top, num_others = min(wanted.num_top, columns), 0 if others is None else others.shape[1]
+    out = torch.empty((count, 2 + 2 * num_top + num_others))
+    made = LogprobsArgs(
+        rows=None if picked is None else picked.ctypes.data,
+        others=None if others is None else others.data_ptr(),
+        out=out.data_ptr(),
+        count=count,
+        columns=columns,
+        num_top=num_top,
+        num_others=num_others,
+    )
+    return made, out, (picked, others)
 
 
 def draws(found: Draws) -> NDArray[np.void]:

@@ -43,6 +43,7 @@ def launch(
     sinks: Tensor | None = None,
     chunk: int = 0,
     value_dim: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """kernels.attention with the shipped launch parameters."""
     rows = attn_metadata.longest_query * _group(query.shape[1], cache.shape[3], value_dim)
@@ -52,7 +53,9 @@ def launch(
     else:
         chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
     processors = _processors(query.device)
-    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, processors, chunk, value_dim)
+    return attend(
+        query, cache, attn_metadata, scale, window, softcap, sinks, chosen, processors, chunk, value_dim, slopes
+    )
 
 
 def attend(
@@ -67,6 +70,7 @@ def attend(
     processors: int,
     chunk: int = 0,
     value_dim: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """kernels.attention with given launch parameters. processors: the programs that run at once decide on splitting.
 
@@ -89,8 +93,7 @@ def attend(
     if pieces:
         # The mean work of a program, not its longest, decides: keyed by all that enters.
         how = {**sizes, "TILE": chosen.tile, "ONE_BLOCK": one_block}
-        reach = window or chunk
-        key = ("plan", reach, processors, *how.values())
+        key = ("plan", reach := window or chunk, processors, *how.values())
         plan = attn_metadata.once(key, lambda: _plan(starts, lens, pieces, reach, processors * _WANTED, how))
     out = query.new_empty((tokens, heads * head))
     rows = pieces * kv_heads * block_m or 1
@@ -98,15 +101,15 @@ def attend(
     logs = torch.empty((rows,), dtype=torch.float32, device=query.device)
     shape = {"GROUP": group, "HEAD": head, "PADDED": triton.next_power_of_2(head), "BLOCK_M": block_m}
     table_stride = attn_metadata.block_tables.stride(0)
-    scales, sunk = kv_quant.scales(cache), logs if sinks is None else sinks
+    scales, of_heads = kv_quant.scales(cache), [logs if given is None else given for given in (sinks, slopes)]
     factor, cap = (scale * _LOG2E, 0.0) if not softcap else (scale / softcap * 2 * _LOG2E, softcap * _LOG2E)
     attention_kernels.attend[((pieces or blocks) * kv_heads,)](
-        query, cache, scales, attn_metadata.block_tables, starts, lens, plan, sunk, out, parts, logs,
+        query, cache, scales, attn_metadata.block_tables, starts, lens, plan, *of_heads, out, parts, logs,
         factor, cap, window, chunk, sequences, pieces, *query.stride()[:2], *cache.stride()[:2], table_stride,
         TILE=chosen.tile, BLOCK_SIZE=block_size, WINDOWED=window > 0, CHUNKED=chunk > 0,
         ONE_BLOCK=one_block, SPLIT=pieces > 0, KIND=kv_quant.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None,
-        PRECISION=_precision(query.dtype), **sizes, **shape, **_rows_of(cache, width - head, latent=value_dim > 0),
-        num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
+        SLOPED=slopes is not None, PRECISION=_precision(query.dtype), **_rows_of(cache, width - head, value_dim > 0),
+        **sizes, **shape, num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if pieces:
         attention_kernels.merge[(tokens, heads)](
@@ -125,7 +128,7 @@ def _group(heads: int, kv_heads: int, value_dim: int) -> int:
     return max(share for share in range(1, _MOST_HEADS + 1) if group % share == 0) if value_dim else group
 
 
-def _rows_of(cache: Tensor, tail: int, *, latent: bool) -> dict[str, int]:
+def _rows_of(cache: Tensor, tail: int, latent: bool) -> dict[str, int]:
     """How a kernel reads the rows of a cache. tail: numbers of keys that belong to no value; see attention_kernels."""
     heads, row = cache.shape[3:]
     padded = max(16, triton.next_power_of_2(tail))  # which products take at least

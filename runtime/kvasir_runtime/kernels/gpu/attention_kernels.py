@@ -138,11 +138,11 @@ def _first_seen(position, window, chunk, WINDOWED: tl.constexpr, CHUNKED: tl.con
 
 @triton.jit
 def _advance(
-    total, sums, peaks, rows, tails, cache, scales, table, position, first, begin, first_tile, last_tile, jump, gap,
-    stop, log2_scale, cap, values, block_stride,
+    total, sums, peaks, rows, tails, slope, cache, scales, table, position, first, begin, first_tile, last_tile, jump,
+    gap, stop, log2_scale, cap, values, block_stride,
     HEAD: tl.constexpr, PADDED: tl.constexpr, TAIL: tl.constexpr, PADDED_TAIL: tl.constexpr, LATENT: tl.constexpr,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr,
-    KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles into the running softmax of all rows. Not MASKED: every row sees all positions of the tiles.
 
@@ -150,6 +150,7 @@ def _advance(
     its `first` on, and no row anything before `begin`, where blocks may be another sequence's by now.
     SLOT: elements from a position to the next one of its block, which the compiler must know to load whole words.
     tails: the last TAIL numbers of the queries, none where TAIL is 0. LATENT: keys are their own values.
+    slope: (rows,), times log2(e), where SLOPED.
     """
     dims = tl.arange(0, PADDED)
     rest = tl.arange(0, PADDED_TAIL)
@@ -181,6 +182,8 @@ def _advance(
             tail_mask = (rest < TAIL)[None, :] & (known | (not MASKED))[:, None]
             key_tails = tl.load(cache + places[:, None] + (HEAD + rest)[None, :], mask=tail_mask, other=0.0)
         scores = _scores(rows, keys, tails, key_tails, key_scales, log2_scale, cap, TAIL, KIND, CAPPED, PRECISION)
+        if SLOPED:
+            scores += slope[:, None] * (at[None, :] - position[:, None]).to(tl.float32)
         if MASKED:
             seen = at[None, :] <= position[:, None]
             if LIMITED:
@@ -198,20 +201,29 @@ def _advance(
     return total, sums, peaks
 
 
+@triton.jit
+def _slope(slopes, head, valid, SLOPED: tl.constexpr):
+    """Of each row, times log2(e); 0 without, which nothing reads."""
+    slope = head.to(tl.float32) * 0.0
+    if SLOPED:
+        slope = tl.load(slopes + head, mask=valid, other=0.0) * 1.4426950408889634
+    return slope
+
+
 # What changes from step to step must not be compiled for: serving would wait for the compiler. Nor must where lengths
 # begin, which are slices of what one copy brought.
 @triton.jit(
     do_not_specialize=["num_sequences", "num_pieces", "window", "chunk", "table_stride"],
-    do_not_specialize_on_alignment=["tables", "starts", "lens", "plan", "sinks"],
+    do_not_specialize_on_alignment=["tables", "starts", "lens", "plan", "sinks", "slopes"],
 )
 def attend(
-    query, cache, scales, tables, starts, lens, plan, sinks, out, parts, logs, log2_scale, cap, window, chunk,
+    query, cache, scales, tables, starts, lens, plan, sinks, slopes, out, parts, logs, log2_scale, cap, window, chunk,
     num_sequences, num_pieces, token_stride, query_head_stride, values, block_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, TAIL: tl.constexpr,
     PADDED_TAIL: tl.constexpr, LATENT: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOWED: tl.constexpr, CHUNKED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, one key head, all of the block's positions or a piece of them.
 
@@ -261,6 +273,7 @@ def attend(
     if SINKS:
         peaks = tl.where(split == 0, tl.load(sinks + head, mask=valid, other=0.0) * 1.4426950408889634, peaks)
         sums += tl.where(split == 0, 1.0, 0.0)
+    slope = _slope(slopes, head, valid, SLOPED)
     total = tl.full((BLOCK_M, PADDED), 0, tl.float32)
     keys = cache + kv_head * ROW
     key_scales = scales + kv_head * (ROW // 4)
@@ -273,15 +286,15 @@ def attend(
         full = tl.maximum(tl.minimum((origin + skipped + 1) // TILE, last_tile), inner)
         gap = full - inner
         total, sums, peaks = _advance(
-            total, sums, peaks, q, tails, keys, key_scales, table, origin + token, first, begin, inner, full, inner, 0,
-            stop, log2_scale, cap, values, block_stride,
-            HEAD, PADDED, TAIL, PADDED_TAIL, LATENT, TILE, BLOCK_SIZE, SLOT, False, False, KIND, CAPPED, PRECISION,
+            total, sums, peaks, q, tails, slope, keys, key_scales, table, origin + token, first, begin, inner, full,
+            inner, 0, stop, log2_scale, cap, values, block_stride, HEAD, PADDED, TAIL, PADDED_TAIL, LATENT,
+            TILE, BLOCK_SIZE, SLOT, False, False, KIND, CAPPED, SLOPED, PRECISION,
         )  # fmt: skip
     total, sums, peaks = _advance(
-        total, sums, peaks, q, tails, keys, key_scales, table, origin + token, first, begin, first_tile,
+        total, sums, peaks, q, tails, slope, keys, key_scales, table, origin + token, first, begin, first_tile,
         last_tile - gap, inner, gap, stop, log2_scale, cap, values, block_stride,
         HEAD, PADDED, TAIL, PADDED_TAIL, LATENT, TILE, BLOCK_SIZE, SLOT, True, WINDOWED or CHUNKED, KIND, CAPPED,
-        PRECISION,
+        SLOPED, PRECISION,
     )  # fmt: skip
     result = total / tl.where(sums > 0, sums, 1.0)[:, None]
     if num_splits == 1:

@@ -15,11 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels import moe
+from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.gpu import linear, moe_align, moe_tiles
+from kvasir_runtime.kernels.gpu.act_and_mul import KINDS
 from kvasir_runtime.kernels.gpu.moe_product import Bank, bank, product
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, Routing
 
 _SUMMED = 2048
 
@@ -31,42 +35,56 @@ class FusedMoe:
     router: Linear
     gate_up: Bank
     down: Bank
-    top_k: int
-    renormalised: bool
+    routing: Routing
+    bias: Tensor | None
+    gate: int
 
     def __call__(self, x: Tensor) -> Tensor:
         """kernels.moe."""
         tokens, hidden = x.shape
         if not tokens:
             return torch.empty_like(x)
-        inner = self.down.columns
-        pairs = tokens * self.top_k
+        inner, top_k = self.down.columns, self.routing.top_k
+        pairs = tokens * top_k
         up = self._tiles(x, pairs, self.gate_up, inner, gated=True)
         down = self._tiles(x, pairs, self.down, hidden, gated=False)
-        lists = moe_align.align(self.router(x), self.top_k, self.renormalised, up.block_m)
+        lists = moe_align.align(*self._ranked(self.router(x)), self.routing, up.block_m)
         between = x.new_empty((pairs, inner))
-        product(x, self.gate_up, lists, between, up, rows_of=self.top_k, gated=True)
+        product(x, self.gate_up, lists, between, up, rows_of=top_k, gate=self.gate)
         given = x.new_empty((pairs, hidden))
-        product(between, self.down, lists, given, down, rows_of=1, gated=False)
+        product(between, self.down, lists, given, down, rows_of=1, gate=0)
         out = torch.empty_like(x)
         block = min(_SUMMED, triton.next_power_of_2(hidden))
-        _sum[(tokens, -(-hidden // block))](given, out, hidden, TOP_K=self.top_k, BLOCK=block, **options(block))
+        _sum[(tokens, -(-hidden // block))](given, out, hidden, TOP_K=top_k, BLOCK=block, **options(block))
         return out
+
+    def _ranked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """moe.ranked, where it is not the logits themselves."""
+        plain = not self.routing.sigmoid and self.routing.groups == 1 and self.bias is None
+        return (logits, logits) if plain else moe.ranked(logits, self.routing, self.bias)
 
     def _tiles(self, x: Tensor, pairs: int, weight: Bank, outputs: int, *, gated: bool) -> MoeTiles:
         card, experts, short = _card(x.device), weight.values.shape[0], weight.short
         return moe_tiles.tiles(card, x.element_size(), pairs, experts, outputs, gated=gated, short=short)
 
 
-def build(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
+def build(
+    router: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    routing: Routing,
+    biases: ExpertBiases = NO_BIASES,
+    activation: Activation = "silu",
+) -> Linear:
     """kernels.moe."""
     experts = router.shape[0]
     return FusedMoe(
-        router=linear.build(router, None),
-        gate_up=bank(gate_up, experts),
-        down=bank(down, experts),
-        top_k=top_k,
-        renormalised=renormalised,
+        router=moe.router_logits(linear.build, router, routing, biases),
+        gate_up=bank(gate_up, biases.gate_up, experts),
+        down=bank(down, biases.down, experts),
+        routing=routing,
+        bias=biases.choice,
+        gate=KINDS[activation],
     )
 
 

@@ -1,4 +1,4 @@
-"""From a router's logits to lists that grouped products read: who goes where, sorted by expert, made on the device.
+"""From a router's scores to lists that grouped products read: who goes where, sorted by expert, made on the device.
 
 A pair is a token and one of its experts: token * top_k + n, n counting the token's experts upwards. Pairs are listed
 expert after expert; each expert begins a block of its own, so that a program of the product has one expert:
@@ -20,8 +20,11 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.options import options
+from kvasir_runtime.kernels.moe import Routing
 
 _LOWEST = tl.constexpr(-3.0e38)
+# What a share is divided by: the sum over all experts, over the chosen ones, or nothing.
+_ALL, _CHOSEN, _ITSELF = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _ALIGNED = 4  # int32 of 16 bytes: were lists to begin elsewhere, kernels would be compiled once more for that
 _STEPS = 4096  # elements of blocks, or programs, times experts in one turn of a loop
 
@@ -42,57 +45,61 @@ class Lists:
         return self.rows.shape[0]
 
 
-def align(logits: Tensor, top_k: int, renormalised: bool, block_m: int) -> Lists:
-    """logits: (tokens, experts), at least one token."""
-    tokens, experts = logits.shape
+def align(scores: Tensor, worth: Tensor, routing: Routing, block_m: int) -> Lists:
+    """scores, worth: (tokens, experts), at least one token, as `moe.ranked` gives them; both may be the same tensor."""
+    (tokens, experts), top_k = scores.shape, routing.top_k
     blocks = moe_tiles.most_blocks(tokens * top_k, experts, block_m)
     whole = -(-blocks // _ALIGNED) * _ALIGNED
-    room = torch.empty(blocks * block_m + 2 * whole, dtype=torch.int32, device=logits.device)
+    room = torch.empty(blocks * block_m + 2 * whole, dtype=torch.int32, device=scores.device)
     pairs, of_blocks, rows = room.split((blocks * block_m, whole, whole))
     of_blocks, rows = of_blocks[:blocks], rows[:blocks]
-    shares = torch.empty(tokens * top_k, dtype=torch.float32, device=logits.device)
+    shares = torch.empty(tokens * top_k, dtype=torch.float32, device=scores.device)
     padded, each = triton.next_power_of_2(experts), moe_tiles.routed_tokens(tokens, experts)
     sizes = {"EXPERTS": experts, "PADDED": padded, "TOP_K": top_k, "TOKENS": each}
+    divided = _CHOSEN if routing.renormalised else _ITSELF if routing.sigmoid else _ALL
+    shared = {"SHARES": divided.value, "APART": worth is not scores}
     step = max(1, _STEPS // padded)
     warps = options(max(each, step) * padded)
     if tokens <= each:
         _align[(1,)](
-            logits, pairs, shares, of_blocks, rows, tokens, blocks,
-            RENORMALISED=renormalised, BLOCK_M=block_m, STEP=step, **sizes, **warps,
+            scores, worth, pairs, shares, of_blocks, rows, tokens, blocks,
+            BLOCK_M=block_m, STEP=step, **shared, **sizes, **warps,
         )  # fmt: skip
         return Lists(pairs=pairs, experts=of_blocks, rows=rows, shares=shares, block_m=block_m)
     programs = -(-tokens // each)
-    counts = torch.empty(programs + 1, padded, dtype=torch.int32, device=logits.device)  # the last: where experts begin
-    _count[(programs,)](logits, counts, tokens, **sizes, **warps)
+    counts = torch.empty(programs + 1, padded, dtype=torch.int32, device=scores.device)  # the last: where experts begin
+    _count[(programs,)](scores, counts, tokens, **sizes, **warps)
     _begin[(1,)](
         counts, of_blocks, rows, programs, blocks, PADDED=padded, BLOCK_M=block_m, STEP=step,
         **options(step * padded),
     )  # fmt: skip
     _place[(programs,)](
-        logits, counts, pairs, shares, tokens, programs, RENORMALISED=renormalised, **sizes, **warps,
+        scores, worth, counts, pairs, shares, tokens, programs, **shared, **sizes, **warps,
     )  # fmt: skip
     return Lists(pairs=pairs, experts=of_blocks, rows=rows, shares=shares, block_m=block_m)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _align(
-    logits, pairs, shares, experts, rows, num_tokens, num_blocks,
+    scores, worth, pairs, shares, experts, rows, num_tokens, num_blocks,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
-    RENORMALISED: tl.constexpr, BLOCK_M: tl.constexpr, STEP: tl.constexpr,
+    SHARES: tl.constexpr, APART: tl.constexpr, BLOCK_M: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    wide, chosen = _chosen(logits, 0, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
+    wide, chosen = _chosen(scores, 0, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
+    if APART:
+        wide = _of_tile(worth, 0, num_tokens, EXPERTS, PADDED, TOKENS)
     count = tl.sum(chosen, 0)
     first = _blocks(count, experts, rows, num_blocks, PADDED, BLOCK_M, STEP)
-    _list(wide, chosen, first, pairs, shares, 0, TOP_K, TOKENS, RENORMALISED)
+    _list(wide, chosen, first, pairs, shares, 0, TOP_K, TOKENS, SHARES)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _count(
-    logits, counts, num_tokens,
+    scores, counts, num_tokens,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    _, chosen = _chosen(logits, program, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
+    _, chosen = _chosen(scores, program, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
     tl.store(counts + program * PADDED + tl.arange(0, PADDED), tl.sum(chosen, 0))
 
 
@@ -117,27 +124,27 @@ def _begin(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_programs"])
 def _place(
-    logits, counts, pairs, shares, num_tokens, num_programs,
+    scores, worth, counts, pairs, shares, num_tokens, num_programs,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
-    RENORMALISED: tl.constexpr,
+    SHARES: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     program, expert = tl.program_id(0), tl.arange(0, PADDED)
-    wide, chosen = _chosen(logits, program, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
+    wide, chosen = _chosen(scores, program, num_tokens, EXPERTS, PADDED, TOP_K, TOKENS)
+    if APART:
+        wide = _of_tile(worth, program, num_tokens, EXPERTS, PADDED, TOKENS)
     first = tl.load(counts + num_programs * PADDED + expert) + tl.load(counts + program * PADDED + expert)
-    _list(wide, chosen, first, pairs, shares, program, TOP_K, TOKENS, RENORMALISED)
+    _list(wide, chosen, first, pairs, shares, program, TOP_K, TOKENS, SHARES)
 
 
 @triton.jit
 def _chosen(
-    logits, program, num_tokens,
+    scores, program, num_tokens,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile in float32, and 1 where an expert is one of a token's, else 0: both (tokens, experts)."""
+    """Scores of a tile in float32, and 1 where an expert is one of a token's, else 0: both (tokens, experts)."""
     token, expert = program * TOKENS + tl.arange(0, TOKENS), tl.arange(0, PADDED)
     mask = (token < num_tokens)[:, None] & (expert < EXPERTS)[None, :]
-    place = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
-    wide = tl.load(logits + place, mask=mask, other=float("-inf")).to(tl.float32)
-    wide = tl.where((token < num_tokens)[:, None], wide, 0.0)
+    wide = _of_tile(scores, program, num_tokens, EXPERTS, PADDED, TOKENS)
     # What is no number, and minus infinity, still come before what is no expert: every token has top_k of them.
     left = tl.where(mask & ~(wide > _LOWEST), _LOWEST, wide)
     chosen = tl.zeros((TOKENS, PADDED), tl.int32)
@@ -147,6 +154,19 @@ def _chosen(
         left = tl.where(taken, float("-inf"), left)
         chosen += taken.to(tl.int32)
     return wide, tl.where(mask, chosen, 0)
+
+
+@triton.jit
+def _of_tile(
+    numbers, program, num_tokens,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """(tokens, experts) float32: minus infinity of what is no expert, 0 of what is no token."""
+    token, expert = program * TOKENS + tl.arange(0, TOKENS), tl.arange(0, PADDED)
+    mask = (token < num_tokens)[:, None] & (expert < EXPERTS)[None, :]
+    place = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
+    wide = tl.load(numbers + place, mask=mask, other=float("-inf")).to(tl.float32)
+    return tl.where((token < num_tokens)[:, None], wide, 0.0)
 
 
 @triton.jit
@@ -174,13 +194,17 @@ def _blocks(
 @triton.jit
 def _list(
     wide, chosen, first, pairs, shares, program,
-    TOP_K: tl.constexpr, TOKENS: tl.constexpr, RENORMALISED: tl.constexpr,
+    TOP_K: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Write the pairs of a tile where its experts' lists go on, and their shares."""
     token, mine = program * TOKENS + tl.arange(0, TOKENS), chosen > 0
     pair = (token * TOP_K)[:, None] + tl.cumsum(chosen, 1) - chosen
     tl.store(pairs + first[None, :] + tl.cumsum(chosen, 0) - chosen, pair, mask=mine)
-    top = tl.max(wide, 1)
-    power = tl.exp(wide - tl.where(top > _LOWEST, top, 0.0)[:, None])
-    total = tl.sum(tl.where(mine, power, 0.0) if RENORMALISED else power, 1)
-    tl.store(shares + pair, power / tl.where(total > 0, total, 1.0)[:, None], mask=mine)
+    if SHARES == _ITSELF:
+        share = tl.exp(wide)
+    else:
+        top = tl.max(wide, 1)
+        power = tl.exp(wide - tl.where(top > _LOWEST, top, 0.0)[:, None])
+        total = tl.sum(tl.where(mine, power, 0.0) if SHARES == _CHOSEN else power, 1)
+        share = power / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(shares + pair, share, mask=mine)

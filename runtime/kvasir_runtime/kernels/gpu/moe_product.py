@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.gpu.act_and_mul import activated
 from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset
 from kvasir_runtime.kernels.gpu.moe_align import Lists
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
@@ -28,12 +29,14 @@ class Bank:
 
     values: (experts, rows, columns), bytes where kind is of few bits, two numbers in one for _INT4
     scales, minima: (experts, rows, groups); columns: of the matrix; group: columns that share a scale
+    bias: (experts * rows,)
     """
 
     kind: int
     values: Tensor
     scales: Tensor | None
     minima: Tensor | None
+    bias: Tensor | None
     columns: int
     group: int
 
@@ -43,35 +46,39 @@ class Bank:
         return self.kind != _PLAIN
 
 
-def bank(weight: Weight, experts: int) -> Bank:
+def bank(weight: Weight, bias: Tensor | None, experts: int) -> Bank:
     """Of experts that lie one below the other; their memory is not copied."""
     if not isinstance(weight, QuantizedWeight):
         values = weight.view(experts, -1, weight.shape[1])
-        return Bank(
-            kind=_PLAIN, values=values, scales=None, minima=None, columns=weight.shape[1], group=weight.shape[1]
-        )
+        columns = weight.shape[1]
+        return Bank(kind=_PLAIN, values=values, scales=None, minima=None, bias=bias, columns=columns, group=columns)
     columns, format_ = weight.shape[1], weight.format
     scales, minima = (_by_expert(tensor, experts) for tensor in (weight.scales, weight.minima))
     kind = format_.bits if not format_.floating else _E4M3_ROWS if format_.by_row else _E4M3
     values = weight.values.view(torch.int8).view(experts, weight.shape[0] // experts, -1)
-    return Bank(kind=kind, values=values, scales=scales, minima=minima, columns=columns, group=format_.group or columns)
+    group = format_.group or columns
+    return Bank(kind=kind, values=values, scales=scales, minima=minima, bias=bias, columns=columns, group=group)
 
 
 def _by_expert(tensor: Tensor | None, experts: int) -> Tensor | None:
     return None if tensor is None else tensor.view(experts, tensor.shape[0] // experts, -1)
 
 
-def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles, *, rows_of: int, gated: bool) -> None:
-    """One grouped product: out[pair] of row pair // rows_of of x, gated or times the pair's share.
+def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles, *, rows_of: int, gate: int) -> None:
+    """One grouped product: out[pair] of row pair // rows_of of x, behind a gate or times the pair's share.
+
+    gate: of act_and_mul.KINDS, 0 without.
 
     x: (rows, inputs); weight: of outputs, or twice as many if gated, by inputs; out: (pairs, outputs)
     """
     outputs, inputs = out.shape[1], weight.columns
     grid = (lists.num_blocks * -(-outputs // chosen.block_n),)
     _product[grid](
-        x, weight.values, weight.scales, weight.minima, lists.shares, out, lists.pairs, lists.experts, lists.rows,
-        lists.num_blocks, OUTPUTS=outputs, INPUTS=inputs, ROWS_OF=rows_of, GATED=gated, TOGETHER=chosen.together,
-        KIND=weight.kind, GROUP=weight.group, OFFSET=offset(x.dtype), COMPILED=isinstance(_product, triton.JITFunction),
+        x, weight.values, weight.scales, weight.minima, weight.bias, lists.shares, out, lists.pairs, lists.experts,
+        lists.rows,
+        lists.num_blocks, OUTPUTS=outputs, INPUTS=inputs, ROWS_OF=rows_of, GATE=gate, TOGETHER=chosen.together,
+        KIND=weight.kind, GROUP=weight.group, BIASED=weight.bias is not None, OFFSET=offset(x.dtype),
+        COMPILED=isinstance(_product, triton.JITFunction),
         BLOCK_M=lists.block_m, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, EVEN=inputs % chosen.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
@@ -80,9 +87,9 @@ def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def _product(
-    x, values, scales, minima, shares, out, pairs, experts, rows, num_blocks,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS_OF: tl.constexpr, GATED: tl.constexpr, TOGETHER: tl.constexpr,
-    KIND: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, COMPILED: tl.constexpr,
+    x, values, scales, minima, bias, shares, out, pairs, experts, rows, num_blocks,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS_OF: tl.constexpr, GATE: tl.constexpr, TOGETHER: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, OFFSET: tl.constexpr, COMPILED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     columns: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
@@ -98,7 +105,7 @@ def _product(
         left = x + (pair // ROWS_OF).to(tl.int64)[:, None] * INPUTS + k[None, :]
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         wanted = n < OUTPUTS
-        height: tl.constexpr = OUTPUTS * (2 if GATED else 1)
+        height: tl.constexpr = OUTPUTS * (2 if GATE > 0 else 1)
         row = tl.load(experts + block).to(tl.int64) * height + n
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         other = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -110,7 +117,7 @@ def _product(
                 INPUTS, KIND, GROUP, OFFSET, COMPILED, BLOCK_N, BLOCK_K, EVEN,
             )  # fmt: skip
             total = tl.dot(a, b, total, input_precision=PRECISION)
-            if GATED:
+            if GATE > 0:
                 b = _tile(
                     values, scales, minima, row + OUTPUTS, wanted, start, x.dtype.element_ty,
                     INPUTS, KIND, GROUP, OFFSET, COMPILED, BLOCK_N, BLOCK_K, EVEN,
@@ -118,10 +125,14 @@ def _product(
                 other = tl.dot(a, b, other, input_precision=PRECISION)
         if KIND == 1:
             total *= tl.load(scales + row, mask=wanted, other=0.0)[None, :]
-            if GATED:
+            if GATE > 0:
                 other *= tl.load(scales + row + OUTPUTS, mask=wanted, other=0.0)[None, :]
-        if GATED:
-            total = total / (1.0 + tl.exp(-total)) * other
+        if BIASED:
+            total += tl.load(bias + row, mask=wanted, other=0.0).to(tl.float32)[None, :]
+            if GATE > 0:
+                other += tl.load(bias + row + OUTPUTS, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        if GATE > 0:
+            total = activated(total, other, GATE)
         else:
             total *= tl.load(shares + pair, mask=here, other=0.0)[:, None]
         target = out + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]

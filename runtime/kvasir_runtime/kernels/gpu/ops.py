@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from kvasir_runtime.kernels import argmax, copy_blocks, embedding, quantize
+from kvasir_runtime.kernels import argmax, copy_blocks, embedding, logprobs, quantize
 from kvasir_runtime.kernels.gpu import (
     act_and_mul,
     append_ids,
@@ -22,14 +22,15 @@ from kvasir_runtime.kernels.gpu import (
     tuning_table,
     write_kv,
 )
+from kvasir_runtime.kernels.linear import reordering
 from kvasir_runtime.kernels.ops import Ops
 
 # Torch's copies and lookups are as fast as kernels of ours would be.
 TRITON = Ops(
     name="triton",
     embedding=embedding.reference,
-    linear=linear.build,
-    gated=linear.gated,
+    linear=reordering(linear.build),
+    gated=reordering(linear.gated),
     moe=moe.build,
     rms_norm=rms_norm.launch,
     rope=rope.launch,
@@ -40,6 +41,7 @@ TRITON = Ops(
     act_and_mul=act_and_mul.launch,
     sample=sample.launch,
     argmax=argmax.reference,
+    logprobs=logprobs.reference,
     copy_blocks=copy_blocks.reference,
     penalties=penalties.launch,
     bitmask=bitmask.launch,

@@ -20,6 +20,7 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.row_sampler import LateMask
 from kvasir_runtime.runner.sampling import beam_candidates, mask_filler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.mask_filler import MaskFiller, MaskRow
@@ -66,6 +67,15 @@ class GrammarMaskBatch:
         """Drop what is sampled for these matchers."""
         for matcher in matchers:
             self.dropped |= {chunk.index for chunk in self.guided if chunk.matcher is matcher}
+
+    def late_masks(self) -> dict[int, LateMask] | None:
+        """By index of their chunk; None where more than they decides what is sampled, or they were not begun."""
+        checked = any(
+            chunk.is_beam or (not isinstance(chunk.matcher, str) and chunk.matcher.is_checked) for chunk in self.guided
+        )
+        if self.rows is None or self.dropped or checked:
+            return None
+        return {chunk.index: row.late for chunk, row in zip(self.guided, self.rows, strict=True) if row is not None}
 
     def shares_matcher(self, other: "GrammarMaskBatch") -> bool:
         """Whether both steps sample for one matcher."""

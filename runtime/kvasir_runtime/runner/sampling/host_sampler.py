@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.row_sampler import ChunkFlag, IdMasks, LogitsEdits, RowChunk, RowSampler
+from kvasir_runtime.kernels.row_sampler import IdMasks, LogitsEdits, RowChunk, RowSampler
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
 
@@ -71,5 +71,5 @@ def edits_of(join: Join, eos_token_ids: Sequence[int]) -> LogitsEdits:
 
 def row_chunk(chunk: Chunk) -> RowChunk:
     """As `kernels.row_sampler` takes it."""
-    flags = ChunkFlag.SAMPLES * chunk.samples | ChunkFlag.BELOW_MIN_TOKENS * (chunk.min_tokens_left > 0)
-    return chunk.row, chunk.start, chunk.num_tokens, int(flags)
+    num_samples = 1 + len(chunk.drafts) if chunk.samples else 0
+    return RowChunk(chunk.row, chunk.start, chunk.num_tokens, num_samples, chunk.min_tokens_left)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.kernels import logprobs
+from kvasir_runtime.kernels.logprobs import ComputeLogprobs, WantedLogprobs
 from kvasir_runtime.wire import Logprobs
 
 ROWS_AT_ONCE = 64
@@ -91,27 +92,27 @@ class RequestedLogprobs:
         )
 
 
-def of_sampled_tokens(
-    logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...], allowed: Tensor | None = None
-) -> PackedLogprobs:
-    """Logprobs of sampled ids. logits: (owners, vocab) float32, as the model gave them; ids: (owners,) int64.
-
-    allowed: logits with -inf where a beam cannot go on.
-    """
+def wanted_of(
+    owners: Sequence[LogprobsOwner], device: torch.device, rows: Sequence[int] | None = None
+) -> WantedLogprobs:
+    """What owners of sampled ids want, a row each. rows: where these are among the logits; None where they are all."""
     width = max(len(owner.token_ids) for owner in owners)
     padded = [[*owner.token_ids, *[0] * (width - len(owner.token_ids))] for owner in owners]
-    others = torch.tensor(padded, device=logits.device) if width else None
-    num_top = max(owner.num_top for owner in owners)
-    return PackedLogprobs(packed=logprobs.packed(logits, ids, num_top, others, allowed), owners=owners)
+    others = torch.tensor(padded, device=device) if width else None
+    return WantedLogprobs(num_top=max(owner.num_top for owner in owners), others=others, rows=rows)
 
 
 def of_prompt_tokens(
-    hidden: Tensor, ids: Tensor, head: Callable[[Tensor], Tensor], owners: tuple[LogprobsOwner, ...]
+    compute: ComputeLogprobs,
+    hidden: Tensor,
+    ids: Tensor,
+    head: Callable[[Tensor], Tensor],
+    owners: tuple[LogprobsOwner, ...],
 ) -> PackedLogprobs:
     """Logprobs of prompt tokens. hidden: (tokens, hidden_size) of the positions before them; ids: (tokens,) int64."""
-    num_top = max(owner.num_top for owner in owners)
+    wanted = WantedLogprobs(num_top=max(owner.num_top for owner in owners))
     parts = [
-        logprobs.packed(head(rows).float(), some, num_top)
+        compute(head(rows), some, wanted, None)
         for rows, some in zip(hidden.split(ROWS_AT_ONCE), ids.split(ROWS_AT_ONCE), strict=True)
     ]
     return PackedLogprobs(packed=torch.cat(parts), owners=owners)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.kernels.row_sampler import LateMask
+
 if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
 
@@ -27,11 +29,11 @@ THREADS: Final = 4
 
 @dataclass(slots=True, eq=False)
 class MaskTask:
-    """masks: (matchers, ids / 32) int32, of which the first num_done are computed."""
+    """masks: (matchers, ids / 32) int32, of which the first done[0] are computed: C++ reads that while others run."""
 
     matchers: "Sequence[GrammarMatcher]"
     masks: NDArray[np.int32]
-    num_done: int = 0
+    done: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     ended: "Future[None]" = field(default_factory=Future)
     _num_begun: int = 0
     _is_stopped: bool = False
@@ -45,7 +47,12 @@ class MaskTask:
                     return
                 self._num_begun = number + 1
             matcher.fill(self.masks[number : number + 1])
-            self.num_done = number + 1
+            self.done[0] = number + 1
+
+    @property
+    def num_done(self) -> int:
+        """How many are computed."""
+        return int(self.done[0])
 
     def stop(self) -> int:
         """Begin no other mask; the number of those that were begun."""
@@ -70,6 +77,11 @@ class MaskRow(NamedTuple):
         """(ids / 32,) int32, once it is ready."""
         row: NDArray[np.int32] = self.task.masks[self.number]
         return row
+
+    @property
+    def late(self) -> LateMask:
+        """The same for a step that reads it when it samples."""
+        return LateMask(self.task.masks[self.number], self.task.done, self.number)
 
 
 class MaskFiller:

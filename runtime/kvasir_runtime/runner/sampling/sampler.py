@@ -21,21 +21,22 @@ from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, LogitsRows, MaskRows
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
-from kvasir_runtime.runner.sampling.logprobs import LogprobsOwner, PackedLogprobs, RequestedLogprobs
+from kvasir_runtime.runner.sampling.logprobs import LogprobsOwner, PackedLogprobs
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
 
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """The chunks of a step that sample, in their order. kind and masks are set when the plan is applied.
+    """The chunks of a step that sample, in their order. The others are set when the plan is applied.
 
-    kind: the least that sampling needs. masks: None where no row has a grammar.
+    kind: the least that sampling needs. masks: None where no row has a grammar. owners: whose logprobs are wanted.
     """
 
     chunks: list[Chunk]
     kind: SamplingKind = "special"
     masks: GrammarMaskBatch | None = None
+    owners: tuple[LogprobsOwner, ...] = ()
 
 
 class Sampler:
@@ -48,20 +49,19 @@ class Sampler:
         ops: Ops,
         rows: RowState,
         logits_processors: LogitsProcessors,
-        requested_logprobs: RequestedLogprobs,
         grammar_masks: GrammarMasks,
         stream: DeviceStream,
         host_sampler: HostSampler | None = None,
     ) -> None:
         """host_sampler: of rows on the host, where the backend has one; it takes the place of logits_processors."""
         self._model, self._ops, self._rows, self._stream = model, ops, rows, stream
-        self._logits_processors, self._requested_logprobs = logits_processors, requested_logprobs
-        self._grammar_masks, self._host_sampler = grammar_masks, host_sampler
+        self._logits_processors, self._grammar_masks = logits_processors, grammar_masks
+        self._host_sampler = host_sampler
 
     def kind(self, batch: SamplingBatch) -> SamplingKind:
         """The least that sampling needs, from what the host knows."""
         chunks = batch.chunks
-        if batch.masks is not None or self._requested_logprobs.of_samples(chunks):
+        if batch.masks is not None or batch.owners:
             return "special"
         if (self._host_sampler or self._logits_processors).affect(chunks) or any(
             chunk.min_tokens_left > 0 for chunk in chunks
@@ -94,7 +94,7 @@ class Sampler:
             return ids, None
         logits = logits.float()
         is_valid = logits.amax(dim=-1).isfinite()  # as the model gave them: what follows may hide a NaN
-        owners = self._requested_logprobs.of_samples(chunks)
+        owners = batch.owners
         if owners:
             reported = self._stream.upload(np.array([owner.chunk_index for owner in owners], dtype=np.int64))
             unprocessed = logits[reported]
@@ -115,13 +115,20 @@ class Sampler:
         self._rows.append(chunks, ids, positions, dropped)
         known = ids.clamp_min(0)
         self._logits_processors.count_sampled(chunks, known, dropped)
-        return ids, self._reported(unprocessed, known[reported], owners, batch) if owners else None
+        if not owners:
+            return ids, None
+        candidates = None
+        if batch.masks is not None:
+            places = [owner.chunk_index for owner in owners]
+            candidates = self._grammar_masks.beam_candidates(unprocessed, places, batch.masks)
+        wanted = logprobs.wanted_of(owners, logits.device)
+        found = self._ops.logprobs(unprocessed, known[reported], wanted, candidates)
+        return ids, PackedLogprobs(packed=found, owners=owners)
 
     def _sample_rows(
         self, host_sampler: HostSampler, logits: Tensor, batch: SamplingBatch, positions: AppendPositions | None
     ) -> tuple[Tensor, PackedLogprobs | None]:
-        chunks, masks = batch.chunks, batch.masks
-        owners = self._requested_logprobs.of_samples(chunks)
+        chunks, masks, owners = batch.chunks, batch.masks, batch.owners
         allowed = {} if masks is None else self._grammar_masks.by_chunk(masks)
         ids = host_sampler.sample(logits, chunks, allowed)
         if masks is not None:
@@ -131,16 +138,13 @@ class Sampler:
         self._rows.append(chunks, ids, positions, set() if masks is None else masks.dropped)
         if not owners:
             return ids, None
-        reported = torch.tensor([owner.chunk_index for owner in owners])
-        return ids, self._reported(logits[reported].float(), ids[reported].clamp_min(0), owners, batch)
-
-    def _reported(
-        self, logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...], batch: SamplingBatch
-    ) -> PackedLogprobs:
-        """logits, ids: of the chunks that owners name; logits as the model gave them."""
-        chunks = [owner.chunk_index for owner in owners]
-        allowed = None if batch.masks is None else self._grammar_masks.beam_candidates(logits, chunks, batch.masks)
-        return logprobs.of_sampled_tokens(logits, ids, owners, allowed)
+        reported = [owner.chunk_index for owner in owners]
+        candidates = None
+        if masks is not None:
+            candidates = self._grammar_masks.beam_candidates(logits[reported].float(), reported, masks)
+        wanted = logprobs.wanted_of(owners, logits.device, reported)
+        found = self._ops.logprobs(logits, ids.clamp_min(0), wanted, candidates)
+        return ids, PackedLogprobs(packed=found, owners=owners)
 
     def _recoverable(self, logits: Tensor, chunks: Sequence[Chunk], masks: GrammarMaskBatch) -> dict[int, Tensor]:
         """Logits, by number among the guided chunks, of rows in which all that the grammar allows may be forbidden."""

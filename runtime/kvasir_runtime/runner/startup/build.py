@@ -4,7 +4,8 @@ Raises StartError with one line for every problem that the user can solve.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from kvasir_api import cache_groups
+from kvasir_api import cache_groups, forecast
 from kvasir_api.options import ServeOptions
+from kvasir_api.speculation import DraftModelSize
 from kvasir_runtime import source
-from kvasir_runtime.errors import CapacityError, DeviceMemoryError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import kv_cache, kv_quant
 from kvasir_runtime.kernels.backends import ops_for
-from kvasir_runtime.kernels.kv_cache import BlockLayout
+from kvasir_runtime.kernels.kv_cache import BlockLayout, KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec
@@ -29,9 +31,12 @@ from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import (
     capacity,
+    draft_head,
+    draft_model,
     host_resources,
     host_tier,
     placement,
+    rank_processes,
     startup_cache,
     startup_cache_key,
     warmup,
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[Progress], None]
 NewCapturer = Callable[[], GraphCapturer]
+Drafter = draft_model.LoadedDrafter | draft_head.LoadedHeadDrafter
 
 
 def build(
@@ -64,12 +70,19 @@ def build(
     not used where the options turn graphs off.
     """
     device = placement.choose_device(options.device)
+    ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
+    threads = max(host_resources.num_threads() // options.tensor_parallel_size, 1)
+    if options.tensor_parallel_size > 1:
+        ops = replace(ops, collectives=rank_processes.start(options, device, threads))
     try:
-        return _built(options, device, on_progress, device_stream, new_capturer, ops, weight_copies)
-    except RuntimeError as error:  # torch's own type for this is one, CUDA's and Triton's are no other
-        if "out of memory" not in str(error):
-            raise
-        raise DeviceMemoryError(f"{_one_line(error)}; {_freed_by(device)}") from error
+        return _built(options, device, on_progress, device_stream, new_capturer, ops, threads, weight_copies)
+    except BaseException as error:
+        if ops.collectives is not None:
+            ops.collectives.abort(_one_line(error))
+        # Torch's own type for this is a RuntimeError, CUDA's and Triton's are no other.
+        if isinstance(error, RuntimeError) and "out of memory" in str(error):
+            raise DeviceMemoryError(f"{_one_line(error)}; {_freed_by(device)}") from error
+        raise
 
 
 def _built(
@@ -78,23 +91,28 @@ def _built(
     on_progress: OnProgress,
     device_stream: DeviceStream | None,
     new_capturer: NewCapturer | None,
-    ops: Ops | None,
+    ops: Ops,
+    threads: int,
     weight_copies: CopyStream | None,
 ) -> ModelRunner:
     start = time.monotonic()
     folder = source.resolve(options.model)
-    ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
     if device.type == "cpu":
-        host_resources.use(host_resources.num_threads(), ops)
+        host_resources.use(threads, ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
     if weight_copies is None and device.type == "cuda":
         weight_copies = CudaCopyStream(device)
     loaded = load_model(options, folder, device, ops, on_progress, weight_copies)
+    facts = _facts(options, folder, loaded, ops, device)
+    named = draft_model.named(options, facts, device, ops)
+    drafter: Drafter | None = draft_head.load(options, named, loaded, facts, device, ops, on_progress)
+    if drafter is None and named is not None:
+        drafter = draft_model.load(options, named, folder, facts, device, ops, on_progress)
     if device.type == "cpu":
         host_resources.return_memory()  # buffers of the checkpoint, and weights that were packed since
     load_s = time.monotonic() - start
     on_progress(Progress(phase="warming", progress_fraction=0.0))
-    facts = _facts(options, folder, loaded, ops, device, load_s)
+    facts = msgspec.structs.replace(facts, load_s=load_s)
     if new_capturer is None and device.type == "cuda":
         new_capturer = partial(CudaGraphCapturer, device)
     new_runner = partial(
@@ -104,9 +122,12 @@ def _built(
         device=device,
         dtype=loaded.cache_dtype,
         device_stream=device_stream,
-        new_capturer=new_capturer if options.cuda_graphs else None,
+        new_capturer=new_capturer if options.cuda_graphs and not loaded.through_transformers else None,
     )
-    key = startup_cache_key.key(options, folder, ops, device)
+    if drafter is not None:
+        facts = _with_sizes_of(drafter.loaded, facts)
+        new_runner = partial(_with_draft_model, new_runner, drafter)
+    key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
     runner = _with_kv_cache(new_runner, facts, options, device, key, grammars_of(folder, facts))
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
@@ -130,31 +151,27 @@ def _one_line(error: BaseException) -> str:
     return ". ".join(" ".join(str(error).split()).split(". ")[:2])
 
 
-def _facts(
-    options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device, load_s: float
-) -> EngineFacts:
+def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device) -> EngineFacts:
     """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
-    spec, cache_dtype = loaded.model.spec, loaded.cache_dtype
+    spec, cache_dtype, batch_tokens = loaded.model.spec, loaded.cache_dtype, _batch_tokens(options, loaded, device)
     row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
     block_size = spec.block_size(options.block_size, *row_bytes)
     return EngineFacts(
         device=placement.device_name(device),
-        kernels=ops.name,
+        kernels=loaded.kernels(ops),
         fallback=ops.fallback,
         dtype=str(loaded.dtype).removeprefix("torch."),
         block_size=block_size,
-        num_blocks=-(-options.kv_cache_tokens // block_size) * len(spec.cache_groups),
+        num_blocks=_blocks_of_options(options, loaded, block_size),
         max_model_len=loaded.max_model_len,
         max_sequences=options.max_sequences,
-        max_batch_tokens=options.max_batch_tokens or (8192 if device.type == "cuda" else 512),
+        max_batch_tokens=batch_tokens,
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, loaded.config),
         weights_bytes=loaded.weights_bytes,
         host_weights_bytes=loaded.host_weights_bytes,
         weights_copy_s=loaded.weights_copy_s,
         kv_bytes_per_token=spec.kv_bytes_per_token(*row_bytes, block_size),
-        load_s=load_s,
-        warm_s=0.0,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
@@ -162,6 +179,27 @@ def _facts(
         work=loaded.work,
         attentions=tuple(group.attention for group in spec.cache_groups),
     )
+
+
+def _batch_tokens(options: ServeOptions, loaded: LoadedModel, device: torch.device) -> int:
+    """Tokens of the largest step. Raises StartError where it cannot hold what an encoder computes at once."""
+    wanted = options.max_batch_tokens or forecast.BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"]
+    if loaded.model.spec.encoder is None:
+        return wanted
+    if options.max_batch_tokens and wanted < loaded.max_model_len:
+        raise StartError(
+            f"--max-batch-tokens {wanted} is less than the {loaded.max_model_len} tokens of the longest text, which an"
+            " encoder computes in one step: raise it, or lower --max-model-len"
+        )
+    return max(wanted, loaded.max_model_len)
+
+
+def _blocks_of_options(options: ServeOptions, loaded: LoadedModel, block_size: int) -> int:
+    """Blocks of the KV cache, 0 where memory decides. An encoder's take none, and there are enough of them."""
+    spec = loaded.model.spec
+    if spec.encoder is not None:
+        return cache_groups.places(options.max_sequences, -(-loaded.max_model_len // block_size))
+    return -(-options.kv_cache_tokens // block_size) * len(spec.cache_groups)
 
 
 def _with_kv_cache(
@@ -180,7 +218,7 @@ def _with_kv_cache(
     cache = StartupCache(startup_cache.directory(options.startup_cache))
 
     def sized(found: StepMemory, held: int) -> ModelRunner:
-        fitted = _fitted(facts, options, warmup.memory(device, found, held))
+        fitted = fitted_facts(facts, options, warmup.memory(device, found, held, options.tensor_parallel_size))
         runner = new_runner(fitted, grammars=grammars)
         runner.capture_graphs()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
@@ -197,19 +235,43 @@ def _with_kv_cache(
     return sized(warmup.measured(new_runner, facts, device), held)
 
 
-def _fitted(facts: EngineFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> EngineFacts:
+def fitted_facts(facts: EngineFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> EngineFacts:
     """Facts with the blocks that memory allows, and the longest sequence that they hold."""
-    if not options.kv_cache_tokens:
+    if not facts.num_blocks:
         requested = cache_groups.blocks_of_sequence(
             facts.attentions,
             max(options.max_model_len - 1, 0),
             block_size=facts.block_size,
             chunk_tokens=facts.max_batch_tokens,
         )
-        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, facts.block_bytes, requested)
+        drafter_bytes = facts.drafter.kv_bytes_per_token * facts.block_size // len(facts.attentions)
+        block_bytes = facts.block_bytes + drafter_bytes
+        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
         facts = msgspec.structs.replace(facts, num_blocks=num_blocks)
     longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.max_cached_tokens)
     return msgspec.structs.replace(facts, max_model_len=longest)
+
+
+def _with_sizes_of(drafter: LoadedModel | draft_head.LoadedHead, facts: EngineFacts) -> EngineFacts:
+    """With what a drafter takes beside the model: a block of its cache for each of the model's."""
+    layouts = _layouts(drafter.model.spec, facts.block_size, drafter.cache_dtype)
+    token_bytes = sum(layout.num_bytes for layout in layouts) // facts.block_size
+    taken = DraftModelSize(weights_bytes=drafter.weights_bytes, kv_bytes_per_token=token_bytes * len(facts.attentions))
+    return msgspec.structs.replace(facts, drafter=taken)
+
+
+def _with_draft_model(
+    new_runner: Callable[..., ModelRunner],
+    drafter: Drafter,
+    facts: EngineFacts,
+    grammars: GrammarCompiler | None = None,
+) -> ModelRunner:
+    """What new_runner gives, with this drafter."""
+    runner, loaded = new_runner(facts, grammars=grammars), drafter.loaded
+    groups, device = [range(loaded.model.spec.num_layers)], runner.blocks.device
+    cache = _allocated(loaded.model.spec, facts, facts.num_blocks, loaded.cache_dtype, device, groups)
+    runner.use_drafter(drafter.plan_drafter(cache))
+    return runner
 
 
 def grammars_of(folder: Path, facts: EngineFacts) -> GrammarCompiler:
@@ -240,20 +302,7 @@ def assemble(
     """
     spec = model.spec
     device_stream = stream_of(device) if device_stream is None else device_stream
-    try:
-        cache = kv_cache.allocate(
-            groups=[group.layers for group in spec.cache_groups],
-            layouts=_layouts(spec, facts.block_size, dtype),
-            num_blocks=facts.num_blocks + device_stream.overlaps,
-            block_size=facts.block_size,
-            device=device,
-        )
-    except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(
-            f"a KV cache of {facts.capacity_tokens} tokens does not fit beside what others hold"
-        ) from error
-    except (RuntimeError, MemoryError) as error:
-        raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
+    cache = _allocated(spec, facts, facts.num_blocks + device_stream.overlaps, dtype, device)
     rows = _rows(facts, ops, device_stream)
     graphs = None
     if new_capturer is not None and isinstance(rows, DeviceRowState) and facts.head == "vocabulary":
@@ -275,6 +324,48 @@ def assemble(
         facts=facts,
         grammars=grammars,
         graphs=graphs,
+    )
+
+
+def _allocated(
+    spec: DecoderSpec,
+    facts: EngineFacts,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> KvCache:
+    """`allocate_cache`. Raises StartError where memory does not suffice."""
+    try:
+        return allocate_cache(spec, num_blocks, facts.block_size, dtype, device, groups)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"a KV cache of {facts.capacity_tokens} tokens does not fit beside what others hold"
+        ) from error
+    except (RuntimeError, MemoryError) as error:
+        raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
+
+
+def allocate_cache(
+    spec: DecoderSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> KvCache:
+    """A KV cache of undefined content for a decoder, or for a rank's part. groups: by default the cache groups of spec.
+
+    Raises as `kv_cache.allocate`.
+    """
+    if spec.encoder is not None:
+        return kv_cache.empty(num_layers=spec.num_layers, num_blocks=num_blocks, block_size=block_size, device=device)
+    return kv_cache.allocate(
+        groups=groups or [group.layers for group in spec.cache_groups],
+        layouts=_layouts(spec, block_size, dtype),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        device=device,
     )
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from kvasir_api import names
+from kvasir_runtime import malloc
 from kvasir_runtime.kernels.ops import Ops
 
 _CGROUP = Path("/sys/fs/cgroup")
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
 _LIBRARY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*\.so[^/\n]*$", re.MULTILINE)
 """A read-only part of a shared library in /proc/self/maps: from, to."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -76,10 +76,7 @@ def use(threads: int, ops: Ops) -> None:
     which costs more than the arithmetic of a small step.
     """
     ops.set_threads(threads)
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30), (_TOP_PAD, 64 << 20)):
-            libc.mallopt(parameter, value)
+    malloc.set_parameters({malloc.MMAP_THRESHOLD: 1 << 30, malloc.TRIM_THRESHOLD: 1 << 30, malloc.TOP_PAD: 64 << 20})
 
 
 def return_memory() -> None:

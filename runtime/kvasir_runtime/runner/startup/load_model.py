@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,15 +12,20 @@ import torch
 from kvasir_api import forecast, hf_config, weight_offload
 from kvasir_api.options import ServeOptions
 from kvasir_api.roofline import StepWork, table_bytes
-from kvasir_runtime.errors import StartError
+from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.quantized import QuantFormat
+from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.layer_offload import LayerOffload
-from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
-from kvasir_runtime.models.config import ModelConfig, read_config, read_document
-from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.runner.startup import capacity, host_resources, placement
+from kvasir_runtime.layers.ranks import LeadingDecoder
+from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
+from kvasir_runtime.models import registry
+from kvasir_runtime.models.config import ModelConfig, read_document, read_longest_text
+from kvasir_runtime.models.family import Family, Place
+from kvasir_runtime.models.sharded_places import sharded_places
+from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, placement
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
@@ -35,10 +41,14 @@ POLL_S: Final = 0.001
 class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
-    quantization: which weights are stored in which format, for the banner. host_weights_bytes: of weights_bytes, what
-    is on the host; weights_copy_s: seconds in which that is copied to the device. work: what steps compute and read.
+    model: this rank's part; weights_bytes: of all ranks together.
+
+    folder: of its checkpoint. quantization: which weights are stored in which format, for the banner.
+    host_weights_bytes: of weights_bytes, what is on the host; weights_copy_s: seconds in which that is copied to the
+    device. work: what steps compute and read. through_transformers: model computes with modules of that library.
     """
 
+    folder: Path
     config: ModelConfig
     model: Decoder
     dtype: torch.dtype
@@ -49,6 +59,13 @@ class LoadedModel:
     weights_copy_s: float
     quantization: str
     work: StepWork | None
+    through_transformers: bool = False
+
+    def kernels(self, ops: Ops) -> str:
+        """What computes it, for the banner; blocks on disk that another version wrote are not read."""
+        if self.through_transformers:
+            return f"{ops.name}, layers of transformers {metadata.version('transformers')}"
+        return ops.name if ops.collectives is None else f"{ops.name}, {ops.collectives.ranks} ranks"
 
 
 def load_model(
@@ -58,59 +75,167 @@ def load_model(
     ops: Ops,
     on_progress: Callable[[Progress], None],
     copies: CopyStream | None = None,
+    beside_bytes: int = 0,
 ) -> LoadedModel:
     """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit.
 
-    copies: for weights that stay on the host; None where the device is the host.
+    copies: for weights that stay on the host, None where that is the device. beside_bytes: weights of another model.
     """
-    config = read_config(folder, options.hf_overrides)
-    family = family_of(config)
-    spec = family.spec(config)
+    if load_transformers.is_chosen(options, folder):
+        return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
+    config, family = registry.read(folder, options.hf_overrides)
+    whole, rank = family.spec(config), _rank(ops)
+    spec, places = _part(family, whole, rank)
     document = read_document(folder, options.hf_overrides)
-    limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
+    limit = _sequence_limit(options, folder, family, document)
     capability = placement.capability(device)
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
-    _check_batch_invariant(options, dtype, ops)
-    _check_layers(options, spec)
-    if copies is not None:
-        _check_pinned(options)
-    shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
-    on_gpu = device.type == "cuda"
-    formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
+    _check_options(options, dtype, ops, spec, pins=copies is not None)
+    shapes = parameter_shapes(spec)
+    formats = _formats(options, folder, whole, spec, places, floating=device.type == "cuda")
     total_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
     layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers)
     on_host = _layers_on_host(options, layer_bytes, copies)
     host_bytes = sum(layer_bytes[index] for index in on_host)
-    weights_bytes = total_bytes - host_bytes + (weight_offload.BUFFERS * max(layer_bytes) if on_host else 0)
-    _check_memory(weights_bytes, device, folder)
+    weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
     sizes = _sizes(document)
-    if sizes is not None and not options.kv_cache_tokens:
-        _check_forecast(options, sizes, device, dtype, total_bytes)
+    if rank.index == 0:  # before the others have taken theirs
+        check_memory(weights_bytes * rank.count, device, folder)
+        _check_forecast(options, sizes, device, dtype, total_bytes * rank.count)
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
     )
     row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
     token_bytes = spec.kv_bytes_per_token(*row_bytes, spec.block_size(options.block_size, *row_bytes))
-    capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))
+    capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // rank.count)
     with torch.inference_mode():
-        on_read = loading_progress(on_progress)
         names = {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
-        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize, names)
+        on_read, unused = loading_progress(on_progress), family.unused
+        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize, names, unused)
         offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
-        model = Decoder(spec, ops, tensors, num_positions=limit, offload=offload)
+        model = _decoder_class(rank)(spec, ops, tensors, num_positions=limit, offload=offload)
         weights_copy_s = 0.0 if offload is None else _copy_s(offload)
     return LoadedModel(
+        folder=folder,
         config=config,
         model=model,
         dtype=dtype,
         cache_dtype=cache_dtype,
         max_model_len=limit,
-        weights_bytes=total_bytes,
+        weights_bytes=total_bytes * rank.count,
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
-        work=None if sizes is None else _work(sizes, total_bytes, dtype, cache_dtype),
+        work=None if sizes is None else _work(sizes, total_bytes * rank.count, dtype, cache_dtype),
     )
+
+
+def _through_transformers(
+    options: ServeOptions,
+    folder: Path,
+    device: torch.device,
+    ops: Ops,
+    on_progress: Callable[[Progress], None],
+    copies: CopyStream | None,
+    beside_bytes: int,
+) -> LoadedModel:
+    """`load_model` of a model that transformers computes."""
+    _check_pinned(options, pins=copies is not None)
+    document, capability = read_document(folder, options.hf_overrides), placement.capability(device)
+    stored = document.get("dtype") or document.get("torch_dtype")
+    dtype = placement.choose_dtype(options.dtype, stored, device, capability=capability)
+    on_progress(Progress(phase="loading", progress_fraction=0.0))
+
+    def check_bytes(taken: int) -> None:
+        check_memory(beside_bytes + taken, device, folder)
+        if device.type != "cpu":
+            _check_host(taken, folder)
+        if registry.declared(registry.named_in(document)) is not None:  # of others the sizes are read by guess
+            _check_forecast(options, _sizes(document), device, dtype, taken)
+
+    found = load_transformers.load(options, folder, document, dtype, device, ops, check_bytes)
+    spec, weights_bytes, sizes = found.decoder.spec, found.weights_bytes, _sizes(document)
+    cache_dtype = placement.choose_cache_dtype(
+        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
+    )
+    token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
+    capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes + beside_bytes, _limit_bytes(device))
+    return LoadedModel(
+        folder=folder,
+        config=found.config,
+        model=found.decoder,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        max_model_len=found.max_model_len,
+        weights_bytes=weights_bytes,
+        host_weights_bytes=0,
+        weights_copy_s=0.0,
+        quantization="",
+        work=None if sizes is None else _work(sizes, weights_bytes, dtype, cache_dtype),
+        through_transformers=True,
+    )
+
+
+def _sequence_limit(options: ServeOptions, folder: Path, family: Family, document: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence. Raises ModelError where the option is more than the model has positions."""
+    limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
+    return read_longest_text(folder, limit) if family.is_encoder and not options.max_model_len else limit
+
+
+def _buffer_bytes(on_host: Sequence[int], layer_bytes: Sequence[int]) -> int:
+    """Of the device, in which layers on the host are computed with."""
+    return weight_offload.BUFFERS * max(layer_bytes) if on_host else 0
+
+
+def _decoder_class(rank: Rank) -> type[Decoder]:
+    return LeadingDecoder if rank.count > 1 and rank.index == 0 else Decoder
+
+
+def _rank(ops: Ops) -> Rank:
+    """This process's."""
+    return Rank() if ops.collectives is None else Rank(ops.collectives.rank, ops.collectives.ranks)
+
+
+def _part(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:
+    """What this rank computes, and where it lies. Raises StartError where the model cannot be divided so."""
+    try:
+        spec = sharding.shard(whole, rank)
+        return spec, sharded_places(family.places, whole, spec)
+    except ValueError as error:
+        raise StartError(f"--tensor-parallel-size {rank.count} is not possible: {error}") from error
+
+
+def _formats(
+    options: ServeOptions,
+    folder: Path,
+    whole: DecoderSpec,
+    part: DecoderSpec,
+    places: Mapping[str, Place],
+    *,
+    floating: bool,
+) -> dict[str, QuantFormat]:
+    """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
+    as the weight is: it would be held in more bits than requested.
+    """
+    kinds, shapes = stored_kinds(folder), (parameter_shapes(whole), parameter_shapes(part))
+    wanted, found = (
+        quant_formats.formats(options.quantization, spec, of_spec, places, kinds, floating=floating)
+        for spec, of_spec in zip((whole, part), shapes, strict=True)
+    )
+    cut = wanted.keys() - found.keys()
+    cut |= {
+        name
+        for name, format_ in found.items()
+        if format_.ordered and name in shapes[0] and shapes[0][name][1] != shapes[1][name][1]
+    }
+    if cut:
+        name = min(cut)
+        how = "in an order of their own" if wanted[name].ordered else f"no whole groups of {wanted[name].group}"
+        raise StartError(
+            f"--tensor-parallel-size {part.rank.count} is not possible in {wanted[name].name}: the columns of {name}"
+            f" are {how} for each rank"
+        )
+    return found
 
 
 def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: CopyStream | None) -> tuple[int, ...]:
@@ -138,13 +263,21 @@ def _copy_s(offload: LayerOffload) -> float:
     return seconds
 
 
-def _check_pinned(options: ServeOptions) -> None:
+def _check_options(options: ServeOptions, dtype: torch.dtype, ops: Ops, spec: DecoderSpec, *, pins: bool) -> None:
+    """Reject options that cannot be followed. pins: whether they pin memory of the host."""
+    _check_batch_invariant(options, dtype, ops)
+    _check_layers(options, spec)
+    _check_encoder(options, spec)
+    _check_pinned(options, pins=pins)
+
+
+def _check_pinned(options: ServeOptions, *, pins: bool) -> None:
     """Reject options that pin more of the host's memory, all together, than this process may use: the kernel would kill
     it half way, and again after each restart.
     """
     asked = {"--weights-host-bytes": options.weights_host_bytes, "--kv-host-bytes": options.kv_host_bytes}
     limit_bytes = host_resources.memory_limit_bytes()
-    if sum(asked.values()) > limit_bytes:
+    if pins and sum(asked.values()) > limit_bytes:
         named = " and ".join(f"{option} {size:,}" for option, size in asked.items() if size)
         raise StartError(f"{named}: this process may use {limit_bytes:,} bytes of the host's memory")
 
@@ -169,7 +302,13 @@ def _check_layers(options: ServeOptions, spec: DecoderSpec) -> None:
         )
 
 
-def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:
+def _check_encoder(options: ServeOptions, spec: DecoderSpec) -> None:
+    """Reject options that need a KV cache where there is none. --kv-cache-tokens has no effect, as in a forecast."""
+    if spec.encoder is not None and options.kv_host_bytes:
+        raise StartError("--kv-host-bytes is not possible for an encoder, which has no KV cache: leave the option out")
+
+
+def check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:
     """Reject weights that cannot fit before they are read: on a CPU the kernel would kill the process half way."""
     if device.type == "cpu":
         available = min(
@@ -179,6 +318,14 @@ def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> Non
         capacity.check_weights(weights_bytes, available, available, folder)
     else:
         capacity.check_weights(weights_bytes, *torch.cuda.mem_get_info(device), folder)
+
+
+def _check_host(weights_bytes: int, folder: Path) -> None:
+    """`check_memory` of weights that are made as a whole on the host before a card takes them."""
+    try:
+        check_memory(weights_bytes, torch.device("cpu"), folder)
+    except CapacityError as error:
+        raise CapacityError(f"{error} on the host, through which transformers loads them") from error
 
 
 def _limit_bytes(device: torch.device) -> int:
@@ -205,11 +352,17 @@ def _work(sizes: forecast.ModelShape, weights_bytes: int, dtype: torch.dtype, ca
 
 
 def _check_forecast(
-    options: ServeOptions, model: forecast.ModelShape, device: torch.device, dtype: torch.dtype, weights_bytes: int
+    options: ServeOptions,
+    model: forecast.ModelShape | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights_bytes: int,
 ) -> None:
-    """Reject by forecast before anything is read, unless it counts more weights than there are."""
+    """Reject by forecast before anything is read, unless it counts more weights than there are, or the options give
+    the size of the KV cache.
+    """
     name = str(dtype).removeprefix("torch.")
-    if model.weights_bytes(name, options.quantization) > weights_bytes:
+    if model is None or options.kv_cache_tokens or model.weights_bytes(name, options.quantization) > weights_bytes:
         return
     capacity.check_forecast(
         model,

@@ -16,8 +16,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvasir_api import names
+
 LOG = logging.getLogger(__name__)
-VARIABLE: Final = "KVASIR_STARTUP_CACHE"
 OFF: Final = "off"
 SUFFIX: Final = ".startup.json"
 VERSION: Final = 1
@@ -49,7 +50,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where entries are stored: the option, else the variable, else below the user's cache; None where it is off."""
-    chosen = option or environment.get(VARIABLE, "")
+    chosen = option or environment.get(names.ENV_STARTUP_CACHE, "")
     if chosen == OFF:
         return None
     if chosen:

@@ -27,16 +27,20 @@ GGUF_BYTES: Final = 16 << 20
 _ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def key(options: ServeOptions, model: Path, ops: Ops, device: torch.device) -> dict[str, str]:
-    """Everything that the memory of a step depends on, by name."""
+def key(
+    options: ServeOptions, model: Path, ops: Ops, device: torch.device, drafter: Path | None = None
+) -> dict[str, str]:
+    """Everything that the memory of a step depends on, by name. drafter: of a draft model, if there is one."""
     shared = {name: getattr(options, name) for name in RuntimeOptions.model_fields}
     return {
         "model": _model(model),
+        "draft model": "" if drafter is None else _model(drafter),
         "options": " ".join(f"{name}={value}" for name, value in shared.items()),
         "device": placement.device_name(device),
         "memory": str(_memory_bytes(device)),
         "driver": _driver(device),
         "kernels": ops.name,
+        "model impl": f"{options.model_impl} {_version('transformers')}",
         "versions": f"kvasir {__version__} torch {torch.__version__} triton {_version('triton')}",
         "source": source(Path(kvasir_runtime.__file__).parent),
         "allocator": " ".join(os.environ.get(name, "") for name in _ALLOCATOR),

@@ -61,16 +61,17 @@ def held(device: torch.device) -> int:
     return host_resources.resident_bytes() if device.type == "cpu" else int(torch.cuda.memory_allocated(device))
 
 
-def memory(device: torch.device, found: StepMemory, held_bytes: int) -> MeasuredMemory:
+def memory(device: torch.device, found: StepMemory, held_bytes: int, ranks: int = 1) -> MeasuredMemory:
     """Memory that is held and free now, with what was measured, perhaps by another start.
 
     held_bytes: before the first steps. On a CPU the process keeps what they freed, which must not count twice.
+    ranks: processes like this one that share a CPU's memory; this one's share of it is given.
     """
     if device.type == "cpu":
         return MeasuredMemory(
-            limit_bytes=host_resources.memory_limit_bytes(),
+            limit_bytes=host_resources.memory_limit_bytes() // ranks,
             used_bytes=held_bytes,
-            available_bytes=host_resources.memory_available_bytes(),
+            available_bytes=host_resources.memory_available_bytes() // ranks,
             peak_bytes=found.peak_bytes,
             graph_bytes=found.graph_bytes,
             shared=host_resources.memory_is_shared(),
@@ -147,4 +148,5 @@ def plans_of(
     token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
     rest = [Chunk(row=0, start=0, num_tokens=count, samples=True) for count in others if count <= num_tokens]
     further = (StepPlan(step=2 + index, chunks=(chunk,)) for index, chunk in enumerate(rest))
-    return StepPlan(step=0, joins=(join,), chunks=(prompt,)), StepPlan(step=1, chunks=(token,)), *further
+    first = StepPlan(step=0, joins=(join,), chunks=(prompt,), drafter_follows=True)
+    return first, StepPlan(step=1, chunks=(token,)), *further

@@ -6,6 +6,7 @@ row belongs to no sequence: padding is computed there, in a block of its own, an
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,14 @@ from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.host_to_device_batch import HostToDeviceBatch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
-from kvasir_runtime.runner.state.row_state import AppendPositions, ModelInput, SamplingMetadata, logits_indices
+from kvasir_runtime.runner.state.row_state import (
+    AppendPositions,
+    Ints,
+    ModelInput,
+    SamplingMetadata,
+    logits_indices,
+    token_types,
+)
 
 _PARAMETERS: Final = ("temperature", "top_p", "min_p", "top_k")
 
@@ -58,6 +66,7 @@ class DeviceRowState:
         self._temperature, self._top_p, self._min_p = (part.view(torch.float32) for part in parts[4:7])
         self._top_k = parts[7]
         self._tables[:, self.padding_row] = null_block
+        self._second_from: Ints = np.zeros(num_rows, dtype=np.int64)
         # What the host knows of the device: blocks in the tables, and lengths once all that is enqueued has run.
         self._num_blocks = [[0] * num_rows for _ in range(num_groups)]
         self._known_lens = [0] * num_rows
@@ -100,7 +109,12 @@ class DeviceRowState:
         positions = AppendPositions(device_rows, made.kv_lens)
         if len(sampling) < len(chunks):
             positions = AppendPositions(device_rows.index_select(0, indices), made.kv_lens.index_select(0, indices))
-        return ModelInput(_batch(made, starts_there, longest, logit_rows), positions)
+        types = token_types(chunks, self._second_from)
+        host_lens = lens.tolist(), [chunk.start + chunk.num_tokens for chunk in chunks]
+        batch = _batch(made, starts_there, longest, logit_rows, host_lens)
+        if types is not None:
+            batch = replace(batch, token_types=self._stream.upload(types))
+        return ModelInput(batch, positions)
 
     def captured_input(self, rows: Tensor, starts: Tensor) -> ModelInput:
         """The input of a step in which each row computes one token and samples; nothing is read from the host.
@@ -222,6 +236,7 @@ class DeviceRowState:
             self._num_blocks[group][row] = 0
             self._append_blocks(row, table, group)
         self._params.assign(row, sampling)
+        self._second_from[row] = 0 if join.pooling is None else join.pooling.second_from
         self._known_lens[row] = join.computed_tokens
         seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
         floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
@@ -255,9 +270,17 @@ class DeviceRowState:
         self._num_blocks[group][row] = have + len(blocks)
 
 
-def _batch(made: StepInputs, starts: Tensor, longest_query: int, logit_rows: Tensor | None) -> Batch:
+def _batch(
+    made: StepInputs,
+    starts: Tensor,
+    longest_query: int,
+    logit_rows: Tensor | None,
+    host_lens: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> Batch:
     first, *others = made.block_tables.unbind(0)
-    attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, first, longest_query=longest_query)
+    attn_metadata = AttentionMetadata.on_device(
+        starts, made.kv_lens, first, longest_query=longest_query, host_lens=host_lens
+    )
     return Batch(
         token_ids=made.token_ids,
         positions=made.positions,

@@ -1,6 +1,8 @@
 """Rows where the device is the host: arrays that plans write and steps read, without a copy in between."""
 
+import mmap
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -8,11 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Fork, StepPlan
+from kvasir_runtime.kernels import host_memory
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
-from kvasir_runtime.runner.state.row_state import AppendPositions, Ints, ModelInput, SamplingMetadata, logits_indices
+from kvasir_runtime.runner.state.row_state import (
+    AppendPositions,
+    Ints,
+    ModelInput,
+    SamplingMetadata,
+    logits_indices,
+    token_types,
+)
+
+_IDS_OF_A_PAGE: Final = mmap.PAGESIZE // 4
 
 
 class HostRowState:
@@ -30,13 +42,15 @@ class HostRowState:
         """num_groups: cache groups, each with a block table for every row."""
         self._block_size = block_size
         # A step that is launched behind a sample that is deferred looks up what is there: never anything but an id.
-        # Zeros of numpy take no memory before they are written, and numpy is faster for small arrays.
-        self._host: NDArray[np.int32] = np.zeros((max_sequences, max_model_len + 1), dtype=np.int32)
+        # Rows begin at pages and take memory as they are written; and numpy is faster for small arrays.
+        stride = -(-(max_model_len + 1) // _IDS_OF_A_PAGE) * _IDS_OF_A_PAGE
+        self._host: NDArray[np.int32] = host_memory.zeros((max_sequences, stride), np.int32)[:, : max_model_len + 1]
         self._tokens = torch.from_numpy(self._host)
         columns = -(-max_model_len // block_size)
-        self._block_tables = np.zeros((num_groups, max_sequences, columns), dtype=np.int64)
+        self._block_tables: Ints = host_memory.zeros((num_groups, max_sequences, columns), np.int64)
         self._num_blocks = [[0] * max_sequences for _ in range(num_groups)]
         self._params = RowSamplingParams(max_sequences, eos_token_ids)
+        self._second_from: Ints = np.zeros(max_sequences, dtype=np.int64)
 
     def apply(self, plan: StepPlan) -> None:
         """As in `RowState`, like the methods below."""
@@ -46,12 +60,16 @@ class HostRowState:
                 self._num_blocks[group][join.row] = 0
                 self._append_blocks(join.row, table, group)
             self._params.assign(join.row, join.sampling)
+            self._second_from[join.row] = 0 if join.pooling is None else join.pooling.second_from
         if plan.forks:
             self._fork(plan.forks)
         for grow in plan.grows:
             self._append_blocks(grow.row, grow.blocks, grow.group)
         for insert in plan.inserts:
             self.write_tokens(insert.row, insert.position, insert.tokens)
+        for chunk in plan.chunks:
+            if chunk.drafts:
+                self.write_tokens(chunk.row, chunk.start + chunk.num_tokens - len(chunk.drafts), chunk.drafts)
 
     @property
     def tokens(self) -> Tensor:
@@ -85,6 +103,7 @@ class HostRowState:
         longest = -(-max(kv_lens) // self._block_size)
         first, *others = torch.from_numpy(self._block_tables[:, rows, :longest]).unbind(0)
         attn_metadata = AttentionMetadata(lens.tolist(), kv_lens, first)
+        types = token_types(chunks, self._second_from)
         return ModelInput(
             batch=Batch(
                 token_ids=torch.from_numpy(self._host[token_rows, positions].astype(np.int64)),
@@ -92,6 +111,7 @@ class HostRowState:
                 slots=torch.from_numpy(slots),
                 attn_metadata=(attn_metadata, *(attn_metadata.with_tables(tables) for tables in others)),
                 logit_rows=torch.from_numpy(logits_indices(chunks, ends)),
+                token_types=None if types is None else torch.from_numpy(types),
             )
         )
 

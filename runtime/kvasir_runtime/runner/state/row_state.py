@@ -55,7 +55,7 @@ class RowState(Protocol):
         """Of device memory; 0 where that is the host's, whose pages are taken as they are written."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Apply joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
+        """Apply joins, forks, grows, inserts, drafts. Leaves need nothing: a row is overwritten when used again."""
 
     def model_input(self, chunks: Sequence[Chunk]) -> ModelInput:
         """The query tokens of a step's chunks, in order. Logits are for those that sample, are scored, are pooled."""
@@ -90,9 +90,27 @@ class RowState(Protocol):
         """Write known ids into a row, from a position on."""
 
 
+def token_types(chunks: Sequence[Chunk], second_from: Ints) -> Ints | None:
+    """(tokens,) of the chunks' tokens, 1 in the second text of a pair; None where there is none.
+
+    second_from: of each row the position at which its second text begins, 0 without one.
+    """
+    begins = second_from[[chunk.row for chunk in chunks]]
+    if not begins.any():
+        return None
+    parts = [
+        np.arange(chunk.start, chunk.start + chunk.num_tokens) >= (begin or chunk.start + chunk.num_tokens)
+        for chunk, begin in zip(chunks, begins.tolist(), strict=True)
+    ]
+    return np.concatenate(parts).astype(np.int64)
+
+
 def logits_indices(chunks: Sequence[Chunk], ends: Ints) -> Ints:
-    """Indices of the tokens that sample, are scored, are pooled. ends: (chunks,) where each ends among the tokens."""
+    """Indices of the tokens that are sampled from, scored, pooled. ends: (chunks,) where each ends among the tokens."""
     logits_indices = [(ends - 1)[[chunk.samples for chunk in chunks]]]
+    if any(chunk.drafts for chunk in chunks):
+        sampling = [(end, len(chunk.drafts)) for end, chunk in zip(ends.tolist(), chunks, strict=True) if chunk.samples]
+        logits_indices = [np.concatenate([np.arange(end - count - 1, end) for end, count in sampling])]
     for end, chunk in zip(ends.tolist(), chunks, strict=True):
         if chunk.scores[0] < chunk.scores[1]:
             first = end - chunk.num_tokens - chunk.start - 1  # index of the token that gives position 0

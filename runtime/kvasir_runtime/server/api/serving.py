@@ -9,20 +9,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir_api import names
+from kvasir_api import names, openai_errors
 from kvasir_runtime.frontend.continuation import TokenSigner
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol.validation import ReceivedBody
-from kvasir_runtime.server.admission import queue_refusal
+from kvasir_runtime.server.admission import has_place_by_share, queue_refusal
 from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
 from kvasir_runtime.server.api.serializer import Serializer
 from kvasir_runtime.server.app_state import AppState, ServedModel
@@ -31,6 +31,9 @@ from kvasir_runtime.server.output_collector import ServingContext
 from kvasir_runtime.server.streaming import GenerationResponse
 
 _Prepared = TypeVar("_Prepared")
+_NO_KEYS_YET: Final = openai_errors.unavailable(
+    "This replica has not got the keys of continuation tokens yet.", retry_after_s=1.0, code="no_continuation_keys"
+)
 SerializerOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
 
 
@@ -61,6 +64,8 @@ async def respond(
         prepared = await in_thread(request, app_state, prepare, raw, served_model.profile, size_of=size_of)
         checked = await served_model.grammar_validator.checked(prepared.request)
         if raw.continuation:
+            if app_state.continuation_keys.awaited:
+                raise Refused(_NO_KEYS_YET)
             signer = token_signer(app_state, served_model, app_state.senders.identity(request))
             return replace(prepared, request=await asyncio.to_thread(signer.resumed, checked, raw.continuation))
         return replace(prepared, request=replace(checked, created=int(time.time())))
@@ -106,17 +111,19 @@ async def admit(
     num_sequences: that are sent to the engine at a time.
     """
     served_model = app_state.ready_model()
-    check_queue(app_state, served_model, 1)
+    check_queue(request, app_state, served_model, 1)
     raw = await _received(request, app_state)
+    check_queue(request, app_state, served_model, 1)  # others came while the body did
+    sender = app_state.senders.of(request)
     app_state.begin_request()
-    app_state.num_preparing += 1
+    app_state.preparing.add(sender.tenant, sender.weight)
     try:
         try:
             prepared = await work(raw, served_model)
         finally:
-            app_state.num_preparing -= 1
+            app_state.preparing.end(sender.tenant)
         app_state.ready_model()
-        check_queue(app_state, served_model, num_sequences(prepared, served_model))
+        check_queue(request, app_state, served_model, num_sequences(prepared, served_model))
     except BaseException:
         app_state.end_request()
         raise
@@ -182,14 +189,19 @@ def token_signer(app_state: AppState, served_model: ServedModel, owner: bytes) -
     return TokenSigner(keys=app_state.continuation_keys.current, model=served_model.digest, tenant=owner)
 
 
-def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) -> None:
-    """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
+def check_queue(request: Request, app_state: AppState, served_model: ServedModel, num_new: int) -> None:
+    """Requests in threads count too: a burst must not get past the bound while it is tokenized. Raises Refused."""
+    client = served_model.client
     refusal = queue_refusal(
-        served_model.client.state,
-        inflight=served_model.client.num_inflight + app_state.num_preparing + num_new,
+        client.state,
+        inflight=client.num_inflight + app_state.preparing.num_open + num_new,
         max_sequences=served_model.max_sequences,
         max_waiting=app_state.options.max_waiting,
         jitter=random.random(),
     )
-    if refusal is not None:
+    if refusal is None:
+        return
+    sender, places = app_state.senders.of(request), served_model.max_sequences + app_state.options.max_waiting
+    loads = app_state.preparing.beside(client.load_by_tenant)
+    if not has_place_by_share(loads, sender.tenant, sender.weight, num_new=num_new, places=places):
         raise Refused(refusal)

@@ -5,6 +5,7 @@ Built once by the process; scraped on the http port. Gauges and totals are read 
 nothing is copied per step.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -72,6 +73,8 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_model_flops_total": lambda state: state.work.flops,
     "kvasir_model_read_bytes_total": lambda state: state.work.read_bytes,
     "kvasir_preemptions_total": lambda state: state.totals.preemptions,
+    "kvasir_draft_tokens_total": lambda state: state.totals.drafted_tokens,
+    "kvasir_draft_tokens_accepted_total": lambda state: state.totals.accepted_tokens,
     "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,
     "kvasir_invalid_outputs_total": lambda state: state.totals.invalid_outputs,
     "kvasir_step_memory_failures_total": lambda state: state.totals.memory_failures,
@@ -107,6 +110,7 @@ class RuntimeMetrics:
             _gauge(declared[f"kvasir_device_peak_{what}_per_second"], self._registry, model_name)
             for what in ("flops", "bytes")
         ]
+        _gauge(declared["kvasir_event_loop_tasks"], self._registry, model_name).set_function(_num_tasks)
         self.engine_pid = 0
         ProcessCollector(registry=self._registry)
         ProcessCollector(machine_metrics.ENGINE_PROCESS, pid=lambda: self.engine_pid, registry=self._registry)
@@ -198,6 +202,14 @@ class _FromState(Collector):
             family = kind(metric.name, metric.help, labels=metric.labels)
             family.add_metric([self._model_name], float(value(state)))
             yield family
+
+
+def _num_tasks() -> float:
+    """Of the event loop that this thread runs; 0 in one that runs none."""
+    try:
+        return float(len(asyncio.all_tasks()))
+    except RuntimeError:
+        return 0.0
 
 
 def _counter(metric: metrics.Metric, registry: CollectorRegistry) -> Counter:

@@ -1,27 +1,43 @@
-"""DeepSeek-V2 with plain routing (V2-Lite, Coder-V2-Lite): latent attention, experts behind the first layers."""
+"""DeepSeek-V2 and V3: latent attention, experts behind the first layers, chosen from the best groups of them.
+
+V3 scores experts by sigmoids, with a bias in the choice that balances them.
+"""
 
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import DecoderSpec, ExpertsSpec, LatentSpec
+from kvasir_runtime.layers.layer_specs import ExpertsSpec, LatentSpec
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, merged, usual_places, whole
-from kvasir_runtime.models.moe import expert_places, experts_spec
+from kvasir_runtime.models.moe import deepseek_experts, expert_places
 from kvasir_runtime.models.rope import yarn_scale
 
+_SCORES: Final = {"greedy": "softmax", "group_limited_greedy": "softmax", "noaux_tc": "sigmoid"}
+"""By the way of choosing experts."""
 
-def _spec(config: ModelConfig) -> DecoderSpec:
+
+def _v2(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, "DeepSeek-V2", "deepseek_v2", _experts(config, "DeepSeek-V2", "greedy"))
+
+
+def _v3(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, "DeepSeek-V3", "deepseek_v3", _experts(config, "DeepSeek-V3", "noaux_tc"))
+
+
+def _spec(config: ModelConfig, name: str, family: str, experts: ExpertsSpec) -> DecoderSpec:
     rank, key_dim, value_dim = config.kv_lora_rank, config.qk_nope_head_dim, config.v_head_dim
     if rank is None or key_dim is None or value_dim is None:
-        raise ModelError("config.json: DeepSeek-V2 needs kv_lora_rank, qk_nope_head_dim and v_head_dim")
+        raise ModelError(f"config.json: {name} needs kv_lora_rank, qk_nope_head_dim and v_head_dim")
     if config.qk_rope_head_dim % 2:
         raise ModelError(
             f"config.json: qk_rope_head_dim {config.qk_rope_head_dim} is odd; rotary embedding needs pairs"
         )
     config = msgspec.structs.replace(config, head_dim=config.qk_rope_head_dim)
-    made = decoder_spec(config, "deepseek_v2", experts=_experts(config))
+    made = decoder_spec(config, family, experts=experts)
     latent = LatentSpec(
         rank=rank,
         rope_dim=config.qk_rope_head_dim,
@@ -33,24 +49,22 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     return replace(made, num_kv_heads=1, attention_scale=scale, latent=latent)
 
 
-def _experts(config: ModelConfig) -> ExpertsSpec:
+def _experts(config: ModelConfig, name: str, method: str) -> ExpertsSpec:
+    """method: of choosing experts, where the config names none."""
+    chosen = config.topk_method or method
+    scores = config.scoring_func or _SCORES.get(chosen)
     for field, value, served in (
-        ("topk_method", config.topk_method, "greedy"),
-        ("scoring_func", config.scoring_func, "softmax"),
-        ("norm_topk_prob", config.norm_topk_prob, False),
-        ("moe_layer_freq", config.moe_layer_freq, 1),
-        ("attention_bias", config.attention_bias, False),
+        ("topk_method", chosen, tuple(_SCORES)),
+        ("scoring_func", scores, (_SCORES.get(chosen),)),
+        ("norm_topk_prob", config.norm_topk_prob, (True, False) if scores == "sigmoid" else (False,)),
+        ("moe_layer_freq", config.moe_layer_freq, (1,)),
+        ("attention_bias", config.attention_bias, (False,)),
+        ("rope_interleave", config.rope_interleave is not False, (True,)),
     ):
-        if value != served:
-            raise ModelError(f"config.json: {field} {value} of DeepSeek-V2 is not supported; expected {served}")
-    if config.moe_intermediate_size is None:
-        raise ModelError("config.json: DeepSeek-V2 needs moe_intermediate_size")
-    size, dense = config.moe_intermediate_size, tuple(range(config.first_k_dense_replace))
-    usual = msgspec.structs.replace(config, num_experts=config.n_routed_experts, mlp_only_layers=dense)
-    made = experts_spec(
-        usual, intermediate_size=size, renormalised=False, shared_size=size * (config.n_shared_experts or 0)
-    )
-    return replace(made, shared_gate=False, scale=config.routed_scaling_factor)
+        if value not in served:
+            expected = " or ".join(map(str, served))
+            raise ModelError(f"config.json: {field} {value} of {name} is not supported; expected {expected}")
+    return deepseek_experts(config, name, grouped=chosen != "greedy", sigmoid=scores == "sigmoid")
 
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:
@@ -79,4 +93,13 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
     return places
 
 
-DEEPSEEK_V2 = Family(architecture="DeepseekV2ForCausalLM", spec=_spec, places=_places)
+DEEPSEEK_V2 = Family(
+    architecture="DeepseekV2ForCausalLM", models="DeepSeek-V2, V2-Lite, Coder-V2", spec=_v2, places=_places
+)
+DEEPSEEK_V3 = Family(
+    architecture="DeepseekV3ForCausalLM",
+    models="DeepSeek-V3, V3.1, R1, Moonlight",
+    spec=_v3,
+    places=_places,
+    drafts=True,
+)

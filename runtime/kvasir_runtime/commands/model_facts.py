@@ -1,0 +1,109 @@
+"""What the config of a model states, for forecasts: of one that was read, and of what a source has under a uri now.
+
+Called by `plan`, also in a pod of the operator, which cannot see the model itself.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvasir_api import draft_head_shape, forecast, hf_config, inspection
+from kvasir_api.speculation import draft_model
+from kvasir_runtime import hub
+from kvasir_runtime.commands import host_resources, model_config
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.fetch import fetched_model
+
+_MAX_ARCHITECTURE: Final = 128
+_MAX_WHY: Final = 1000
+
+
+def facts(config: dict[str, Any], hf_overrides: str = "", speculation: str = "off") -> inspection.ModelFacts:
+    """The facts for the operator's own forecast. config: with the overrides in it. speculation: the option.
+
+    Raises ValueError that names what is wrong with config.json.
+    """
+    from kvasir_runtime.models.registry import FAMILIES
+
+    shape, architecture = shape_of(config), architecture_of(config)
+    return inspection.ModelFacts(
+        architecture=architecture[:_MAX_ARCHITECTURE],
+        supported=any(architecture in family.architectures for family in FAMILIES),
+        cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),
+        shape=shape,
+        overrides=inspection.overrides_digest(hf_overrides),
+        draft_model=(drafter := draft_model(speculation)),
+        drafter=_drafter(drafter),
+        own_drafter=own_drafter(config),
+    )
+
+
+def hub_inspection(name: hub.HubName, hf_overrides: str = "", speculation: str = "off") -> inspection.RemoteInspection:
+    """What the hub has under a name now, with the facts of its config. Raises ModelUnavailableError."""
+    found = hub.listing(name)
+
+    def read() -> dict[str, Any]:
+        if name.file:
+            return hub.gguf_config(name, found)
+        return model_config.read_json(hub.config_file(name, found.commit))
+
+    return _inspected(found.commit, found.size, read, hf_overrides, speculation)
+
+
+def remote_inspection(uri: str, hf_overrides: str = "", speculation: str = "off") -> inspection.RemoteInspection:
+    """What a bucket, a registry or a server has under a uri now. Raises ModelError, ModelUnavailableError."""
+    found = fetched_model.listing(uri)
+    return _inspected(found.version, found.size, lambda: fetched_model.config(found), hf_overrides, speculation)
+
+
+def _inspected(
+    version: str, download_bytes: int, read: Callable[[], dict[str, Any]], hf_overrides: str, speculation: str
+) -> inspection.RemoteInspection:
+    """read: config.json; with a ValueError where it says nothing of the model."""
+    known, why = None, ""
+    try:
+        config = hf_config.overridden(read(), hf_config.parsed_overrides(hf_overrides))
+        known = facts(config, hf_overrides, speculation)
+    except ValueError as error:
+        why = str(error)[:_MAX_WHY]
+    return inspection.RemoteInspection(commit=version, download_bytes=download_bytes, facts=known, message=why)
+
+
+def _drafter(name: str) -> forecast.ModelShape | None:
+    """Sizes of a draft model. None without one, and where its config cannot be read, which a replica then reports."""
+    try:
+        return drafter_shape(model_config.read_config(name)) if name else None
+    except (ValueError, ModelError, ModelUnavailableError):
+        return None
+
+
+def drafter_shape(config: dict[str, Any]) -> forecast.ModelShape:
+    """Of a draft model, or of a head. Raises ValueError."""
+    return draft_head_shape.of_eagle3(config) or shape_of(config)
+
+
+def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
+    """Sizes of the layer that drafts in a model's own checkpoint; None where there is none that can be used."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    usable = {name for family in FAMILIES if family.drafts for name in family.architectures}
+    if architecture_of(config) not in usable or not config.get("num_nextn_predict_layers"):
+        return None
+    return draft_head_shape.of_mtp(config)
+
+
+def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
+    """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    try:
+        return forecast.shape(config)
+    except ValueError as error:
+        known, architecture = {name for family in FAMILIES for name in family.architectures}, architecture_of(config)
+        if architecture in known or "architectures" not in config:
+            raise
+        raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
+
+
+def architecture_of(config: dict[str, Any]) -> str:
+    """The first that config.json names. Raises ValueError where they are no names."""
+    return next(iter(hf_config.architectures(config)), "unknown")

@@ -1,0 +1,159 @@
+"""Guesses of what follows a text, from the text itself: what followed its end where that occurred before.
+
+Nothing is stored but the ids. Occurrences are found by comparing arrays, one comparison of all ids for the last id and
+then of few for each one before it. Of a text that repeats itself only the last of many occurrences are compared.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_HISTORY: Final = 65_536
+"""Ids at the end of a text that are searched."""
+MOST_COMPARED: Final = 16_384
+"""Occurrences of shorter ends that are compared for longer ones in a search; beyond, only the last MOST_PLACES."""
+MOST_PLACES: Final = 256
+"""Occurrences that vote."""
+LEAST_SHARE: Final = 0.1
+"""Of occurrences that must have gone on as a draft does to its end: below, a draft is hardly ever right."""
+
+MODEL_MATCHED: Final = 4
+"""As which a draft of a model counts: of middling acceptance before any was verified."""
+
+
+class Draft(NamedTuple):
+    """tokens: what may follow. shares: for each the share of occurrences that went on so far as the draft does, 1 where
+    there is no vote. matched: ids at the end of the text that occurred before.
+    """
+
+    tokens: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+    matched: int = 0
+
+
+NO_DRAFT: Final = Draft()
+
+
+class Drafter(Protocol):
+    """Guesses for one sequence after another."""
+
+    def propose(self, history: "TokenHistory", most: int) -> Draft:
+        """At most so many tokens behind a text."""
+        ...
+
+
+class TokenHistory:
+    """The last ids of one growing text as an array."""
+
+    __slots__ = ("_ids", "_size", "length")
+
+    def __init__(self) -> None:
+        self._ids: NDArray[np.int32] = np.empty(1024, dtype=np.int32)
+        self._size = 0
+        self.length = 0
+        """Of the whole text."""
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """At most 2 * MAX_HISTORY of them, at least MAX_HISTORY where the text is as long."""
+        return self._ids[: self._size]
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take in what a text has more than before. It never becomes shorter, nor changes."""
+        fresh = np.array(tokens[max(self.length, len(tokens) - MAX_HISTORY) :], dtype=np.int32)
+        if len(tokens) - self.length > MAX_HISTORY:
+            self._size = 0
+        self.length = len(tokens)
+        if self._size + len(fresh) > 2 * MAX_HISTORY:
+            kept = MAX_HISTORY - len(fresh)
+            self._ids[:kept] = self._ids[self._size - kept : self._size].copy()
+            self._size = kept
+        if self._size + len(fresh) > len(self._ids):
+            grown = np.empty(min(2 * MAX_HISTORY, 2 * (self._size + len(fresh))), dtype=np.int32)
+            grown[: self._size] = self.ids
+            self._ids = grown
+        self._ids[self._size : self._size + len(fresh)] = fresh
+        self._size += len(fresh)
+
+    def occurrences(self, least: int, most: int) -> tuple[NDArray[np.int64], int]:
+        """Where the longest end of the text that occurred before went on: places in `ids`, ascending, and its length.
+
+        The end is of least to most ids; without such a one there are no places, and the length is 0. Of many places
+        only the last are given.
+        """
+        ids, size = self.ids, self._size
+        if size <= least:
+            return np.empty(0, dtype=np.int64), 0
+        equal = ids[:-1] == ids[-1]
+        first = max(0, len(equal) - MOST_COMPARED) if np.count_nonzero(equal) > MOST_COMPARED else 0
+        places, matched, left = np.flatnonzero(equal[first:]) + first + 1, 1, MOST_COMPARED
+        while matched < most and len(places):
+            if len(places) > max(left, MOST_PLACES):
+                places = places[-MOST_PLACES:]
+            left -= len(places)
+            longer = places[places > matched]
+            longer = longer[ids[longer - matched - 1] == ids[size - matched - 1]]
+            if not len(longer):
+                break
+            places, matched = longer, matched + 1
+        return (places[-MOST_PLACES:], matched) if len(places) and matched >= least else (places[:0], 0)
+
+
+class ModelDrafter:
+    """Leaves the ids to the runner, whose draft model chooses them when the step is launched."""
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:  # noqa: ARG002 - the model reads the runner's rows
+        """Zeros in the places of what will be drafted."""
+        return Draft((0,) * most, (1.0,) * most, MODEL_MATCHED)
+
+
+class NgramDrafter:
+    """Goes on as the text did where its last 2 to 4 ids occurred last (prompt lookup decoding, Saxena 2023)."""
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """As in `Drafter`."""
+        places, matched = history.occurrences(2, 4)
+        if not matched:
+            return NO_DRAFT
+        tokens = tuple(history.ids[places[-1] : places[-1] + most].tolist())
+        return Draft(tokens, (1.0,) * len(tokens), matched)
+
+
+class SuffixDrafter:
+    """Goes on as most of the text did where its longest known end, of 2 to 32 ids, occurred before.
+
+    The vote after each further id is among the occurrences that went on alike: what a suffix tree with counts gives
+    (Oliaro et al. 2024, SuffixDecoding), without the tree.
+    """
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """As in `Drafter`."""
+        places, matched = history.occurrences(2, 32)
+        ids, total = history.ids, len(places)
+        tokens, shares = list[int](), list[float]()
+        while len(tokens) < most and len(places):
+            if len(places) == 1:
+                place = int(places[0])
+                rest = ids[place : place + most - len(tokens)].tolist()
+                return Draft((*tokens, *rest), (*shares, *[1 / total] * len(rest)), matched)
+            following = ids[places]
+            token = _elected(following)
+            places = places[following == token]
+            if len(places) < LEAST_SHARE * total:
+                break
+            tokens.append(token)
+            shares.append(len(places) / total)
+            places = places + 1
+            places = places[places < len(ids)]
+        return Draft(tuple(tokens), tuple(shares), matched)
+
+
+def _elected(following: NDArray[np.int32]) -> int:
+    """The most frequent id, of several the one that occurs last."""
+    last = following[-1]
+    if (following == last).all():
+        return int(last)
+    values, counts = np.unique(following, return_counts=True)
+    return int(following[np.isin(following, values[counts == counts.max()])][-1])

@@ -1,0 +1,169 @@
+"""Drafts for the sequences of the next step, and what becomes of them. Owned by the scheduler.
+
+"ngram" and "suffix" draft in every step of decoding; with "auto" and a draft model the controller decides. Nothing here
+changes an answer: the runner keeps the drafts that it would have drawn. Knows neither clock nor device: seconds are
+given.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from kvasir_api.state import SpeculationState
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.kinds.interface import RequestKind
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import StepResults
+from kvasir_runtime.core.plan_builder import LaunchedChunk
+from kvasir_runtime.core.speculation.acceptance import KEPT, KEPT_BY_ALL, AcceptanceRates, SequenceDrafts, class_of
+from kvasir_runtime.core.speculation.controller import DraftController
+from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
+from kvasir_runtime.core.step_prompts import lacking
+from kvasir_runtime.core.throughput import DecayingMean
+
+MAX_DRAFTS: Final = 15
+"""Of a sequence in a step. With the token before them they fill one tile of 16 rows, which costs AMX as much as one."""
+LEAST_REST: Final = 128
+MOST_REST: Final = LEAST_REST << 10
+"""Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
+BY_RUNNER: Final = ("model", "mtp")
+"""Of what limits name, what drafts in the runner."""
+KEPT_BY_STATE: Final = 0.98
+"""Of what `/state` reports, at each step with drafts."""
+
+
+class Speculation:
+    """drafter: in place of the one that the limits name. drafter_follows: whether a draft model computes the prompts of
+    the next step, so that it can draft behind them.
+    """
+
+    def __init__(self, limits: Limits, counters: Counters, drafter: Drafter | None = None) -> None:
+        self._limits, self._counters = limits, counters
+        self.drafter_follows = False
+        named: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(), "auto": SuffixDrafter()}
+        named |= dict.fromkeys(BY_RUNNER, ModelDrafter())
+        # A state is one of the end of a chunk: what a wrong draft did to it cannot be taken back.
+        self._drafter = None if limits.has_states else drafter or named.get(limits.speculation)
+        self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
+        self._rates = AcceptanceRates()
+        self._accepted, self._drafted = DecayingMean(), DecayingMean()
+        self._most = max(limits.num_rows, 1 + MAX_DRAFTS)
+        """Positions that a step may sample from: there is memory for the logits of all rows."""
+        self._rest, self._next_rest = 0, LEAST_REST
+
+    def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:
+        """Set the drafts of all sequences for the next step. budget: its query tokens, 0 where it may compute prompts
+        of requests that wait.
+        """
+        if self._drafter is None:
+            return
+        for kind in running:
+            kind.sequence.drafts = ()
+        # What a draft costs beside prompts is not measured, and blocks for it could be theirs.
+        able = [] if any(lacking(kind) > 1 for kind in running) else [kind for kind in running if _may_draft(kind)]
+        num_rows = sum([kind.num_rows for kind in running])
+        if self._limits.speculation in BY_RUNNER and self._controller is not None:
+            self.drafter_follows = not self._controller.is_off(num_rows)
+        room = min(budget, self._most) - num_rows
+        self._rest = max(0, self._rest - 1)
+        if room < 1 or not able or self._rest:
+            return
+        if self._controller is None:
+            self._look(self._drafter, able)
+            counts = [len(_drafts_of(kind).draft.tokens) for kind in able]
+        elif self._controller.rests(num_rows):
+            return
+        else:
+            self._look(self._drafter, able)
+            survivals = [_drafts_of(kind).survivals(num_rows) for kind in able]
+            counts = self._controller.counts(num_rows, survivals, room)
+        for kind, count in zip(able, counts, strict=True):
+            drafts = _drafts_of(kind)
+            count = min(count, room)
+            room -= count
+            drafts.tries(count)
+            kind.sequence.drafts = drafts.draft.tokens[:count]
+        # For a guess no request loses its row. What is injected becomes a prompt as its need is counted.
+        needs = sum([max(0, kind.need(budget) or 0) for kind in running])
+        if not pool.can_take(needs) or any(lacking(kind) > 1 for kind in running):
+            for kind in able:
+                kind.sequence.drafts = ()
+
+    def rest(self) -> None:
+        """A step with drafts found no memory: those that follow have none, twice as many each time."""
+        self._rest, self._next_rest = 1 + self._next_rest, min(MOST_REST, 2 * self._next_rest)
+
+    def collected(self, chunks: Sequence[LaunchedChunk], results: StepResults, elapsed_s: float) -> None:
+        """A step of these chunks ended, after so many seconds."""
+        if self._drafter is None:
+            return
+        num_drafts, is_read = sum([len(chunk.drafts) for chunk in chunks]), True
+        if num_drafts:
+            sampling = [chunk for chunk in chunks if chunk.samples]
+            for chunk, sampled in zip(sampling, results.sampled, strict=True):
+                if num_made := len(chunk.drafts) - sampled.undrafted:
+                    if sampled.tokens:
+                        self._verified(chunk, num_made, len(sampled.tokens) - 1)
+                else:
+                    is_read &= not chunk.drafts
+        # Where a draft model still reads prompts, the step costs what others do not.
+        decodes = bool(chunks) and is_read and all(chunk.end - chunk.start == 1 for chunk in chunks)
+        if self._controller is not None and decodes and elapsed_s > 0:
+            self._controller.costs.observe(len(chunks), num_drafts, elapsed_s)
+
+    @property
+    def state(self) -> SpeculationState:
+        """What `/state` reports."""
+        return SpeculationState(
+            drafter=self._limits.speculation,
+            draft_tokens=self._drafted.value,
+            acceptance_fraction=self._accepted.value,
+        )
+
+    def _verified(self, chunk: LaunchedChunk, num_drafts: int, accepted: int) -> None:
+        drafts = chunk.sequence.speculated
+        self._counters.drafted_tokens += num_drafts
+        self._counters.accepted_tokens += accepted
+        self._accepted.add(accepted, num_drafts, KEPT_BY_STATE)
+        self._drafted.add(num_drafts, 1.0, KEPT_BY_STATE)
+        assert drafts is not None
+        place = class_of(drafts.draft)
+        # A draft that the draft model could not make counts as a wrong one: the step was to have it.
+        tried = min(len(chunk.drafts), accepted + 1)
+        drafts.rates.verified(place, tried, accepted, KEPT)
+        self._rates.verified(place, tried, accepted, KEPT_BY_ALL)
+
+    def _look(self, drafter: Drafter, able: Collection[RequestKind]) -> None:
+        """Draft for those sequences that do not rest."""
+        for kind in able:
+            sequence = kind.sequence
+            if sequence.speculated is None:
+                sequence.speculated = SequenceDrafts(AcceptanceRates(self._rates))
+            drafts = sequence.speculated
+            if drafts.rest and self._controller is not None:
+                drafts.rest -= 1
+                drafts.draft = NO_DRAFT
+                continue
+            # Each draft that is kept and the token behind them must have a place in the answer.
+            most = min(MAX_DRAFTS, kind.remaining - 1)
+            drafts.history.follow(sequence.tokens)
+            drafts.look(drafter.propose(drafts.history, most))
+
+
+def _may_draft(kind: RequestKind) -> bool:
+    """Whether a request decodes one token in its next step, and drafts may follow it.
+
+    Beams fork behind each token. Where a grammar holds, its masks behind the next token are not known in time.
+    """
+    request, sequence = kind.request.request, kind.sequence
+    if request.beam is not None or request.pooling is not None or request.sampling.grammar is not None:
+        return False
+    if not sequence.active or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
+        return False
+    return kind.remaining > 1
+
+
+def _drafts_of(kind: RequestKind) -> SequenceDrafts:
+    """There are some once `_look` has seen the sequence."""
+    assert kind.sequence.speculated is not None
+    return kind.sequence.speculated

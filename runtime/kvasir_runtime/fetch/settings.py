@@ -1,0 +1,50 @@
+"""How a pod reaches the source of its model: the keys of the Secret of spec.model.secretName, as files of a folder.
+
+Outside of a pod there is none, and the libraries' own variables and files count. No value is ever part of a message.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from kvasir_api import names
+from kvasir_runtime.errors import ModelUnavailableError
+
+SECRET: Final = "the Secret of spec.model.secretName"
+
+
+class SourceSettings:
+    """The files of a folder, or nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> "SourceSettings":
+        """Of a process."""
+        given = environment.get(names.ENV_SOURCE_SETTINGS)
+        return cls(Path(given) if given else None)
+
+    @property
+    def of_pod(self) -> bool:
+        """Whether a message for a person may speak of the Secret."""
+        return self._folder is not None
+
+    def value(self, key: str) -> str:
+        """A key's text without space around it; empty without one."""
+        path = self.file(key)
+        return path.read_text(errors="replace").strip() if path else ""
+
+    def file(self, key: str) -> Path | None:
+        """Where a key's value lies."""
+        path = self._folder / key if self._folder else None
+        return path if path is not None and path.is_file() else None
+
+    def url(self, key: str) -> str:
+        """A key that has to be a URL. Raises ModelUnavailableError where it is none."""
+        url = self.value(key)
+        if url and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
+            raise ModelUnavailableError(f"key {key} of {SECRET} is no http:// or https:// URL")
+        return url.rstrip("/")

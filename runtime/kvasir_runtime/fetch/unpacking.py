@@ -1,0 +1,114 @@
+"""Unpacks an archive into a model's folder, of an image one layer over those below it. Called by `model_store`."""
+
+import lzma
+import os
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, Literal, cast
+
+from kvasir_runtime.fetch.model_files import is_inside, is_unpacked
+
+_READ_BYTES: Final = 1 << 20
+_MOST_FILES: Final = 10_000
+_WHITEOUT: Final = ".wh."
+_OPAQUE: Final = ".wh..wh..opq"
+_BROKEN: Final = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+"""What the libraries raise for content that is no such archive; besides, OSError without a number."""
+
+_Opened = Callable[[], AbstractContextManager[IO[bytes]]]
+
+
+class BrokenArchiveError(Exception):
+    """What is wrong with an archive."""
+
+
+def unpack(
+    archive: Path, kind: Literal["tar", "zip"], folder: Path, given: Collection[str], reserve: Callable[[int], None]
+) -> None:
+    """Write the files of an archive that serving needs, and no links, devices or paths that lead elsewhere.
+
+    What it says is removed of the layers below (whiteouts) is removed, whatever its order, after the OCI image format
+    specification 1.1, section Layer. given: paths in the folder that are no archive's and stay as they are. reserve:
+    takes the bytes that a file adds, before they are written. After an error none of its files is there. Raises
+    BrokenArchiveError, and what reserve and the disk raise.
+    """
+    written = set[str]()
+    try:
+        for name, size, opened in _files(archive, kind):
+            parent, slash, last = name.rpartition("/")
+            if last.startswith(_WHITEOUT) and _checked(name):
+                removed = parent if last == _OPAQUE else _checked(parent + slash + last.removeprefix(_WHITEOUT))
+                _remove(folder, folder / removed, {*written, *given})
+            elif is_unpacked(name) and name not in given:
+                path = folder / _checked(name)
+                reserve(size - (path.stat().st_size if path.exists() else 0))
+                written.add(name)
+                if len(written) > _MOST_FILES:
+                    raise BrokenArchiveError(f"it has more than {_MOST_FILES:,} files of models")
+                with opened() as content:
+                    _write(path, content)
+    except BaseException as error:
+        for name in written:
+            (folder / name).unlink(missing_ok=True)
+        if isinstance(error, _BROKEN) or (isinstance(error, OSError) and error.errno is None):
+            raise BrokenArchiveError(str(error)) from error
+        raise
+
+
+def _files(archive: Path, kind: Literal["tar", "zip"]) -> Iterator[tuple[str, int, _Opened]]:
+    """Path, bytes and content of the regular files of an archive, in its order."""
+    if kind == "zip":
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                if not entry.is_dir():
+                    yield entry.filename.removeprefix("./"), entry.file_size, partial(zipped.open, entry)
+        return
+    with tarfile.open(archive, "r:*") as packed:
+        for member in packed:
+            if member.size < 0:
+                raise BrokenArchiveError(f"{member.name!r:.100} has {member.size} bytes")
+            if member.isreg():
+                yield member.name.removeprefix("./"), member.size, partial(_content, packed, member)
+
+
+def _content(packed: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    return cast(IO[bytes], packed.extractfile(member))
+
+
+def _checked(name: str) -> str:
+    if not is_inside(name):
+        raise BrokenArchiveError(f"{name!r:.100} leads out of the model's folder")
+    return name
+
+
+def _remove(folder: Path, place: Path, kept: Collection[str]) -> None:
+    """Remove what layers below wrote at a place in the folder and under it."""
+    for path in (place, *place.rglob("*")):
+        within = path.relative_to(folder).as_posix()
+        if is_unpacked(within) and within not in kept and path.is_file():
+            path.unlink()
+
+
+def _write(path: Path, content: IO[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as stream:
+        shutil.copyfileobj(content, stream, _READ_BYTES)
+        stream.flush()
+        os.fsync(stream.fileno())

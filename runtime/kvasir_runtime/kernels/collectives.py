@@ -1,0 +1,39 @@
+"""Sums, gathers and broadcasts between the processes that compute one model together; `Ops.collectives` is one of them.
+
+The processes of a model are its ranks, from 0. All of them call the same operations in the same order; each returns
+once all have called it.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collectives(Protocol):
+    """One rank's part. Every operation raises RankLostError after `abort`."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 .. ranks - 1."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes, at least 2."""
+
+    @property
+    def failure(self) -> str:
+        """Why the group was aborted, in one line; "" while it was not, or where another process aborted it."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, of equal shape and floating type; in float32 in the order of the ranks and rounded
+        once, so that all ranks have the same bits. x may be overwritten.
+        """
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(ranks, *x.shape), every rank's x, at rank 0; elsewhere (1, *x.shape), its own."""
+
+    def broadcast(self, message: bytes) -> bytes:
+        """What rank 0 gave; what the others give is ignored. They wait without computing."""
+
+    def abort(self, why: str) -> None:
+        """End all operations of all ranks, those that wait too. Any thread may call it; the first reason counts."""

@@ -1,0 +1,99 @@
+"""What layers with experts, latent attention or a state are made of, as data: parts of a `DecoderSpec`."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+ExpertActivation = Literal["silu", "clamped"]
+CHOICE_BIAS: Final = "router_choice_bias"
+"""Of each expert, in float32 whatever the decoder computes in: 16 bits would change which experts are chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Feed-forward layers of many experts, of which a router chooses top_k for each token.
+
+    layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
+    renormalised, sigmoid, groups, top_groups, group_best: as `kernels.moe.Routing` has them.
+    intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
+    where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
+    activation: of the experts. bias: router and experts have biases. choice_bias: experts have one in the choice alone.
+    """
+
+    layers: tuple[bool, ...]
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalised: bool
+    sigmoid: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    shared_size: int = 0
+    shared_gate: bool = True
+    scale: float = 1.0
+    activation: ExpertActivation = "silu"
+    bias: bool = False
+    choice_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Layers whose tokens have one compressed row for all heads: a latent of rank numbers and a key that turns.
+
+    key_dim, value_dim: of a head's key that does not turn and of its value, which follow from the latent. query_rank:
+    of the latent that queries follow from; 0 where they follow from the hidden state.
+    """
+
+    rank: int
+    rope_dim: int
+    key_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    @property
+    def row(self) -> int:
+        """Numbers of a token in the cache."""
+        return self.rank + self.rope_dim
+
+    def query_rows(self, num_heads: int) -> int:
+        """Of the projection to queries."""
+        return num_heads * (self.key_dim + self.rope_dim)
+
+    def up_rows(self, num_heads: int) -> int:
+        """Of the projection from latents to keys and values."""
+        return num_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Layers with a state in place of keys and values: a short convolution and the gated delta rule.
+
+    conv_width: positions that the convolution sees, the token's own included. Each key head has value_heads / key_heads
+    value heads.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def key_width(self) -> int:
+        """Of all key heads together, and of all query heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of all value heads together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution goes over: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def numbers(self) -> int:
+        """Float32 numbers of the state of one layer, as `kernels.gated_delta` lays them out."""
+        return (self.conv_width - 1) * self.channels + self.value_heads * self.key_dim * self.value_dim

@@ -1,0 +1,49 @@
+"""Norms of the hidden state, with the residual addition before them. Built by `decoder` from a layer's tensors."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.layers.feed_forward import plain
+from kvasir_runtime.layers.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """Of the mean too, by torch on every device: Ba et al. 2016. weight, bias: (hidden,), or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+Norm = Tensor | LayerNorm | None
+"""The weight of a root-mean-square norm, a norm of the other kind, or none, which leaves the sum as it is."""
+
+
+def taken(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> Norm:
+    """The norm of that name, out of the mapping; None where the spec has none there."""
+    if name not in tensors:
+        return None
+    if spec.norm == "rms":
+        return rms(tensors, name, spec)
+    bias = plain(tensors, f"{name}.bias") if spec.norm_bias else None
+    return LayerNorm(weight=plain(tensors, name), bias=bias)
+
+
+def rms(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> Tensor:
+    """The weight of a root-mean-square norm that is there."""
+    weight = plain(tensors, name)
+    # In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0.
+    return 1 + weight.float() if spec.norms_less_one else weight
+
+
+def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:
+    """The normalised x (+ residual), and the sum itself, as `kernels.rms_norm`."""
+    if isinstance(norm, Tensor):
+        return ops.rms_norm(x, residual, norm, eps)
+    total = x if residual is None else x + residual
+    return total if norm is None else F.layer_norm(total, total.shape[-1:], norm.weight, norm.bias, eps), total

@@ -1,0 +1,172 @@
+"""A decoder in several processes: the one of rank 0 leads, the others compute what it computes, with their parts.
+
+The leader is where plans are run and tokens are sampled. Before each pass it sends the batch, so that the others need
+no rows, grammars or sampling, and nothing that depends on time is decided twice. Called by `load_model` and
+`rank_worker`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.decoder_step import ForwardOutput
+from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.layers.decoder import Batch, Decoder
+
+Numbers = tuple[tuple[int, ...], bytes]
+"""A tensor of int64, as shape and little-endian bytes."""
+
+
+class NewCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compute with a new cache of undefined content, in place of the one before. dtype: of torch, by name."""
+
+    num_blocks: int
+    block_size: int
+    dtype: str
+
+
+class ForwardPass(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`Decoder.forward` of a Batch. lengths: of its sequences, of the queries and of all that is known."""
+
+    token_ids: Numbers
+    positions: Numbers
+    slots: Numbers
+    tables: tuple[Numbers, ...]
+    query_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    logit_rows: Numbers | None
+
+
+class HeadOf(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """`Decoder.logits`, or `greedy_ids`, of hidden states: their bytes in the model's type, and how many rows."""
+
+    hidden: bytes
+    rows: int
+    greedy: bool
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Blocks of the cache to copy: (copies, 2), source and target."""
+
+    pairs: Numbers
+
+
+RankMessage = NewCache | ForwardPass | HeadOf | CopyBlocks
+Allocate = Callable[[NewCache], KvCache]
+
+
+class LeadingDecoder(Decoder):
+    """The part of rank 0, as a decoder of the whole model. Its methods are called by one thread.
+
+    What one of them raises ends the group, so that `failure` is set: the others are in exchanges that this rank left.
+    """
+
+    _cache: tuple[int, int] = (0, 0)
+
+    def forward(self, batch: Batch, cache: KvCache) -> ForwardOutput:
+        """Of all ranks; a cache that they do not know yet is made by them first."""
+        known = cache.blocks.data_ptr(), cache.blocks.shape[0]
+        if known != self._cache:
+            dtype = str(cache.dtype).removeprefix("torch.")
+            with self._led(NewCache(num_blocks=cache.blocks.shape[0], block_size=cache.block_size, dtype=dtype)):
+                self._cache = known
+        with self._led(_forward_pass(batch)):
+            return super().forward(batch, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the whole vocabulary."""
+        with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=False)):
+            return super().logits(hidden)
+
+    def greedy_ids(self, hidden: Tensor) -> Tensor:
+        """Of the whole vocabulary."""
+        with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=True)):
+            return super().greedy_ids(hidden)
+
+    def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
+        """On all ranks."""
+        with self._led(CopyBlocks(_numbers(torch.stack((sources, targets), dim=1)))):
+            super().copy_blocks(cache, sources, targets)
+
+    @contextmanager
+    def _led(self, message: RankMessage) -> Iterator[None]:
+        """Send what the others compute during the block. Exchanges are counted, not named: after a failure within one
+        computation, the next would get its numbers.
+        """
+        assert self._group is not None
+        encoded = msgspec.msgpack.encode(message)
+        try:
+            self._group.broadcast(encoded)
+            yield
+        except BaseException as error:
+            self._group.abort(f"rank {self._group.rank}: {' '.join(str(error).split()) or type(error).__name__}")
+            raise
+
+
+@torch.inference_mode()
+def follow(decoder: Decoder, group: Collectives, allocate: Allocate, dtype: torch.dtype) -> NoReturn:
+    """Compute this rank's part of what the leader computes. dtype: of the model.
+
+    Raises RankLostError where another rank has ended, and what the operations raise.
+    """
+    decoder_of: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
+    cache: KvCache | None = None
+    while True:
+        message = decoder_of.decode(group.broadcast(b""))
+        if isinstance(message, NewCache):
+            cache = None  # before the next takes its place
+            cache = allocate(message)
+        elif isinstance(message, HeadOf):
+            hidden = torch.frombuffer(bytearray(message.hidden), dtype=dtype).view(message.rows, -1)
+            _ = decoder.greedy_ids(hidden) if message.greedy else decoder.logits(hidden)
+        elif cache is not None:
+            _compute(decoder, cache, message)
+
+
+def _compute(decoder: Decoder, cache: KvCache, message: ForwardPass | CopyBlocks) -> None:
+    if isinstance(message, CopyBlocks):
+        decoder.copy_blocks(cache, *_tensor(message.pairs).unbind(1))
+        return
+    first, *others = (_tensor(table) for table in message.tables)
+    metadata = AttentionMetadata(message.query_lens, message.kv_lens, first)
+    batch = Batch(
+        token_ids=_tensor(message.token_ids),
+        positions=_tensor(message.positions),
+        slots=_tensor(message.slots),
+        attn_metadata=(metadata, *(metadata.with_tables(table) for table in others)),
+        logit_rows=None if message.logit_rows is None else _tensor(message.logit_rows),
+    )
+    decoder.forward(batch, cache)
+
+
+def _forward_pass(batch: Batch) -> ForwardPass:
+    lengths = batch.attn_metadata[0]
+    return ForwardPass(
+        token_ids=_numbers(batch.token_ids),
+        positions=_numbers(batch.positions),
+        slots=_numbers(batch.slots),
+        tables=tuple(_numbers(metadata.block_tables) for metadata in batch.attn_metadata),
+        query_lens=tuple(lengths.query_lens),
+        kv_lens=tuple(lengths.kv_lens),
+        logit_rows=None if batch.logit_rows is None else _numbers(batch.logit_rows),
+    )
+
+
+def _numbers(tensor: Tensor) -> Numbers:
+    return tuple(tensor.shape), tensor.cpu().numpy().astype("<i8", copy=False).tobytes()
+
+
+def _tensor(numbers: Numbers) -> Tensor:
+    shape, raw = numbers
+    return torch.from_numpy(np.frombuffer(bytearray(raw), dtype=np.int64).reshape(shape))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()

@@ -1,0 +1,53 @@
+"""GLM-4: half of each head turns, in pairs of neighbours; the releases of 2025 have norms behind layers too.
+
+GLM-4.5 has experts chosen as those of DeepSeek-V3, and halves that turn.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, usual_places
+from kvasir_runtime.models.moe import deepseek_experts, expert_places
+from kvasir_runtime.models.rope import rope_spec
+
+_NAMES: Final = TensorNames(
+    gate_up="mlp.gate_up_proj",
+    attention_outer_norm="post_self_attn_layernorm",
+    mlp_outer_norm="post_mlp_layernorm",
+)
+
+
+def _glm(config: ModelConfig) -> DecoderSpec:
+    rope = replace(rope_spec(config), interleaved=True)
+    return decoder_spec(config, "glm", qkv_bias=config.attention_bias, rope=rope)
+
+
+def _glm4(config: ModelConfig) -> DecoderSpec:
+    return replace(_glm(config), outer_norms=True)
+
+
+def _places(spec: DecoderSpec) -> dict[str, Place]:
+    return usual_places(spec, _NAMES)
+
+
+def _glm4_moe(config: ModelConfig) -> DecoderSpec:
+    experts = deepseek_experts(config, "GLM-4.5", grouped=True, sigmoid=True)
+    bias, normed = config.attention_bias, config.use_qk_norm is True
+    return decoder_spec(config, "glm4_moe", qkv_bias=bias, qk_norm=normed, experts=experts)
+
+
+def _expert_places(spec: DecoderSpec) -> dict[str, Place]:
+    return usual_places(spec) | expert_places(spec, shared="shared_experts")
+
+
+GLM = Family(architecture="GlmForCausalLM", models="GLM-4-9B", spec=_glm, places=_places)
+GLM4 = Family(architecture="Glm4ForCausalLM", models="GLM-4-0414, GLM-Z1", spec=_glm4, places=_places)
+GLM4_MOE = Family(
+    architecture="Glm4MoeForCausalLM",
+    models="GLM-4.5, 4.5-Air, 4.6, 4.7",
+    spec=_glm4_moe,
+    places=_expert_places,
+    drafts=True,
+)

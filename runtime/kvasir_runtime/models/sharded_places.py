@@ -1,0 +1,46 @@
+"""Which part of each tensor of a checkpoint a rank reads. Called by `load_model` for models on several ranks.
+
+A family declares its places for any sizes, so a rank's are those of its part's spec: where they are smaller than those
+of the whole decoder, the rank has the part of its index: of each section of a tensor that holds several matrices.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from kvasir_runtime.layers.spec import DecoderSpec, Rank
+from kvasir_runtime.models.family import Extent, Place
+
+BY_ID: Final = ("embedding", "head.weight")
+"""Divided by ids, perhaps into parts of different sizes; all others into equal ones, which ranks may share."""
+
+
+def sharded_places(
+    places: Callable[[DecoderSpec], dict[str, Place]], whole: DecoderSpec, part: DecoderSpec
+) -> dict[str, Place]:
+    """The places of a rank. places: the family's. part: `sharding.shard` of whole."""
+    own = places(part)
+    return {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
+
+
+def _of_rank(whole: Place, own: Place, rank: Rank) -> Place:
+    if whole.shape == own.shape:
+        return own
+    by_id = own.tensor in BY_ID
+    sections = zip(whole.sections or whole.shape[:1], own.sections or own.shape[:1], strict=True)
+    rows = tuple(_extent(total, kept, rank, by_id=by_id) for total, kept in sections)
+    columns = None if whole.shape[1:] == own.shape[1:] else _extent(whole.shape[1], own.shape[1], rank, by_id=False)
+    return replace(
+        own,
+        shape=whole.shape,
+        head_order=whole.head_order,
+        sections=whole.sections,
+        rows=rows if whole.shape[0] != own.shape[0] else None,
+        columns=columns,
+    )
+
+
+def _extent(total: int, kept: int, rank: Rank, *, by_id: bool) -> Extent:
+    """Within a section."""
+    first = total * rank.index // rank.count
+    return (first if by_id else first // kept * kept), kept

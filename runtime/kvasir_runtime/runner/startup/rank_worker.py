@@ -1,0 +1,79 @@
+"""The process of one rank behind the first: python -m kvasir_runtime.runner.startup.rank_worker.
+
+Started by `rank_processes` with a RankArgs on standard input. It loads its part of the model, then computes what rank 0
+sends it, until the engine ends. Its last words are one line about why it ended, none where the engine or another rank
+ended first.
+"""
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime import log_config, malloc, source
+from kvasir_runtime.errors import RankLostError
+from kvasir_runtime.kernels import backends
+from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.layers.ranks import NewCache, follow
+from kvasir_runtime.runner.startup import host_resources, placement
+from kvasir_runtime.runner.startup.build import allocate_cache
+from kvasir_runtime.runner.startup.load_model import load_model
+from kvasir_runtime.runner.startup.rank_processes import RankArgs
+
+STDIN = 0
+
+
+def main() -> int:
+    """The exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    malloc.share_arenas()
+    with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line:
+        return 1  # the engine ended
+    threading.Thread(target=_die_with_engine, daemon=True, name="engine").start()
+    args = msgspec.json.decode(line, type=RankArgs)
+    os.set_inheritable(args.last_words, False)  # its end is that of this process
+    try:
+        serve(args)
+    except RankLostError:
+        return 1  # another rank has said why
+    except BaseException as error:  # noqa: BLE001 -- whatever it was, rank 0 reports it
+        os.write(args.last_words, " ".join(f"{type(error).__name__}: {error}".split()).encode())
+        return 1
+
+
+def serve(args: RankArgs) -> NoReturn:
+    """Compute a rank's part. Raises StartError, RankLostError and what computing raises."""
+    options = ServeOptions.model_validate(args.options)
+    log_config.configure(options.log_format)
+    group = backends.collectives_of(args.descriptor, args.rank, args.ranks)
+    os.close(args.descriptor)
+    device = placement.choose_device("cpu")
+    ops = replace(backends.ops_for(device, batch_invariant=options.batch_invariant), collectives=group)
+    host_resources.use(args.threads, ops)
+    loaded = load_model(options, source.resolve(options.model), device, ops, lambda _: None)
+    host_resources.return_memory()
+
+    def allocate(made: NewCache) -> KvCache:
+        dtype = getattr(torch, made.dtype)
+        return allocate_cache(loaded.model.spec, made.num_blocks, made.block_size, dtype, device)
+
+    follow(loaded.model, group, allocate, loaded.dtype)
+
+
+def _die_with_engine() -> None:
+    """Only the end of the input ever comes. Read without Python's buffer, as in `engine_main`."""
+    while os.read(STDIN, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

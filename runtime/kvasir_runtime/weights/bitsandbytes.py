@@ -1,0 +1,139 @@
+"""Checkpoints of bitsandbytes: NF4 and FP4 by blocks, perhaps with scales that are quantized too, and int8 by row.
+
+Pairs the tensors of a matrix, so that `load` sees one. Called by it. Four bits are places in a list of 16 values, which
+no format of ours holds: they are decoded. The scale of a row of 8 bits is its largest number.
+
+    4 bits  X.weight (rows * columns / 2, 1) uint8, the first number in the high half; X.weight.absmax, one for each
+            block of numbers; X.weight.quant_map (16,); X.weight.quant_state.bitsandbytes__nf4, JSON; where absmax is
+            uint8, X.weight.nested_absmax and X.weight.nested_quant_map (256,)
+    8 bits  X.weight (rows, columns) int8, X.SCB (rows,) float32
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind, expect_dtype, expect_matrix, whole
+
+_STATE: Final = ".quant_state.bitsandbytes__"
+_SHORT: Final = StoredKind(name="4 bits of bitsandbytes")
+_BESIDE_ROWS: Final = (".SCB", ".weight_format")
+_GROUPS: Final = (128, 64, 32)
+
+Named = Mapping[str, CheckpointTensor]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What the JSON beside a matrix says. The last block of each size may be cut, also where it is the only one."""
+
+    shape: tuple[_Count, _Count]
+    blocksize: _Count
+    nested_blocksize: _Count = 1
+    nested_offset: float = 0.0
+
+
+def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
+    """Tensors with each matrix of bitsandbytes as one. Raises ModelError."""
+    named = {one.name: one for one in stored}
+    states = {name.partition(_STATE)[0]: one for name, one in named.items() if _STATE in name}
+    found = list[CheckpointTensor]()
+    for name, one in named.items():
+        scales = named.get(name.removesuffix("weight") + "SCB")
+        if name in states:
+            found.append(_of_blocks(named, one, states[name]))
+        elif scales is not None and one.dtype == torch.int8:
+            found.append(_of_rows(one, scales))
+        elif not name.endswith(_BESIDE_ROWS) and f"{name.partition('.weight.')[0]}.weight" not in states:
+            found.append(one)
+    return found
+
+
+def _of_blocks(named: Named, values: CheckpointTensor, state: CheckpointTensor) -> CheckpointTensor:
+    """A matrix of 4 bits."""
+    expect_dtype(state, torch.uint8)
+    try:
+        said = msgspec.json.decode(whole(state).numpy().tobytes(), type=_State)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{state.path}: tensor {state.name}: {error}") from error
+    (rows, columns), size = said.shape, said.blocksize
+    if columns % 2 or values.dtype != torch.uint8 or values.num_bytes != rows * columns // 2:
+        raise ModelError(
+            f"{values.path}: tensor {values.name} has shape {list(values.shape)} of"
+            f" {str(values.dtype).removeprefix('torch.')}, expected {rows * columns // 2} bytes of uint8"
+        )
+    absmax, places = (_beside(named, values, part) for part in ("absmax", "quant_map"))
+    _expect(absmax, -(-rows * columns // size))
+    _expect(places, 16)
+    is_nested = absmax.dtype == torch.uint8
+    if is_nested:
+        blocks, list_ = (_beside(named, values, part) for part in ("nested_absmax", "nested_quant_map"))
+        _expect(blocks, -(-absmax.shape[0] // said.nested_blocksize))
+        _expect(list_, 256)
+
+    def scales() -> Tensor:
+        """(blocks,) float32."""
+        if not is_nested:
+            return whole(absmax).float()
+        outer = whole(blocks).float()[torch.arange(absmax.shape[0]) // said.nested_blocksize]
+        return whole(list_).float()[whole(absmax).long()] * outer + said.nested_offset
+
+    def decoded(first: int, raw: Tensor, count: int) -> Tensor:
+        """High halves are first."""
+        q = torch.stack((raw >> 4, raw & 15), dim=1).flatten().long()
+        begin = first * columns
+        block = torch.arange(begin, begin + count * columns) // size
+        scale = scales()[block].to(raw.device)
+        return (whole(places).float().to(raw.device)[q] * scale).view(count, columns)
+
+    part = replace(values, shape=(rows, columns), dtype=None, kind=_SHORT)
+    return replace(part, part=lambda first, _: replace(part, decoded=functools.partial(decoded, first)))
+
+
+def _of_rows(values: CheckpointTensor, scales: CheckpointTensor) -> CheckpointTensor:
+    """A matrix of 8 bits."""
+    expect_matrix(values)
+    rows, columns = values.shape
+    _expect(scales, rows)
+    width = next((width for width in _GROUPS if not columns % width), 0)
+    format_ = QuantFormat(bits=8, group=width, wide=True) if width else None
+
+    def steps(first: int, raw: Tensor, count: int) -> Tensor:
+        return (whole(scales).float()[first : first + count, None] / 127).to(raw.device)
+
+    def decoded(first: int, raw: Tensor, count: int) -> Tensor:
+        return raw.view(torch.int8).view(count, columns).float() * steps(first, raw, count)
+
+    def kept(first: int, raw: Tensor, count: int) -> QuantizedWeight:
+        assert format_ is not None
+        step = steps(first, raw, count).expand(-1, columns // width).contiguous()
+        return QuantizedWeight(
+            format=format_, values=raw.view(torch.int8).view(count, columns), scales=step, minima=None
+        )
+
+    part = replace(values, dtype=None, kind=StoredKind(name="8 bits of bitsandbytes", format=format_))
+
+    def of(first: int, _: int) -> CheckpointTensor:
+        into = None if format_ is None else functools.partial(kept, first)
+        return replace(part, decoded=functools.partial(decoded, first), kept=into)
+
+    return replace(part, part=of)
+
+
+def _beside(named: Named, values: CheckpointTensor, part: str) -> CheckpointTensor:
+    found = named.get(f"{values.name}.{part}")
+    if found is None:
+        raise ModelError(f"{values.path}: tensor {values.name} has no {values.name}.{part} beside it")
+    return found
+
+
+def _expect(stored: CheckpointTensor, numbers: int) -> None:
+    if stored.shape != (numbers,):
+        raise ModelError(f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected [{numbers}]")

@@ -1,0 +1,122 @@
+"""Checkpoints whose layers have all experts of a matrix in one tensor, as gpt-oss has them: a tensor for each.
+
+Called by `load`, so that it sees each expert's matrix by a name of its own. The two tensors of a matrix of 4 bits
+(MXFP4) become one:
+
+    X_blocks  (experts, rows, groups, 16) uint8, 32 numbers of e2m1 in a row, two in a byte, the first in the low half
+    X_scales  (experts, rows, groups) uint8, a power of two: 2^(scale - 127)
+    X         (experts, columns, rows) in full: each expert column after column
+    X_bias    (experts, rows)
+
+become X's `experts.N.PART.weight` and `experts.N.PART.bias`. Source: OCP Microscaling Formats 1.0, 2023.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, expect_dtype, whole
+from kvasir_runtime.weights.e2m1 import MXFP4_GROUP, matrix, powers_of_two
+
+_STACKED: Final = re.compile(r"(.+\.experts)\.(\w+?)(_blocks|_scales|_bias)?$")
+_MOST_EXPERTS: Final = 4096
+"""In one tensor: several times what any published model has."""
+_SCALES_READ: Final = 4
+"""Tensors whose scales are held while pieces of several come in turn."""
+
+
+def apart(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
+    """Tensors with those of all experts as one for each. Raises ModelError."""
+    named = {one.name: one for one in stored}
+    read = functools.lru_cache(maxsize=_SCALES_READ)(whole)
+    found = list[CheckpointTensor]()
+    for name, one in named.items():
+        match = _STACKED.fullmatch(name)
+        if match is None or match[2] == "weight":
+            found.append(one)
+        elif match[3] == "_blocks":
+            found += _packed(named, one, read)
+        elif match[3] == "_bias":
+            found += _biases(one, *match.group(1, 2))
+        elif match[3] is None:
+            found += _in_full(one, *match.group(1, 2))
+        elif f"{match[1]}.{match[2]}_blocks" not in named:
+            raise ModelError(f"{one.path}: tensor {name} has no {match[2]}_blocks beside it")
+    return found
+
+
+def _packed(
+    named: Mapping[str, CheckpointTensor], blocks: CheckpointTensor, read: "functools._lru_cache_wrapper[Tensor]"
+) -> Iterator[CheckpointTensor]:
+    stem = blocks.name.removesuffix("_blocks")
+    scales = named.get(f"{stem}_scales")
+    if scales is None:
+        raise ModelError(f"{blocks.path}: tensor {blocks.name} has no {stem}_scales beside it")
+    for one in (blocks, scales):
+        expect_dtype(one, torch.uint8)
+    shape = blocks.shape
+    if len(shape) != 4 or shape[3] != MXFP4_GROUP // 2 or scales.shape != shape[:3]:
+        raise ModelError(
+            f"{blocks.path}: tensor {blocks.name} has shape {list(shape)} and its scales {list(scales.shape)},"
+            f" expected [experts, rows, groups, {MXFP4_GROUP // 2}] and [experts, rows, groups]"
+        )
+    _, rows, groups, _ = shape
+    name, _, part = stem.rpartition(".")
+    for index, one in enumerate(_slices(blocks, name, part, "weight", (rows, groups * MXFP4_GROUP))):
+        yield matrix(one, MXFP4_GROUP, functools.partial(_scales, read, scales, index))
+
+
+def _in_full(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:
+    dtype = stored.dtype
+    if len(stored.shape) != 3 or dtype is None or not dtype.is_floating_point:
+        raise ModelError(
+            f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected [experts, columns, rows]"
+        )
+    _, columns, rows = stored.shape
+    for one in _slices(stored, stem, part, "weight", (rows, columns)):
+        yield replace(one, by_columns=True, decoded=functools.partial(_turned, dtype, rows))
+
+
+def _biases(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:
+    dtype = stored.dtype
+    if len(stored.shape) != 2 or dtype is None:
+        raise ModelError(
+            f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected [experts, rows]"
+        )
+    for one in _slices(stored, stem, part, "bias", stored.shape[1:]):
+        yield replace(one, dtype=dtype, decoded=functools.partial(_viewed, dtype))
+
+
+def _slices(
+    stored: CheckpointTensor, stem: str, part: str, kind: str, shape: tuple[int, ...]
+) -> Iterator[CheckpointTensor]:
+    experts = stored.shape[0]
+    if not all(stored.shape) or experts > _MOST_EXPERTS:
+        raise ModelError(
+            f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected 1 to {_MOST_EXPERTS} experts"
+            " that are not empty"
+        )
+    num_bytes = stored.num_bytes // experts
+    for index in range(experts):
+        name, start = f"{stem}.{index}.{part}.{kind}", stored.start + index * num_bytes
+        yield replace(stored, name=name, shape=shape, start=start, num_bytes=num_bytes, dtype=None)
+
+
+def _scales(read: "functools._lru_cache_wrapper[Tensor]", scales: CheckpointTensor, index: int) -> Tensor:
+    """Of one expert: (rows, groups) float32."""
+    return powers_of_two(read(scales)[index])
+
+
+def _turned(dtype: torch.dtype, rows: int, raw: Tensor, count: int) -> Tensor:
+    """So many columns, of all rows."""
+    return raw.view(dtype).view(count, rows).T
+
+
+def _viewed(dtype: torch.dtype, raw: Tensor, _: int) -> Tensor:
+    return raw.view(dtype)
