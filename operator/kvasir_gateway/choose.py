@@ -1,7 +1,8 @@
 """Chooses the endpoints of one request by the least cost in seconds, from what the pods measured and what they hold.
 
 Called once per request, never per token. Knows no clock, no Kubernetes and not what an address means. The cost and the
-rule for copies are our own: its first terms hold LMetric (OSDI 2026) and llm-d's token load as special cases.
+rule for copies are our own: its first terms hold LMetric (OSDI 2026) and llm-d's token load as special cases. What each
+request needs of each endpoint is a msgspec.Struct: a dataclass takes ten times as long to make and to replace.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from statistics import median
 from typing import Final, Literal, NamedTuple, Self, get_args
+
+import msgspec
+from msgspec import structs
 
 Strategy = Literal["cost", "least-load", "round-robin"]
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
@@ -20,8 +24,7 @@ MOST_COST_S: Final = 1e9
 """In place of a cost that is larger, or no number of seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointLoad:
+class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod reported and measured; a speed is 0 before a first measurement.
 
     kind: of device and kernels; pods of one kind are equally fast. age_s: seconds since the report. queue_s: seconds to
@@ -43,14 +46,13 @@ class EndpointLoad:
     busy_fraction: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint that may be chosen.
 
-    inflight: requests that this gateway forwarded there and that have not ended. recent, recent_tokens: those of them
-    that are newer than the load, and their tokens that had to be computed. cached_tokens: of the prompt, that the pod
-    holds. rent_s: what keeping requests with this prefix together has cost so far. cold_s: when the pod got a prompt
-    last that it did not hold. load: None without a fresh reading of a ready pod.
+    inflight: requests that this gateway forwarded there and that have not ended. recent, recent_tokens: those of all
+    gateways that are newer than the load, and their tokens that had to be computed. cached_tokens: of the prompt, that
+    the pod holds. rent_s: what keeping requests with this prefix together has cost so far. sent_s, cold_s: when the pod
+    got a prompt last, and one that it did not hold. load: None without a fresh reading of a ready pod.
     """
 
     address: str
@@ -59,6 +61,7 @@ class Candidate:
     recent_tokens: float = 0.0
     cached_tokens: float = 0.0
     rent_s: float = 0.0
+    sent_s: float = float("-inf")
     cold_s: float = float("-inf")
     load: EndpointLoad | None = None
 
@@ -72,12 +75,13 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
     """prompt_tokens, output_tokens: estimates, since the gateway has no tokenizer. session: of the client, "" for
-    none; turn: how many requests the service got before."""
+    none; turn: how many requests the service got before. gateway: number of this one among those that choose."""
 
     prompt_tokens: float
     output_tokens: float = 0.0
     session: str = ""
     turn: int = 0
+    gateway: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,7 @@ class ChoicePolicy:
     max_endpoints: int = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointCost:
+class EndpointCost(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of one endpoint in seconds, by terms.
 
     wait_s: until the prompt's turn. compute_s: of what is not cached. stall_s: put on sequences that run. decode_s: by
@@ -208,8 +211,7 @@ def _by_cost(
     ranked = sorted(known, key=lambda c: costs[c.address].total_s)
     most_s = costs[ranked[0].address].total_s * (1 + policy.tie_fraction) + 1e-6
     near = [c for c in ranked if costs[c.address].total_s <= most_s]
-    least_cold = min(c.cold_s for c in near)
-    first = _one_of([c for c in near if c.cold_s == least_cold], seed)
+    first = _longest_ago(near, request, seed)
     reason: Reason = "only" if len(known) + len(unread) == 1 else "tie" if len(near) > 1 else "cheapest"
     other, rent_s = _copied(first, known, costs, request, policy)
     rented = (first.address, rent_s) if first.cached_tokens and len(known) > 1 else None
@@ -217,6 +219,18 @@ def _by_cost(
         first, reason = other, "copy"
     choice = _chosen(first, [*ranked, *unread], request, policy, reason)
     return replace(choice, rented=rented, costs=tuple(costs[c.address] for c in ranked))
+
+
+def _longest_ago(near: list[Candidate], request: RequestSize, seed: int) -> Candidate:
+    """Of equals one of those that hold the most: that which got a cold prompt longest ago where this is one, else any.
+    Of those the second gateway takes the next, so that gateways that choose at once do not choose alike; where a prompt
+    is cold they should."""
+    most = max(c.cached_tokens for c in near)
+    holders = [c for c in near if c.cached_tokens == most]
+    is_cold = 2 * most < request.prompt_tokens
+    since = {c.address: c.cold_s if is_cold else c.sent_s for c in holders}
+    moment = sorted(since.values())[0 if is_cold else request.gateway % len(since)]
+    return _one_of([c for c in holders if since[c.address] == moment], seed)
 
 
 def _copied(
@@ -257,7 +271,7 @@ def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate
         for kind in {load.kind for load in loads}
     }
     return [
-        replace(candidate, load=replace(load, **by_kind[load.kind]._asdict()))
+        structs.replace(candidate, load=structs.replace(load, **by_kind[load.kind]._asdict()))
         for candidate, load in zip(known, loads, strict=True)
     ]
 

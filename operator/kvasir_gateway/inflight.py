@@ -5,6 +5,7 @@ travel on different streams, so an end may arrive before its beginning: its id i
 """
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -66,9 +67,10 @@ class InflightRequests:
         self.counts(request.service).inflight -= 1
         return request
 
-    def remove_before(self, moment_s: float) -> list[InflightRequest]:
-        """Remove the requests that are older than a moment: the Envoy that forwarded them is gone and logs no end."""
-        removed = [request for request in self._by_id.values() if request.added_s < moment_s]
+    def remove_before(self, moment_s: float, *, keep: Container[str] = ()) -> list[InflightRequest]:
+        """Remove the requests that are older than a moment: the Envoy that forwarded them is gone and logs no end.
+        keep: ids of those that it did not forward."""
+        removed = [r for r in self._by_id.values() if r.added_s < moment_s and r.id not in keep]
         for request in removed:
             self.remove(request.id)
         return removed
@@ -77,9 +79,11 @@ class InflightRequests:
         """Requests that are older than a moment, by service."""
         return dict(Counter(request.service for request in self._by_id.values() if request.added_s < moment_s))
 
-    def remove_oldest(self, service: str, count: int) -> list[InflightRequest]:
-        """Remove so many requests of a service, whose ends were lost; which ones these were is not known."""
-        removed = list(islice((r for r in self._by_id.values() if r.service == service), count))
+    def remove_oldest(self, service: str, count: int, *, keep: Container[str] = ()) -> list[InflightRequest]:
+        """Remove so many requests of a service, whose ends were lost; which ones these were is not known. keep: ids of
+        those whose ends are not."""
+        of_service = (r for r in self._by_id.values() if r.service == service and r.id not in keep)
+        removed = list(islice(of_service, count))
         for request in removed:
             self.remove(request.id)
         return removed

@@ -4,8 +4,10 @@ Exponential means over MEMORY_S seconds. Knows no clock.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
+
+from msgspec import structs
 
 from kvasir_api.state import RuntimeState, restarted
 from kvasir_gateway.choose import MEMORY_S, EndpointLoad
@@ -14,13 +16,14 @@ from kvasir_gateway.choose import MEMORY_S, EndpointLoad
 @dataclass(slots=True)
 class PodHistory:
     """state, at_s: the last reading, before which the means end. ended: of the requests that it counts, those that
-    ended since. cold_s: when a prompt was sent last that the pod did not hold."""
+    ended since. sent_s, cold_s: when a prompt was sent last, and one that the pod did not hold."""
 
     state: RuntimeState | None = None
     at_s: float = 0.0
     arrivals_per_s: float = 0.0
     tokens_per_s: float = 0.0
     ended: int = 0
+    sent_s: float = float("-inf")
     cold_s: float = float("-inf")
 
     def observe(self, state: RuntimeState, at_s: float) -> None:
@@ -43,7 +46,7 @@ class PodHistory:
         """
         running = max(0, load.running - self.ended)
         waiting = max(0, load.waiting - max(0, self.ended - load.running))
-        return replace(
+        return structs.replace(
             load,
             running=running,
             waiting=waiting,

@@ -4,12 +4,16 @@ Pure: the picker's loops pass lists from the API server and readings from the po
 from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from kvasir_api import names, served_names
+from kvasir_api import http_apis, names, served_names
 from kvasir_api.state import RuntimeState
+from kvasir_gateway import model_routes
 from kvasir_gateway.choose import Candidate, EndpointLoad
+from kvasir_gateway.held_places import WaitPhase
+from kvasir_gateway.model_routes import ModelRoute
+from kvasir_kube import pod_tls
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, REPLICA_SET, Json, Key, controller_uid, key, uid
 
 READING_MAX_AGE_S = 10.0
@@ -26,6 +30,7 @@ PLAUSIBLE_QUEUE_S = 0.0, 86_400.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
+    server_name: that its certificate must have, "" where its ports speak no TLS.
 
     last_resort: not ready, but its runtime has started. By its own fresh reading it may serve nevertheless; and where
     no pod that serves may be chosen it may be one whose engine is stalled, since a late answer is better than none.
@@ -36,17 +41,29 @@ class Endpoint:
     ops_url: str
     takes_requests: bool
     last_resort: bool = False
+    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedService:
-    """One InferenceService that clients can name. key: namespace.name, unambiguous since namespaces hold no dots."""
+    """One InferenceService that clients can name. key: namespace.name, unambiguous since namespaces hold no dots.
+
+    may_start: replicas are wanted, or a request makes some wanted, and the operator has not given up on them.
+    tenant_header: of its clients' requests, that names the tenant; "" for none. cold_start_s: of its last replica, 0
+    where none has started. unaddressed: pods without an address yet, as the phase that they are in. backend: name of
+    the external one that answers in place of pods, "" for none; name is ROUTE/BACKEND then, and model its own there.
+    """
 
     namespace: str
     name: str
     model: str
     created: str
+    may_start: bool = True
+    tenant_header: str = ""
+    cold_start_s: float = 0.0
+    unaddressed: tuple[WaitPhase, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    backend: str = ""
 
     @property
     def key(self) -> str:
@@ -63,19 +80,53 @@ class RoutedService:
         """Endpoints that take requests, and those of last resort."""
         return tuple(e for e in self.endpoints if e.takes_requests or e.last_resort)
 
+    def within(self, addresses: Container[str]) -> "RoutedService":
+        """With these endpoints alone."""
+        return replace(self, endpoints=tuple(e for e in self.endpoints if e.address in addresses))
+
+
+Holder = tuple[RoutedService, str]
+"""A service, and the address of one of its replicas."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTable:
     """All services; by_model holds the one of each name that is listed: the names that services own, and NAMESPACE/NAME
-    of those that own none. by_qualified: all of them by NAMESPACE/NAME."""
+    of those that own none. by_qualified: all of them by NAMESPACE/NAME. routes: by the names whose requests they route.
+    backends: external ones of routes, by their keys.
+    """
 
     services: tuple[RoutedService, ...] = ()
     by_model: Mapping[str, RoutedService]
     by_qualified: Mapping[str, RoutedService] = field(default_factory=dict)
+    routes: Mapping[str, ModelRoute] = field(default_factory=dict)
+    backends: Mapping[str, RoutedService] = field(default_factory=dict)
 
     def service(self, model: str) -> RoutedService | None:
         """The service that a request for this model goes to."""
         return self.by_qualified.get(model) or self.by_model.get(model)
+
+    def by_key(self, key: str) -> RoutedService | None:
+        """The service, or the backend, with this key."""
+        namespace, _, name = key.partition(".")
+        return self.backends.get(key) or self.by_qualified.get(served_names.qualified_name(namespace, name))
+
+    def listed(self) -> Mapping[str, str]:
+        """When the model of each name that is listed was created: those of services, and of routes to some of them that
+        have a name of their own."""
+        shown = {service.key for service in self.services} | self.backends.keys()
+        return {
+            **{name: service.created for name, service in self.by_model.items()},
+            **{
+                name: route.created
+                for name, route in self.routes.items()
+                if self.service(name) is None and route.model not in self.routes and shown.intersection(route.services)
+            },
+        }
+
+    def models(self) -> Mapping[str, RoutedService]:
+        """The service of every name that a request may have."""
+        return {**self.by_model, **self.by_qualified}
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints of all services, ready or not."""
@@ -93,8 +144,17 @@ class StateReading:
 EMPTY = RoutingTable(by_model={})
 
 
-def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Json] = ()) -> RoutingTable:
+def build(
+    services: Iterable[Json],
+    pods: Iterable[Json],
+    workloads: Iterable[Json] = (),
+    routes: Iterable[Json] = (),
+    *,
+    verifies: bool = True,
+) -> RoutingTable:
     """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule.
+
+    verifies: whether pods that speak TLS can be verified; else they get no request.
 
     A pod is a service's when it carries its label in its namespace, and when workloads has its ReplicaSet and the
     Deployment of that, both of its namespace, and that very service, by uid, controls the Deployment: labels, and
@@ -104,23 +164,56 @@ def build(services: Iterable[Json], pods: Iterable[Json], workloads: Iterable[Js
     uids = {key(resource): uid(resource) for resource in resources}
     seen = {(workload["kind"], key(workload)[0], uid(workload)): workload for workload in workloads}
     by_service: dict[Key, list[Endpoint]] = {}
+    unaddressed: dict[Key, list[WaitPhase]] = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
         marks = metadata.get("labels") or {}
         owner = metadata.get("namespace", ""), marks.get(names.LABEL_SERVICE, "")
         endpoint, quarantined = endpoint_of(pod), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
-        if endpoint and not quarantined and _is_of(uids.get(owner, ""), pod, seen):
+        if endpoint and endpoint.server_name and not verifies:
+            endpoint = replace(endpoint, takes_requests=False, last_resort=False)
+        if quarantined or not _is_of(uids.get(owner, ""), pod, seen):
+            continue
+        if endpoint:
             by_service.setdefault(owner, []).append(endpoint)
+        elif (pod.get("status") or {}).get("phase") == "Pending":
+            on_node = bool((pod.get("spec") or {}).get("nodeName"))
+            unaddressed.setdefault(owner, []).append("image" if on_node else "schedule")
     found = {
         (service.namespace, service.name): service
-        for service in sorted((_service_of(resource, by_service) for resource in resources), key=lambda s: s.key)
+        for service in sorted(
+            (_service_of(resource, by_service, unaddressed) for resource in resources), key=lambda s: s.key
+        )
     }
     held = served_names.owners(claim for resource in resources for claim in served_names.name_claims(resource))
     by_qualified = {served_names.qualified_name(*name): service for name, service in found.items()}
     by_model = {model: by_qualified.get(model) or found[claim.namespace, claim.name] for model, claim in held.items()}
     named = {service.key for service in by_model.values()}
     by_model |= {name: service for name, service in by_qualified.items() if service.key not in named}
-    return RoutingTable(services=tuple(found.values()), by_model=by_model, by_qualified=by_qualified)
+    routed = model_routes.by_name(model_routes.parsed(routes), by_model)
+    return RoutingTable(
+        services=tuple(found.values()),
+        by_model=by_model,
+        by_qualified=by_qualified,
+        routes=routed,
+        backends=_backends(routed.values()),
+    )
+
+
+def _backends(routes: Iterable[ModelRoute]) -> dict[str, RoutedService]:
+    """External backends of routes by their keys."""
+    return {
+        route.key_of(backend.name): RoutedService(
+            namespace=route.namespace,
+            name=f"{route.name}/{backend.name}",
+            model=backend.model,
+            created=route.created,
+            may_start=False,
+            backend=backend.name,
+        )
+        for route in routes
+        for backend in route.spec.backends
+    }
 
 
 def _is_of(service_uid: str, pod: Json, seen: Mapping[tuple[str, str, str], Json]) -> bool:
@@ -143,7 +236,11 @@ def changes(before: RoutingTable, after: RoutingTable) -> str:
     return "; ".join(parts)
 
 
-def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> RoutedService:
+def _service_of(
+    resource: Json,
+    endpoints: Mapping[Key, Sequence[Endpoint]],
+    unaddressed: Mapping[Key, Sequence[WaitPhase]],
+) -> RoutedService:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     own, *_ = served_names.name_claims(resource)
@@ -152,8 +249,26 @@ def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[End
         name=name,
         model=own.served_name,
         created=metadata.get("creationTimestamp") or "",
+        may_start=_may_start(resource),
+        tenant_header=(((resource.get("spec") or {}).get("runtime") or {}).get("tenantHeader") or "").lower(),
+        cold_start_s=float(((resource.get("status") or {}).get("coldStart") or {}).get("seconds") or 0),
+        unaddressed=tuple(unaddressed.get((namespace, name), ())),
         endpoints=tuple(sorted(endpoints.get((namespace, name), ()), key=lambda e: e.pod)),
     )
+
+
+def _may_start(resource: Json) -> bool:
+    """Whether a request for a service without replicas is worth waiting for."""
+    spec, status = resource.get("spec") or {}, resource.get("status") or {}
+    conditions = status.get("conditions") or ()
+    if any(c.get("type") == names.CONDITION_STALLED and c.get("status") == "True" for c in conditions):
+        return False
+    match "Advisory" if spec.get("autoscaling") is None else spec["autoscaling"].get("mode", "Active"):
+        case "Advisory":
+            return bool(spec.get("replicas", 1))
+        case "Paused":
+            return bool(status.get("desiredReplicas"))
+    return True
 
 
 def endpoint_of(pod: Json) -> Endpoint | None:
@@ -162,7 +277,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
     ip = status.get("podIP")
     if not ip or status.get("phase") in {"Succeeded", "Failed"}:
         return None
-    host = f"[{ip}]" if ":" in ip else ip
+    host, server_name = f"[{ip}]" if ":" in ip else ip, pod_tls.server_name(pod)
     ports = {
         port.get("name"): port.get("containerPort")
         for container in spec.get("containers") or ()
@@ -175,14 +290,34 @@ def endpoint_of(pod: Json) -> Endpoint | None:
     return Endpoint(
         pod=metadata.get("name", ""),
         address=f"{host}:{ports.get(names.PORT_HTTP_NAME) or names.PORT_HTTP}",
-        ops_url=f"http://{host}:{ports.get(names.PORT_OPS_NAME) or names.PORT_OPS}",
+        ops_url=pod_tls.base_url(ip, ports.get(names.PORT_OPS_NAME) or names.PORT_OPS, server_name),
         takes_requests=ready and not draining,
         last_resort=bool(runtime.get("started")) and not (ready or draining),
+        server_name=server_name,
     )
 
 
 def _is_ready(status: Json) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+
+
+def holders_of(
+    held_ids: Iterable[str], among: Iterable[RoutedService], readings: Mapping[str, StateReading]
+) -> dict[str, Holder]:
+    """Which of these services, and which addresses, hold responses or running answers, by their instances; without
+    those that cannot be reached. One pass over the endpoints, however many ids there are. An instance is a pod's own
+    word, and clients know it: the id's service is compared as well."""
+    instances = {http_apis.instance_of(held_id) for held_id in held_ids} - {""}
+    found: dict[str, Holder] = {}
+    for service in among if instances else ():
+        for endpoint in service.reachable:
+            reading = readings.get(endpoint.address)
+            if reading is None or reading.state.instance not in instances:
+                continue
+            qualified = served_names.qualified_name(service.namespace, service.name)
+            if http_apis.is_instance_of(reading.state.instance, qualified):
+                found.setdefault(reading.state.instance, (service, endpoint.address))
+    return found
 
 
 def candidates(

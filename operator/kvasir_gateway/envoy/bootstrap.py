@@ -1,24 +1,51 @@
-"""Envoy's bootstrap: one listener, the picker as external processor, clusters from a watched file.
+"""Envoy's bootstrap: listeners of clients and of the relay, the picker as external processor, clusters from a file.
 
-Pure data. Written once before Envoy starts, by `kvasir gateway bootstrap`; the listener and its one route never change,
-since the picker names the cluster of each request in a header that no client can set.
+Pure data. Written once before Envoy starts, by `kvasir gateway bootstrap`; listeners never change, since the picker
+names the cluster of each request in a header that no client can set.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from kvasir_api import names
-from kvasir_gateway.envoy import local_replies
+from kvasir_gateway.envoy import edge_tls, local_replies, routes
+from kvasir_gateway.envoy.routes import BACKENDS, RELAY, RouteSettings
+from kvasir_gateway.hold_queue import MAX_ANSWER_S, MAX_HOLD_S
 
 Config = dict[str, Any]
 PICKER = "picker"
 BOOTSTRAP = "bootstrap.json"
 CLUSTERS = "clusters.json"
+ROUTES = "routes.json"
 PICKER_SOCKET = "picker.sock"
 ADMIN_SOCKET = "admin.sock"
+RELAY_SOCKET = "relay.sock"
+BACKENDS_SOCKET = "backends.sock"
+INNER_SOCKET = "inner.sock"
+RELAY_IDLE_S = 30
 TYPES = "type.googleapis.com/envoy"
 CONNECTIONS = f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+OWN_HEADERS = (
+    names.HEADER_DESTINATION,
+    names.HEADER_CLUSTER,
+    names.HEADER_STREAM,
+    names.HEADER_FALLBACK,
+    names.HEADER_BACKEND,
+    names.HEADER_BACKEND_MODEL,
+    *names.HEADERS_RATE_LIMIT,
+)
+"""Set by the picker."""
+RELAY_HEADERS = (names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED)
+"""Set by the relay too."""
+MAX_HEAD_BYTES = 60 << 10
+"""Of a client's request, and Envoy's own bound for an answer."""
+MAX_INNER_HEAD_BYTES = MAX_HEAD_BYTES + (4 << 10)
+"""With the headers that Envoy and the relay add."""
+LOG_BUFFER_BYTES = 1 << 14
+LOG_EVERY = "0.005s"
+"""Ends of requests reach the picker so often at least: a message for each took a tenth of what a request takes."""
 CONNECTION_BUFFER_BYTES = 1 << 20
 """Bytes of an answer that wait for a slow reader before the pod's stream is paused."""
 
@@ -29,6 +56,8 @@ class BootstrapSettings:
 
     directory: shared by Envoy and picker: files and sockets. message_timeout_s: how long the picker may take to choose.
     idle_timeout_s: silence of a stream that is still alive; the first token of a long prompt may take minutes.
+    tls_directory: with the certificate, None for plain HTTP. cors_origins: see RouteSettings. serves_without_picker:
+    requests that no picker answers go to the model's service by least requests; else they are refused.
     """
 
     directory: PurePosixPath
@@ -36,9 +65,23 @@ class BootstrapSettings:
     port: int = names.PORT_GATEWAY
     max_body_bytes: int = 8 << 20
     max_connections: int = 20_000
-    idle_timeout_s: int = 3600
+    idle_timeout_s: int = 300
     request_timeout_s: int = 120
     message_timeout_s: int = 5
+    tls_directory: PurePosixPath | None = None
+    cors_origins: tuple[str, ...] = ()
+    serves_without_picker: bool = False
+
+    @property
+    def routes(self) -> Config:
+        """The routes, without those of models."""
+        return routes.route_configuration(
+            RouteSettings(
+                max_body_bytes=self.max_body_bytes,
+                idle_timeout_s=self.idle_timeout_s,
+                cors_origins=self.cors_origins,
+            )
+        )
 
 
 def bootstrap(settings: BootstrapSettings) -> Config:
@@ -53,19 +96,31 @@ def bootstrap(settings: BootstrapSettings) -> Config:
                 "path_config_source": {"path": str(directory / CLUSTERS)},
             }
         },
-        "static_resources": {"listeners": [_listener(settings)], "clusters": [_picker_cluster(directory)]},
-        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _stats()}}},
-        "overload_manager": {
-            "resource_monitors": [
-                {
-                    "name": "envoy.resource_monitors.global_downstream_max_connections",
-                    "typed_config": {
-                        "@type": CONNECTIONS,
-                        "max_active_downstream_connections": settings.max_connections,
-                    },
-                }
-            ]
+        "static_resources": {
+            "listeners": [_listener(settings), _inner_listener(settings)],
+            "clusters": [
+                _picker_cluster(directory),
+                _relay_cluster(directory, RELAY, RELAY_SOCKET),
+                _relay_cluster(directory, BACKENDS, BACKENDS_SOCKET),
+            ],
         },
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _stats()}}},
+        **_connection_limits(settings),
+    }
+
+
+def _connection_limits(settings: BootstrapSettings) -> Config:
+    """Of the clients' listener alone: clients that take all connections leave the relay its own.
+
+    Not by `ignore_global_conn_limit` of the inner listener: each connection that closes there would give back one of
+    the clients' that it never took. The monitor limits nothing; without it Envoy warns.
+    """
+    limit = f"envoy.resource_limits.listener.{names.PORT_HTTP_NAME}.connection_limit"
+    monitor = {"@type": CONNECTIONS, "max_active_downstream_connections": 1 << 31}
+    name = "envoy.resource_monitors.global_downstream_max_connections"
+    return {
+        "layered_runtime": {"layers": [{"name": "limits", "static_layer": {limit: settings.max_connections}}]},
+        "overload_manager": {"resource_monitors": [{"name": name, "typed_config": monitor}]},
     }
 
 
@@ -93,6 +148,24 @@ def _picker_cluster(directory: PurePosixPath) -> Config:
     }
 
 
+def _relay_cluster(directory: PurePosixPath, name: str, socket: str) -> Config:
+    """Of the relay's process, which listens at two sockets."""
+    pipe = {"pipe": {"path": str(directory / socket)}}
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": http_options(
+            {"http_protocol_options": {}}, idle_timeout=f"{RELAY_IDLE_S}s"
+        ),
+        "circuit_breakers": unlimited(),
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": pipe}}]}],
+        },
+    }
+
+
 def http_options(protocol: Config, **common: Any) -> Config:
     """The HTTP options of a cluster."""
     kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -108,55 +181,79 @@ def unlimited() -> Config:
 
 
 def _listener(settings: BootstrapSettings) -> Config:
+    """Of clients: headers that only the gateway may set are removed."""
+    socket: Config = {"address": settings.address, "port_value": settings.port}
+    if settings.address == names.ALL_ADDRESSES:
+        socket["ipv4_compat"] = True
+    address = {"socket_address": socket}
+    manager = _connection_manager(settings, "gateway", (*OWN_HEADERS, *RELAY_HEADERS))
+    tls = {} if settings.tls_directory is None else {"transport_socket": edge_tls.transport_socket(settings.directory)}
+    return _listener_at(names.PORT_HTTP_NAME, address, manager, **tls)
+
+
+def _inner_listener(settings: BootstrapSettings) -> Config:
+    """Of the relay: requests that were taken already, on their way to a replica. Its requests count apart."""
+    address = {"pipe": {"path": str(settings.directory / INNER_SOCKET), "mode": 0o660}}
+    manager = _connection_manager(settings, RELAY, OWN_HEADERS)
+    inner = {"use_remote_address": False, "max_request_headers_kb": MAX_INNER_HEAD_BYTES >> 10}
+    return _listener_at(RELAY, address, {**manager, **inner})
+
+
+def _listener_at(name: str, address: Config, manager: Config, **chain: Config) -> Config:
     return {
-        "name": names.PORT_HTTP_NAME,
-        "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
+        "name": name,
+        "address": address,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "filter_chains": [
             {
                 "filters": [
                     {
                         "name": "envoy.filters.network.http_connection_manager",
-                        "typed_config": _connection_manager(settings),
+                        "typed_config": manager,
                     }
-                ]
+                ],
+                **chain,
             }
         ],
     }
 
 
-def _connection_manager(settings: BootstrapSettings) -> Config:
+def _connection_manager(settings: BootstrapSettings, stat_prefix: str, removed: Iterable[str]) -> Config:
     return {
         "@type": f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "gateway",
+        "stat_prefix": stat_prefix,
         "codec_type": "AUTO",
         "use_remote_address": True,
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
         "server_header_transformation": "PASS_THROUGH",
         "normalize_path": True,
+        "max_request_headers_kb": MAX_HEAD_BYTES >> 10,
         "request_headers_timeout": "10s",
         "request_timeout": f"{settings.request_timeout_s}s",
-        "stream_idle_timeout": f"{settings.idle_timeout_s}s",
+        "stream_idle_timeout": f"{MAX_ANSWER_S}s",
         "common_http_protocol_options": {"idle_timeout": "300s"},
-        "early_header_mutation_extensions": [_early_headers()],
-        "route_config": _routes(settings),
-        "http_filters": [_picker_filter(settings), _router()],
+        "early_header_mutation_extensions": [_early_headers(removed)],
+        **_routes(settings),
+        "http_filters": _filters(settings),
         "access_log": [_log_to_stdout(), _log_to_picker()],
         "local_reply_config": local_replies.mappers(settings.max_body_bytes),
     }
 
 
-def _early_headers() -> Config:
-    """Before anything else: headers that only the picker may set are removed, and the request gets its in-flight id."""
+def _early_headers(removed: Iterable[str]) -> Config:
+    """Before anything else: headers of ours are removed, and the request gets its in-flight id.
+
+    So are those by which a client inside of the cluster could set Envoy's timeouts and retries.
+    """
     stamp = {"header": {"key": names.HEADER_INFLIGHT_ID, "value": "%UNIQUE_ID%"}}
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
             "@type": f"{TYPES}.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [
-                {"remove": names.HEADER_DESTINATION},
-                {"remove": names.HEADER_CLUSTER},
+                {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
+                *({"remove": name} for name in removed),
                 {"append": {**stamp, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
             ],
         },
@@ -164,43 +261,56 @@ def _early_headers() -> Config:
 
 
 def _routes(settings: BootstrapSettings) -> Config:
-    """One route: to the cluster that the picker names. Without a whole answer's timeout: streams last.
+    """As they are, or where models have routes of their own from the file that the picker writes."""
+    if not settings.serves_without_picker:
+        return {"route_config": settings.routes}
+    path = {"path": str(settings.directory / ROUTES)}
+    source = {"resource_api_version": "V3", "path_config_source": path}
+    return {"rds": {"route_config_name": routes.CONFIGURATION, "config_source": source}}
 
-    Retried only before the first byte of an answer, on another endpoint of the picker's list: `reset` also covers a
-    kept connection that the pod closed just now, 503 is what a pod says that has begun to leave or is not ready yet.
-    Twice at most, since a request may be what kills a pod.
-    """
-    retry = {
-        "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
-        "retriable_status_codes": [503],
-        "num_retries": 2,
-        "retry_host_predicate": [
-            {
-                "name": "envoy.retry_host_predicates.previous_hosts",
-                "typed_config": {
-                    "@type": f"{TYPES}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
-                },
-            }
-        ],
-        "host_selection_retry_max_attempts": 3,
-        "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+
+def _filters(settings: BootstrapSettings) -> list[Config]:
+    cors = {"name": routes.CORS_FILTER, "typed_config": {"@type": f"{TYPES}.extensions.filters.http.cors.v3.Cors"}}
+    return [
+        *([cors] if settings.cors_origins else []),
+        _picker_filter(settings),
+        *([_model_filter()] if settings.serves_without_picker else []),
+        _router(),
+    ]
+
+
+def _model_filter() -> Config:
+    """Reads the model of a body into metadata, where no cluster is named: the picker did not answer."""
+    read = {
+        "@type": f"{TYPES}.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+        "request_rules": {
+            "rules": [
+                {
+                    "selectors": [{"key": routes.MODEL}],
+                    "on_present": {"metadata_namespace": routes.METADATA, "key": routes.MODEL},
+                }
+            ],
+            "allow_empty_content_type": True,
+            "allow_content_types_regex": {"regex": ".*"},
+        },
     }
-    route = {
-        "cluster_header": names.HEADER_CLUSTER,
-        "timeout": "0s",
-        "idle_timeout": f"{settings.idle_timeout_s}s",
-        "retry_policy": retry,
+    header = {"@type": f"{TYPES}.type.matcher.v3.HttpRequestHeaderMatchInput", "header_name": names.HEADER_CLUSTER}
+    is_named = {
+        "input": {"name": "cluster", "typed_config": header},
+        "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
+    }
+    skip = {"@type": f"{TYPES}.extensions.filters.common.matcher.action.v3.SkipFilter"}
+    matcher = {
+        "predicate": {"single_predicate": is_named},
+        "on_match": {"action": {"name": "skip", "typed_config": skip}},
     }
     return {
-        "name": "all",
-        "virtual_hosts": [
-            {
-                "name": "all",
-                "domains": ["*"],
-                "request_body_buffer_limit": settings.max_body_bytes,
-                "routes": [{"match": {"prefix": "/"}, "route": route}],
-            }
-        ],
+        "name": "envoy.filters.http.match_delegate",
+        "typed_config": {
+            "@type": f"{TYPES}.extensions.common.matching.v3.ExtensionWithMatcher",
+            "extension_config": {"name": "envoy.filters.http.json_to_metadata", "typed_config": read},
+            "xds_matcher": {"matcher_list": {"matchers": [matcher]}},
+        },
     }
 
 
@@ -212,6 +322,9 @@ def _picker_filter(settings: BootstrapSettings) -> Config:
             "@type": f"{TYPES}.extensions.filters.http.ext_proc.v3.ExternalProcessor",
             "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
             "message_timeout": f"{settings.message_timeout_s}s",
+            "max_message_timeout": f"{MAX_HOLD_S}s",
+            "failure_mode_allow": settings.serves_without_picker,
+            "mutation_rules": {"allow_envoy": True},
             "processing_mode": {
                 "request_header_mode": "SEND",
                 "response_header_mode": "SKIP",
@@ -272,8 +385,8 @@ def _log_to_picker() -> Config:
                 "log_name": PICKER,
                 "transport_api_version": "V3",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
-                "buffer_size_bytes": 0,
-                "buffer_flush_interval": "0.1s",
+                "buffer_size_bytes": LOG_BUFFER_BYTES,
+                "buffer_flush_interval": LOG_EVERY,
             },
             "additional_request_headers_to_log": [names.HEADER_INFLIGHT_ID],
         },

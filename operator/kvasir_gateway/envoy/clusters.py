@@ -8,39 +8,70 @@ import hashlib
 import ipaddress
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from kvasir_api import names
+from kvasir_gateway.envoy import upstream_tls
 from kvasir_gateway.envoy.bootstrap import TYPES, http_options, unlimited
+from kvasir_gateway.envoy.upstream_tls import UpstreamTls
 
 Config = dict[str, Any]
+MOST_ENCODED = 4096
 UPSTREAM_IDLE_S = 4
 """Idle connections are closed before the pod does it (uvicorn: 5 s), so that none is used while it closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersFile:
-    """Content of the clusters file. version: a hash of it, which Envoy reports once it has accepted the content."""
+    """Content of the clusters file. version: a hash of it, which Envoy reports once it has accepted the content.
+    clusters: those that have an address: Envoy has no fallback in one without."""
 
     version: str
     content: bytes
     clusters: frozenset[str]
 
 
-def clusters_file(addresses: Mapping[str, Iterable[str]], *, last_resort: Container[str] = frozenset()) -> ClustersFile:
+def clusters_file(
+    addresses: Mapping[str, Iterable[str]],
+    *,
+    last_resort: Container[str] = frozenset(),
+    tls: UpstreamTls | None = None,
+) -> ClustersFile:
     """Clusters by name with the addresses that may be used; Envoy never falls back to others, which are absent.
 
-    last_resort: of these, those that Envoy may use only where the picker names them, while there are others.
+    last_resort: of these, those that Envoy may use only where the picker names them, while there are others. tls: None
+    where none of them speaks it.
     """
-    clusters = [_cluster(name, found, last_resort) for name, found in sorted(addresses.items())]
-    version = hashlib.sha256(msgspec.json.encode(clusters)).hexdigest()[:16]
-    content = msgspec.json.encode({"version_info": version, "resources": clusters})
-    return ClustersFile(version=version, content=content, clusters=frozenset(addresses))
+    listed = {name: tuple(found) for name, found in sorted(addresses.items())}
+    server_names = tls.server_names if tls else {}
+    clusters = [
+        msgspec.Raw(
+            _encoded(
+                name,
+                found,
+                tuple(address in last_resort for address in found),
+                upstream_tls.of_hosts(tls, server_names, found),
+            )
+        )
+        for name, found in listed.items()
+    ]
+    resources = msgspec.json.encode(clusters)
+    version = hashlib.sha256(resources).hexdigest()[:16]
+    content = msgspec.json.encode({"version_info": version, "resources": msgspec.Raw(resources)})
+    return ClustersFile(version=version, content=content, clusters=frozenset(filter(listed.get, listed)))
 
 
-def _cluster(name: str, addresses: Iterable[str], last_resort: Container[str]) -> Config:
+@lru_cache(maxsize=MOST_ENCODED)
+def _encoded(name: str, addresses: tuple[str, ...], is_last_resort: tuple[bool, ...], tls: UpstreamTls | None) -> bytes:
+    """A cluster as JSON. Of a thousand services one changes at a time."""
+    last_resort = {address for address, is_last in zip(addresses, is_last_resort, strict=True) if is_last}
+    return msgspec.json.encode(_cluster(name, addresses, last_resort, tls))
+
+
+def _cluster(name: str, addresses: Sequence[str], last_resort: Container[str], tls: UpstreamTls | None) -> Config:
     return {
         "@type": f"{TYPES}.config.cluster.v3.Cluster",
         "name": name,
@@ -53,22 +84,29 @@ def _cluster(name: str, addresses: Iterable[str], last_resort: Container[str]) -
         "outlier_detection": _outliers(),
         "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10}},
         "load_balancing_policy": _policy(),
-        "load_assignment": {"cluster_name": name, "endpoints": _endpoints(tuple(addresses), last_resort)},
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": _endpoints(addresses, last_resort, tls.server_names if tls else {}),
+        },
+        **({"transport_socket_matches": upstream_tls.socket_matches(tls)} if tls else {}),
     }
 
 
-def _endpoints(addresses: Sequence[str], last_resort: Container[str]) -> list[Config]:
+def _endpoints(addresses: Sequence[str], last_resort: Container[str], server_names: Mapping[str, str]) -> list[Config]:
     """By priority: without the picker's word, as for a second try, Envoy goes to the first one that has a host."""
-    first = [_endpoint(address) for address in addresses if address not in last_resort]
-    last = [_endpoint(address) for address in addresses if address in last_resort]
+    first = [_endpoint(one, server_names.get(one, "")) for one in addresses if one not in last_resort]
+    last = [_endpoint(one, server_names.get(one, "")) for one in addresses if one in last_resort]
     found = [hosts for hosts in (first, last) if hosts] or [[]]
     return [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in enumerate(found)]
 
 
-def _endpoint(address: str) -> Config:
+def _endpoint(address: str, server_name: str) -> Config:
     host, _, port = address.rpartition(":")
     plain = str(ipaddress.ip_address(host.strip("[]")))
-    return {"endpoint": {"address": {"socket_address": {"address": plain, "port_value": int(port)}}}}
+    return {
+        "endpoint": {"address": {"socket_address": {"address": plain, "port_value": int(port)}}},
+        **upstream_tls.endpoint_metadata(server_name),
+    }
 
 
 def _outliers() -> Config:

@@ -24,6 +24,7 @@ def mappers(max_body_bytes: int) -> Config:
     no_picker = openai_errors.unavailable(
         "The gateway cannot choose a replica now. Try again.", retry_after_s=RETRY_AFTER_S, code="gateway_unavailable"
     )
+    late = openai_errors.timed_out("The answer took longer than the service allows, or was silent for too long.")
     slow = openai_errors.invalid("The request did not arrive in time.", code="request_timeout")
     headers = openai_errors.invalid(
         f"The request headers are larger than {MAX_HEADERS_BYTES} bytes.", code="headers_too_large"
@@ -35,7 +36,8 @@ def mappers(max_body_bytes: int) -> Config:
             _mapper(_status(408), slow),
             _mapper(_status(431), headers),
             _mapper(_all(_status(400), _flags("DPE", "IH")), malformed),
-            _mapper(_flags("UH", "UF", "UC", "UR", "URX", "LR", "UO", "NC", "NR", "UPE", "UT", "OM"), unreachable),
+            _mapper(_flags("UT", "SI"), late),
+            _mapper(_flags("UH", "UF", "UC", "UR", "URX", "LR", "UO", "NC", "NR", "UPE", "OM"), unreachable),
             _mapper(_status(504), unreachable),
             _mapper(_status(500), no_picker),
         ]

@@ -6,20 +6,33 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy.admin import EnvoyAdmin
+from kvasir_gateway.hold_queue import HoldLimits
 from kvasir_gateway.picker.drain_server import DrainServer
+from kvasir_gateway.picker.ended_request_reader import EndedRequestReader
+from kvasir_gateway.picker.endpoint_picker_server import EndpointPickerServer, EndpointPickerSettings
 from kvasir_gateway.picker.ext_proc_server import ExtProcServer
+from kvasir_gateway.picker.held_server import HeldServer
 from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.peers import PeerGateways
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.placement_feed import PlacementFeed
+from kvasir_gateway.picker.request_holder import RequestHolder
+from kvasir_gateway.picker.request_parser import RequestBounds
 from kvasir_gateway.picker.sources import ObjectSource, StateSource
 from kvasir_gateway.picker.state_server import StateServer
 from kvasir_gateway.picker.sync_loops import SyncLoops
+from kvasir_gateway.picker.tenant_source import TenantSource
 
 LOG = logging.getLogger(__name__)
+Loop = Callable[[], Coroutine[Any, Any, None]]
 DRAW_LIMIT = 1 << 32
 STOP_GRACE_S = 0.25
 """A decision takes milliseconds; Envoy's log streams never end by themselves, so the stop always takes this long."""
@@ -27,13 +40,16 @@ STOP_GRACE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSettings:
-    """Settings of the process. directory: shared with Envoy."""
+    """Settings of the process. directory: shared with Envoy. audit: takes a line for each request, None for none."""
 
     directory: Path
-    max_body_bytes: int = 8 << 20
+    bounds: RequestBounds = field(default_factory=RequestBounds)
     reading_period_s: float = 0.5
     drain_settle_s: float = 5.0
+    endpoint_picker: EndpointPickerSettings | None = None
     policy: ChoicePolicy = field(default_factory=ChoicePolicy)
+    hold: HoldLimits = field(default_factory=HoldLimits)
+    audit: Callable[[bytes], None] | None = None
 
 
 async def run(
@@ -42,18 +58,14 @@ async def run(
     state_port: socket.socket,
     objects: ObjectSource,
     states: StateSource,
+    tenants: TenantSource,
     stop: asyncio.Event,
 ) -> None:
     """Serve until stop is set, or until a loop fails, which is raised. state_port: listens already."""
-    metrics = GatewayMetrics()
-    picker = Picker(
-        metrics=metrics,
-        clock=time.monotonic,
-        draw=lambda: random.randrange(DRAW_LIMIT),
-        policy=settings.policy,
-        max_body_bytes=settings.max_body_bytes,
-    )
-    admin = EnvoyAdmin(settings.directory)
+    metrics, feed = GatewayMetrics(), PlacementFeed(objects.gateways)
+    picker = _picker(settings, metrics, feed)
+    ended = EndedRequestReader(picker.tenants.audit, partial(_ops_urls, picker), tls=states.tls)
+    holder, admin = RequestHolder(picker), EnvoyAdmin(settings.directory)
     loops = SyncLoops(
         picker=picker,
         objects=objects,
@@ -63,19 +75,13 @@ async def run(
         clock=time.monotonic,
         reading_period_s=settings.reading_period_s,
     )
-    ext_proc = ExtProcServer(picker, directory=settings.directory, max_body_bytes=settings.max_body_bytes)
-    state_server = StateServer(
-        picker=picker,
-        metrics=metrics,
-        health=loops.health,
-        listening=state_port,
+    ext_proc = ExtProcServer(
+        picker, holder, directory=settings.directory, max_body_bytes=settings.bounds.max_body_bytes
     )
+    state_server = StateServer(picker=picker, metrics=metrics, health=loops.health, feed=feed, listening=state_port)
+    peers = _peers(picker, feed, objects)
     drain_server = DrainServer(
-        picker=picker,
-        health=loops.health,
-        admin=admin,
-        directory=settings.directory,
-        settle_s=settings.drain_settle_s,
+        picker=picker, health=loops.health, admin=admin, directory=settings.directory, settle_s=settings.drain_settle_s
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(state_port.close)
@@ -85,14 +91,68 @@ async def run(
         await ext_proc.start()
         # Only now, since stop removes the socket: where start failed, the socket is another picker's.
         stack.push_async_callback(ext_proc.stop, STOP_GRACE_S)
+        await _serve_other_proxies(settings, picker, stack)
+        held_server = HeldServer(picker, settings.directory)
+        await held_server.start()
+        stack.push_async_callback(held_server.stop)
         await drain_server.start()
         stack.push_async_callback(drain_server.stop)
         LOG.info("picker at %s, /state on %s:%d", settings.directory, *state_port.getsockname()[:2])
-        await _until(stop, loops)
+
+        async def route() -> None:
+            """No request is routed before it is known which need a key."""
+            await tenants.synced.wait()
+            loops.health.tenants_read = True
+            await loops.run()
+
+        await _until(
+            stop, (route, partial(tenants.run, picker.tenants.take, loops.verify), holder.run, peers.run, ended.run)
+        )
 
 
-async def _until(stop: asyncio.Event, loops: SyncLoops) -> None:
-    running, stopping = asyncio.create_task(loops.run()), asyncio.create_task(stop.wait())
+def _peers(picker: Picker, feed: PlacementFeed, objects: ObjectSource) -> PeerGateways:
+    return PeerGateways(
+        picker.router,
+        own=feed.gateway,
+        found=objects.gateways,
+        used=picker.tenants.used_elsewhere,
+        clock=time.monotonic,
+    )
+
+
+def _ops_urls(picker: Picker) -> dict[str, str]:
+    return {endpoint.address: endpoint.ops_url for endpoint in picker.table.endpoints()}
+
+
+async def _serve_other_proxies(settings: PickerSettings, picker: Picker, stack: contextlib.AsyncExitStack) -> None:
+    if settings.endpoint_picker is not None:
+        server = EndpointPickerServer(
+            picker,
+            settings.endpoint_picker,
+            max_body_bytes=settings.bounds.max_body_bytes,
+            max_held_bytes=settings.hold.max_bytes,
+        )
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+
+
+def _picker(settings: PickerSettings, metrics: GatewayMetrics, feed: PlacementFeed) -> Picker:
+    picker = Picker(
+        metrics=metrics,
+        clock=time.monotonic,
+        draw=lambda: random.randrange(DRAW_LIMIT),
+        policy=settings.policy,
+        bounds=settings.bounds,
+        limits=settings.hold,
+        publish=feed.publish,
+        wall=time.time,
+    )
+    picker.tenants.audit.write = settings.audit
+    return picker
+
+
+async def _until(stop: asyncio.Event, loops: Sequence[Loop]) -> None:
+    running, stopping = asyncio.create_task(_all(loops)), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -101,3 +161,9 @@ async def _until(stop: asyncio.Event, loops: SyncLoops) -> None:
         for task in (running, stopping):
             task.cancel()
         await asyncio.gather(running, stopping, return_exceptions=True)
+
+
+async def _all(loops: Sequence[Loop]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for loop in loops:
+            group.create_task(loop())

@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from kvasir_api import names
+from kvasir_gateway import unix_socket
 from kvasir_gateway.envoy.admin import EnvoyAdmin
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.sync_loops import GatewayHealth
@@ -43,10 +44,7 @@ class DrainServer:
     async def start(self) -> None:
         """Listen. What an earlier process of this pod left behind is replaced: this one takes requests."""
         await self._lock.take()
-        self._socket.unlink(missing_ok=True)
-        await self._runner.setup()
-        await web.UnixSite(self._runner, str(self._socket)).start()
-        self._socket.chmod(0o600)
+        await unix_socket.listen(self._runner, self._socket)
 
     async def stop(self) -> None:
         """Close the server."""

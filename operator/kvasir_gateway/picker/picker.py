@@ -3,38 +3,45 @@
 Clock and randomness arrive through the constructor. Runs in one event loop, so it needs no lock.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from kvasir_api import http_apis, openai_errors, served_names
-from kvasir_api.state import GatewayState, ServiceDemand
+from kvasir_api import names, openai_errors
+from kvasir_api.model_route import Unavailability
+from kvasir_api.state import GatewayState
 from kvasir_gateway import routing_table
-from kvasir_gateway.active_requests import SETTLED_S, ActiveRequests, ServiceActivity
+from kvasir_gateway.choice_records import ChoiceInputs, ChoiceRecords
 from kvasir_gateway.choose import ChoicePolicy
-from kvasir_gateway.inflight import InflightRequest
-from kvasir_gateway.picker import request_parser
+from kvasir_gateway.held_places import HeldPlaces
+from kvasir_gateway.hold_queue import HeldRequest, HoldLimits, HoldQueue
+from kvasir_gateway.model_routes import ServiceChoice, choose_service
+from kvasir_gateway.picker import refusals, request_parser
+from kvasir_gateway.picker.destination import Destination, RoutableRequest, qualified, to_backend, to_relay
+from kvasir_gateway.picker.external_backends import ExternalBackends
+from kvasir_gateway.picker.gateway_state import gateway_state
+from kvasir_gateway.picker.held_ids import HeldIds, held_ids
 from kvasir_gateway.picker.metrics import GatewayMetrics
-from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.picker.request_ends import RequestEnds
+from kvasir_gateway.picker.request_parser import ImmediateResponse, ParsedBody, RequestBounds
 from kvasir_gateway.picker.request_prefix import RequestPrefix
-from kvasir_gateway.router import EndpointRouter, RoutedRequest
-from kvasir_gateway.routing_table import RoutedService, RoutingTable, StateReading
+from kvasir_gateway.picker.routable_request import Ends, routable
+from kvasir_gateway.picker.tenant_gate import TenantGate
+from kvasir_gateway.picker.waiting_places import waiting_places
+from kvasir_gateway.placements import PlacementEvent
+from kvasir_gateway.router import EndpointRouter, RoutedRequest, unavailability
+from kvasir_gateway.routing_table import Holder, RoutedService, RoutingTable, StateReading
+from kvasir_gateway.wake_forecast import WakeForecast
 
-RETRY_AFTER_S = 2.0
-"""Retry-After when no replica is ready: about one period of readings and readiness probes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where a request goes: a cluster of Envoy and addresses in it, best first."""
-
-    cluster: str
-    addresses: tuple[str, ...]
+RELAY_SILENT_S = 5.0
+"""A relay that has not asked for places for so long gets no requests."""
+_Attempted = tuple[RoutedRequest | None, Unavailability | None]
 
 
 class Picker:
     """The state of the picker and its one decision.
 
-    clock: monotonic seconds. draw: a non-negative random number for ties.
+    clock: monotonic seconds. draw: a non-negative random number for ties. limits: of what is held.
+    publish: sends what this gateway forwards, and that it ended, to the others. wall: seconds since the epoch.
     """
 
     def __init__(
@@ -44,167 +51,346 @@ class Picker:
         clock: Callable[[], float],
         draw: Callable[[], int],
         policy: ChoicePolicy,
-        max_body_bytes: int,
+        bounds: RequestBounds,
+        limits: HoldLimits | None = None,
+        publish: Callable[[PlacementEvent], None] = lambda _: None,
+        wall: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.table: RoutingTable = routing_table.EMPTY
         self.accepted_clusters: frozenset[str] = frozenset()
         self.readings: dict[str, StateReading] = {}
         self.router = EndpointRouter(policy=policy, draw=draw)
         self.inflight = self.router.inflight
-        self._active = ActiveRequests()
-        self._metrics = metrics
+        self.choices, self._wall = ChoiceRecords(policy), wall
+        self.held = HoldQueue(limits or HoldLimits())
+        self.tenants = TenantGate(clock=clock, wall=wall, publish=publish)
+        self._waiting: dict[str, RoutableRequest] = {}
+        self._wakes = WakeForecast()
+        self._relay_asked_s = float("-inf")
+        self._gave_way: list[HeldRequest] = []
+        self.backends = ExternalBackends()
+        self.ends = RequestEnds(self.router, self.tenants, metrics, publish=publish, clock=clock)
+        self._metrics, self._publish = metrics, publish
         self._clock = clock
-        self._max_body_bytes = max_body_bytes
+        self._bounds = bounds
 
     def respond_to_head(self, method: str, target: str, headers: Mapping[str, str]) -> ImmediateResponse | None:
         """The answer to a request's head; None when its body is needed."""
-        path = target.partition("?")[0]
-        return request_parser.respond_to_head(
-            method, path, headers, table=self.table, max_body_bytes=self._max_body_bytes
-        )
+        path, most = target.partition("?")[0], self._bounds.max_body_bytes
+        table = self.tenants.listed(self.table, headers) if request_parser.lists_models(path) else self.table
+        if not isinstance(table, RoutingTable):
+            return request_parser.error_response(table, path)
+        return request_parser.respond_to_head(method, path, headers, table=table, max_body_bytes=most)
 
     def pick(
         self, body: bytes, inflight_id: str, target: str = "", headers: Mapping[str, str] | None = None
-    ) -> Destination | ImmediateResponse:
-        """Resolve the model, choose endpoints and count the request as in flight; or the error that answers it.
+    ) -> Destination | ImmediateResponse | HeldRequest:
+        """Resolve the model, choose endpoints and count the request as in flight; or the error that answers it; or it
+        is held, and a later `release` has its outcome.
 
         A request about something that one pod holds goes to that pod: a stored response or a running answer that the
         path names, or the conversation of a response. headers: of the client, names in lower case.
         """
-        started_s = self._clock()
-        path = target.partition("?")[0]
-        response_id, chat_id = http_apis.stored_response_id(path), http_apis.running_chat_id(path)
-        if response_id:
-            return self._pick_holder(response_id, openai_errors.response_not_found(response_id), inflight_id, path)
-        if chat_id:
-            return self._pick_holder(chat_id, openai_errors.answer_not_running(chat_id), inflight_id, path)
-        parsed = request_parser.parse_body(body, path)
-        if not isinstance(parsed, request_parser.ParsedBody):
-            return request_parser.error_response(parsed, path)
-        service = request_parser.service_of(parsed, self.table)
-        if not isinstance(service, RoutedService):
-            return request_parser.error_response(service, path)
-        self._count_arrival(service, started_s)
-        prefix = RequestPrefix(parsed, path, headers or {}, body_bytes=len(body))
-        routed = None
-        if service.key in self.accepted_clusters:  # else Envoy does not know its cluster yet
-            routed = self.router.choose(service, prefix, self.readings, now_s=started_s)
-        if routed is None:
-            self.inflight.counts(service.key).refused += 1
-            self._metrics.count_request(service.key, "refused")
-            return request_parser.error_response(_nothing_ready(service), path)
-        holder = self._holder(parsed.response, (service,)) if parsed.response else None
-        addresses, reason = routed.choice.addresses, str(routed.choice.reason)
-        if holder is not None:
-            routed, addresses, reason = None, (holder[1],), "holder"
-        self._metrics.observe_choice(service.key, reason, self._clock() - started_s)
-        return self._forward(service, addresses, inflight_id, routed, started_s)
+        started_s, headers = self._clock(), headers or {}
+        found = self._requested(body, inflight_id, target, headers, started_s)
+        if not isinstance(found, tuple):
+            return found
+        service, request = found
+        relays = request.streams and not request.relayed and self._relay_listens(started_s)
+        if relays and headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers:
+            return to_relay(request, started_s)
+        destination = self._destination(service, request, started_s, is_new=True)
+        if destination is None and relays and self._may_hold(service):
+            return to_relay(request, started_s)
+        return destination or self._hold(service, request, len(body), started_s)
 
-    def _pick_holder(
-        self, held_id: str, missing: openai_errors.ApiError, inflight_id: str, path: str
+    def pick_now(
+        self, body: bytes, request_id: str, target: str, headers: Mapping[str, str], *, within: frozenset[str] | None
     ) -> Destination | ImmediateResponse:
-        holder = self._holder(held_id, self.table.services)
-        if holder is None:
-            return request_parser.error_response(missing, path)
-        service, address = holder
+        """As pick, for a proxy that holds no request. within: addresses of its pool, None for all."""
         now_s = self._clock()
+        found = self._requested(body, request_id, target, headers, now_s, within=within)
+        if isinstance(found, tuple):
+            service, request = found
+            request = replace(request, within=within, is_ours=False)
+            destination = self._destination(service, request, now_s, is_new=True)
+            found = destination or self._refused(service.key, refusals.nothing_ready(service), request.path)
+        if isinstance(found, Destination):
+            self.ends.expect_elsewhere(request_id, found.cluster)
+        return found
+
+    def _requested(
+        self,
+        body: bytes,
+        request_id: str,
+        target: str,
+        headers: Mapping[str, str],
+        now_s: float,
+        *,
+        within: frozenset[str] | None = None,
+    ) -> tuple[RoutedService, RoutableRequest] | Destination | ImmediateResponse:
+        """The request and its service, where no single pod has what it is about and its tenant may send it now."""
+        path = target.partition("?")[0]
+        ends = Ends(began_s=now_s, timeout_s=self._bounds.timeout_s)
+        if held := held_ids(path, body):
+            if isinstance(held, ImmediateResponse):
+                return held
+            prefix = RequestPrefix(ParsedBody(model=None), path, headers, body_bytes=len(body))
+            request = RoutableRequest(
+                id=request_id, path=path, prefix=prefix, until_s=ends.at_s(None), client=headers, within=within
+            )
+            return self._pick_holder(held, request)
+        found = routable(body, request_id, path, headers, table=self.table, tenants=self.tenants, ends=ends)
+        if isinstance(found, openai_errors.ApiError):
+            return request_parser.error_response(found, path)
+        service, request = found
+        if request.relayed:
+            return found
         self._count_arrival(service, now_s)
-        return self._forward(service, (address,), inflight_id, None, now_s)
+        caller, prefix, model = request.caller, request.prefix, request.model or ""
+        self.tenants.follow(caller, request_id, prefix, service=service.key, path=path, model=model)
+        limits, refusal = self.tenants.enter(caller, request_id, tokens=prefix.num_tokens, until_s=request.until_s)
+        if refusal is not None:
+            return self._refused(service.key, refusal, path, limits)
+        return service, replace(request, limits=limits) if limits else request
+
+    def _destination(
+        self, service: RoutedService, request: RoutableRequest, now_s: float, *, is_new: bool = False
+    ) -> Destination | None:
+        """Where a request goes; None where no endpoint may be chosen, or it is new and others wait."""
+        for held_by, address in self._holders((request.response,), self._services_of(service, request), request):
+            self._metrics.observe_choice(held_by.key, "holder", self._clock() - now_s)
+            self._record(held_by, request, ChoiceInputs(), address)
+            return self._forward(held_by, (address,), request, None, now_s)
+        choice = self._choice(service, request, now_s, is_new=is_new)
+        chosen, routed = self.table.by_key(choice.service), choice.found
+        if chosen is None or routed is None:
+            return None
+        if chosen.backend and not request.relayed:
+            return to_relay(request, now_s)
+        if not chosen.backend:
+            self._record(chosen, request, routed.inputs)
+        self._metrics.observe_choice(chosen.key, routed.choice.reason, self._clock() - now_s)
+        if request.route is not None:
+            self._metrics.count_routed(request.route.key_of(request.route.name), chosen.name, choice.fallback)
+        destination = self._forward(chosen, routed.choice.addresses, request, routed, now_s)
+        return replace(destination, fallback=choice.fallback) if choice.fallback else destination
+
+    def _services_of(self, service: RoutedService, request: RoutableRequest) -> Iterable[RoutedService]:
+        """Those that may hold a response that the request continues."""
+        return (
+            (service,)
+            if request.route is None
+            else filter(None, (self._usable(key, request) for key in request.route.services))
+        )
+
+    def _choice(
+        self, service: RoutedService, request: RoutableRequest, now_s: float, *, is_new: bool
+    ) -> ServiceChoice[RoutedRequest]:
+        """The service that answers, and the endpoints that are chosen in it."""
+        saturated_s = request.route.spec.saturated_seconds if request.route is not None else None
+
+        def attempt(key: str) -> _Attempted:
+            tried, routed = self._usable(key, request), None
+            if tried is not None and tried.backend:
+                checked, listens = self.tenants.is_closed(tried.namespace), self._relay_listens(now_s)
+                return self.backends.attempt(tried, request, checked=checked, listens=listens)
+            is_free = (key == service.key and not is_new) or not self.held.num_requests(key)
+            if tried is not None and is_free and key in self.accepted_clusters:  # else Envoy knows no endpoint of it
+                routed = self.router.choose(request.part_of(tried), request.prefix, self.readings, now_s=now_s)
+            return routed, unavailability(tried, routed, self.readings, saturated_s=saturated_s)
+
+        if request.route is None:
+            return ServiceChoice(service=service.key, found=attempt(service.key)[0])
+        return choose_service(request.route, service.key, attempt)
+
+    def _usable(self, key: str, request: RoutableRequest) -> RoutedService | None:
+        """A service that a route names; None where there is none, or its tenant may not use it."""
+        found = self.table.by_key(key)
+        if found is None or request.route is None:
+            return found
+        return None if self.tenants.refusal(found, request.client, openai_errors.model_not_found("")) else found
+
+    def _record(self, service: RoutedService, request: RoutableRequest, inputs: ChoiceInputs, holder: str = "") -> None:
+        self.choices.add(request.prefix.request_id, qualified(service), inputs, at_s=self._wall(), holder=holder)
+
+    def _relay_listens(self, now_s: float) -> bool:
+        return now_s - self._relay_asked_s < RELAY_SILENT_S
+
+    def _may_hold(self, service: RoutedService) -> bool:
+        return service.may_start and self.held.limits.max_wait_s > 0
+
+    def _hold(
+        self, service: RoutedService, request: RoutableRequest, num_bytes: int, now_s: float
+    ) -> HeldRequest | ImmediateResponse:
+        """Let a request wait for an endpoint, where one may come and there is room."""
+        if not self._may_hold(service):
+            return self._refused(service.key, refusals.nothing_ready(service), request.path)
+        held = HeldRequest(
+            id=request.id,
+            service=service.key,
+            tenant=request.caller.turn or request.prefix.tenant(service.tenant_header),
+            weight=request.caller.weight,
+            num_bytes=num_bytes,
+            since_s=now_s,
+            until_s=request.until_s,
+        )
+        gave_way = self.held.add(held)
+        if gave_way is None:
+            return self._refused(service.key, refusals.queue_full(service), request.path)
+        self._gave_way += gave_way
+        self._waiting[held.id] = request
+        self._wakes.begin(service.key, now_s)
+        return held
+
+    def release(self) -> list[tuple[str, Destination | ImmediateResponse]]:
+        """Held requests that need not wait any more, by id: endpoints can take them, they have waited for too long,
+        gave way to another one, or their service is gone."""
+        now_s = self._clock()
+        gave_way, self._gave_way = [held for held in self._gave_way if held.id in self._waiting], []
+        found: list[tuple[str, Destination | ImmediateResponse]] = [
+            *((held.id, self._end_wait(held, now_s, "gave_way")) for held in gave_way),
+            *((held.id, self._end_wait(held, now_s, "expired")) for held in self.held.expired(now_s)),
+        ]
+        by_key = {service.key: service for service in self.table.services}
+        for key in self.held.services():
+            service = by_key.get(key)
+            while held := self.held.first(key):
+                outcome = self._next_outcome(service, held, now_s)
+                if outcome is None:
+                    found += self._to_fallbacks(service, key, now_s)
+                    break
+                found.append((held.id, outcome))
+        return found
+
+    def _to_fallbacks(
+        self, service: RoutedService | None, key: str, now_s: float
+    ) -> Iterator[tuple[str, Destination | ImmediateResponse]]:
+        """Those behind the first of a service, which has to wait, that a fallback of their route can take. Once none
+        can, it is the same for all of the route and the tenant that are alike to external backends."""
+        in_vain: set[tuple[object, ...]] = set()
+        for held in list(self.held.in_order(key)):
+            request = self._waiting[held.id]
+            if request.route is None or not request.route.spec.fallbacks:
+                continue
+            route = request.route.key_of(request.route.name)
+            alike = (route, request.caller.turn, self.backends.alike(request))
+            outcome = None if alike in in_vain else self._next_outcome(service, held, now_s)
+            if outcome is not None:
+                yield held.id, outcome
+            else:
+                in_vain.add(alike)
+
+    def _next_outcome(
+        self, service: RoutedService | None, held: HeldRequest, now_s: float
+    ) -> Destination | ImmediateResponse | None:
+        """What becomes of a request of a service whose turn it is; None while it waits."""
+        destination = None if service is None else self._destination(service, self._waiting[held.id], now_s)
+        if service is None or (destination is None and not service.may_start):
+            return self._end_wait(held, now_s, "stalled")
+        if destination is not None:
+            self.held.release(held)
+            del self._waiting[held.id]
+            self._wakes.end(service.key, now_s, woken=True)
+            self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
+        return destination
+
+    def places(self) -> HeldPlaces:
+        """How the requests of the relay wait, by their ids there. The relay asks all the time; while it does, it gets
+        requests."""
+        now_s = self._relay_asked_s = self._clock()
+        return waiting_places(
+            self.table.services, self.held, self._waiting, self.readings, wakes=self._wakes, now_s=now_s
+        )
+
+    def stop_waiting(self, held: HeldRequest) -> None:
+        """The client of a held request is gone; nothing happens where its wait has ended already."""
+        if self._waiting.pop(held.id, None) is not None:
+            self.held.remove(held.id)
+            self._metrics.observe_hold(held.service, "aborted", self._clock() - held.since_s)
+
+    def _end_wait(self, held: HeldRequest, now_s: float, outcome: str) -> ImmediateResponse:
+        """A held request is refused after all."""
+        self.held.remove(held.id)
+        path = self._waiting.pop(held.id).path
+        self._metrics.observe_hold(held.service, outcome, now_s - held.since_s)
+        service = next((s for s in self.table.services if s.key == held.service), None)
+        if service is None:
+            return self._refused(held.service, openai_errors.model_not_found(held.service), path)
+        late = refusals.nothing_ready(service, waited_s=now_s - held.since_s)
+        error = refusals.queue_full(service) if outcome == "gave_way" else late
+        return self._refused(held.service, error, path)
+
+    def _refused(
+        self, service: str, error: openai_errors.ApiError, path: str, headers: Mapping[str, str] | None = None
+    ) -> ImmediateResponse:
+        self.inflight.counts(service).refused += 1
+        self._metrics.count_request(service, "refused")
+        return request_parser.error_response(error, path, headers)
+
+    def _pick_holder(self, held: HeldIds, request: RoutableRequest) -> Destination | ImmediateResponse:
+        """Only among services that the caller may use, so that it learns nothing of others."""
+        usable = self.tenants.usable(self.table.services, request.client)
+        limits, refusal = self.tenants.count(usable, request.client) if held.aborts else ({}, None)
+        if refusal is not None:  # also of an abort that would find nothing
+            return request_parser.error_response(refusal, request.path, limits)
+        found = tuple(self._holders(held.ids, usable, request))
+        if len(found) != 1:
+            has_use = held.aborts and usable  # an id that is not running is no error then
+            missing = held.missing if has_use else self.tenants.not_found(request.client, held.missing)
+            return held.unheld(len(found), missing, request.path)
+        (service, address), now_s = found[0], self._clock()
+        caller = self.tenants.caller(service, request.client)
+        self.tenants.follow(caller, request.id, request.prefix, service=service.key, path=request.path)
+        if not held.aborts:  # else repeated aborts would keep a service awake
+            self._count_arrival(service, now_s)
+        return self._forward(service, (address,), replace(request, caller=caller, limits=limits), None, now_s)
 
     def _count_arrival(self, service: RoutedService, now_s: float) -> None:
         count = self.inflight.counts(service.key)
         count.requests += 1
         count.last_request_s = now_s
 
-    def _holder(self, held_id: str, among: Iterable[RoutedService]) -> tuple[RoutedService, str] | None:
-        """Which of these services, and which address, hold a response or a running answer; None when they cannot be
-        reached. An instance is a pod's own word, and clients know it: the id's service is compared as well."""
-        instance = http_apis.instance_of(held_id)
-        for service in among:
-            for endpoint in service.reachable if service.key in self.accepted_clusters else ():
-                reading = self.readings.get(endpoint.address)
-                if not instance or reading is None or reading.state.instance != instance:
-                    continue
-                if http_apis.is_instance_of(instance, served_names.qualified_name(service.namespace, service.name)):
-                    return service, endpoint.address
-        return None
+    def _holders(
+        self, ids: Iterable[str], among: Iterable[RoutedService], request: RoutableRequest
+    ) -> Iterable[Holder]:
+        accepted = (request.part_of(service) for service in among if service.key in self.accepted_clusters)
+        return routing_table.holders_of(ids, accepted, self.readings).values()
 
     def _forward(
         self,
         service: RoutedService,
         addresses: tuple[str, ...],
-        inflight_id: str,
+        request: RoutableRequest,
         routed: RoutedRequest | None,
         now_s: float,
     ) -> Destination:
-        self.router.forward(inflight_id, service, addresses[0], routed, now_s=now_s)
-        return Destination(cluster=service.key, addresses=addresses)
-
-    def request_ended(self, inflight_id: str, *, status: int, client_left: bool) -> None:
-        """Envoy has logged the end of a request."""
-        request = self.router.ended(inflight_id, now_s=self._clock())
-        if request is not None:
-            self._metrics.count_request(request.service, outcome(status, client_left=client_left))
-
-    def envoy_restarted(self, *, before_s: float) -> int:
-        """A new Envoy runs, started at before_s. Returns how many requests broke with the previous one."""
-        broken = self.router.broken(before_s=before_s, now_s=self._clock())
-        self._count_broken(broken)
-        return len(broken)
-
-    def observe_active(self, active: Mapping[str, int]) -> int:
-        """Envoy has so many requests of each service. Returns how many ends of requests were lost, as far as known."""
-        settled_s = self._clock() - SETTLED_S
-        settled = self.inflight.settled(settled_s)
-        lost = self._active.compare(
-            {
-                service.key: ServiceActivity(
-                    active=active.get(service.key, 0),
-                    counted=self.inflight.counts(service.key).inflight,
-                    settled=settled.get(service.key, 0),
-                )
-                for service in self.table.services
-            }
+        placement = self.router.forward(request.id, service, addresses[0], routed, now_s=now_s)
+        if placement is not None:
+            self._publish(placement)
+        self.tenants.audit.forwarded(request.id, addresses[0], relayed=request.relayed)
+        if service.backend:
+            return to_backend(service, request, now_s)
+        # Services of a route may have different names for the header that names the tenant.
+        caller = (
+            request.caller
+            if request.route is None
+            else self.tenants.caller(service, request.client, of_body=request.priority)
         )
-        for service, count in lost.items():
-            self._count_broken(self.router.lost(service, count, now_s=self._clock()))
-        return sum(lost.values())
+        return Destination(
+            cluster=service.key,
+            addresses=addresses,
+            timeout_s=request.left_s(now_s),
+            streams=request.streams,
+            service=qualified(service),
+            body=request.body_for(service, self.table),
+            headers={**caller.added, **request.limits},
+        )
 
-    def _count_broken(self, requests: list[InflightRequest]) -> None:
-        for request in requests:
-            self._metrics.count_request(request.service, outcome(0, client_left=False))
+    def request_ended(self, inflight_id: str, *, status: int, client_left: bool, address: str = "") -> None:
+        """Envoy has logged the end of a request. address: of the replica that had it last, "" for none."""
+        self.ends.ended(inflight_id, status=status, client_left=client_left, address=address)
 
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""
-        now_s = self._clock()
-        return GatewayState(services=tuple(self._demand(service, now_s) for service in self.table.services))
-
-    def _demand(self, service: RoutedService, now_s: float) -> ServiceDemand:
-        count = self.inflight.counts(service.key)
-        return ServiceDemand(
-            namespace=service.namespace,
-            name=service.name,
-            inflight=count.inflight + self._active.inherited.get(service.key, 0),
-            requests=count.requests,
-            refused=count.refused,
-            last_request_age_s=-1.0 if count.last_request_s is None else now_s - count.last_request_s,
-        )
-
-
-def outcome(status: int, *, client_left: bool) -> str:
-    """One word for how a forwarded request ended. Status 0 means that no answer began."""
-    if client_left:
-        return "aborted"
-    if status == 0 or status >= 500:
-        return "server_error"
-    return "client_error" if status >= 400 else "ok"
-
-
-def _nothing_ready(service: RoutedService) -> openai_errors.ApiError:
-    pods = len(service.endpoints)
-    there = f"{pods} of its replicas are starting or draining" if pods else "it has no replica"
-    return openai_errors.unavailable(
-        f"The model {openai_errors.quoted(service.model)} is not ready: {there}. Try again later.",
-        retry_after_s=RETRY_AFTER_S,
-        code="no_ready_replica",
-    )
+        return gateway_state(self.table, self.inflight, self.held, self.ends.inherited, now_s=self._clock())

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from kvasir_api import __version__, http_apis, openai_errors
+from kvasir_api import __version__, http_apis, names, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_gateway.routing_table import RoutedService, RoutingTable
 
@@ -23,8 +23,18 @@ LOADED = http_apis.OLLAMA + "/ps"
 VERSION = http_apis.OLLAMA + "/version"
 GENERATE = http_apis.OLLAMA + "/generate"
 SHAPING = ("messages", "prompt", "input", "instructions", "system", "tools", "chat_template_kwargs")
+STREAMING = frozenset({http_apis.CHATS, "/v1/completions", http_apis.RESPONSES, http_apis.ANTHROPIC})
+"""Paths whose streams are server-sent events, which have comments."""
 FOREVER = "9999-12-31T23:59:59Z"
 STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBounds:
+    """timeout_s: of a whole answer, waiting for a replica included."""
+
+    max_body_bytes: int = 8 << 20
+    timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +52,18 @@ class ParsedBody:
     """What the gateway reads of a body. model: None where it is left out. response: id of the stored response that it
     continues, "" for none.
 
-    shaping: the fields that shape a prompt, as `hashes.request_text` takes them. most_output_tokens: 0 without a bound.
+    streams: the answer is a stream of server-sent events. shaping: the fields that shape a prompt, as
+    `hashes.request_text` takes them. most_output_tokens: 0 without a bound. priority: lower is more urgent, None
+    where the body has none.
     """
 
     model: str | None
     response: str = ""
+    streams: bool = False
     shaping: Mapping[str, object] = field(default_factory=dict)
     cache_salt: str = ""
     most_output_tokens: int = 0
+    priority: int | None = None
 
 
 class _Body(msgspec.Struct):
@@ -64,6 +78,8 @@ class _Body(msgspec.Struct):
     max_completion_tokens: object = None
     max_output_tokens: object = None
     raw: object = None
+    priority: object = None
+    stream: object = None
     messages: object = msgspec.UNSET
     prompt: object = msgspec.UNSET
     input: object = msgspec.UNSET
@@ -73,10 +89,16 @@ class _Body(msgspec.Struct):
     chat_template_kwargs: object = msgspec.UNSET
 
 
-def error_response(error: ApiError, path: str = "") -> ImmediateResponse:
-    """An error in the format of the path's API."""
+def error_response(error: ApiError, path: str = "", further: Mapping[str, str] | None = None) -> ImmediateResponse:
+    """An error in the format of the path's API. further: headers beside its own."""
     status, body, headers = http_apis.error_response(error, path)
+    headers = {**headers, **(further or {})}
     return ImmediateResponse(status=status, body=body, headers=headers, details=error.code or error.type)
+
+
+def lists_models(path: str) -> bool:
+    """Whether the gateway answers a path with models that it knows."""
+    return path in {MODELS, TAGS, LOADED} or path.startswith(MODELS + "/")
 
 
 def respond_to_head(
@@ -120,9 +142,11 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
     return ParsedBody(
         model=None if name is None else http_apis.model_name(name, api),
         response=response if isinstance(response, str) else "",
+        streams=found.stream is True and path in STREAMING,
         shaping=_shaping(found, path),
         cache_salt=found.cache_salt if isinstance(found.cache_salt, str) else "",
         most_output_tokens=_most_output_tokens(found),
+        priority=int(found.priority) if isinstance(found.priority, int) else None,
     )
 
 
@@ -138,6 +162,22 @@ def _most_output_tokens(body: _Body) -> int:
     """The smallest bound of the answer's length that the body has, 0 for none."""
     fields = (body.max_tokens, body.max_completion_tokens, body.max_output_tokens)
     return min((bound for bound in fields if isinstance(bound, int) and bound > 0), default=0)
+
+
+def with_model(body: bytes, path: str, model: str) -> bytes:
+    """A body that names another model; all other fields keep their bytes and their order. body: as parse_body takes."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if http_apis.of(path) == "ollama":
+        fields.pop("name", None)
+    return msgspec.json.encode({**fields, "model": model})
+
+
+def priority_of(parsed: ParsedBody, headers: Mapping[str, str]) -> int:
+    """As the pod takes it: the header's, else the body's. What is no number is for the pod to refuse."""
+    try:
+        return int(headers[names.HEADER_PRIORITY])
+    except (KeyError, ValueError):
+        return parsed.priority or 0
 
 
 def service_of(parsed: ParsedBody, table: RoutingTable) -> RoutedService | ApiError:
@@ -178,16 +218,15 @@ def _health() -> ImmediateResponse:
 
 
 def _models(path: str, table: RoutingTable) -> ImmediateResponse:
-    cards = {
-        name: http_apis.model_card(name, _epoch(service.created)) for name, service in sorted(table.by_model.items())
-    }
+    cards = {name: http_apis.model_card(name, _epoch(created)) for name, created in sorted(table.listed().items())}
     if path == MODELS:
         return _json(msgspec.json.encode(http_apis.model_list(list(cards.values()))), "models")
     name = unquote(path.removeprefix(MODELS + "/"))
     service = table.service(name)
-    if service is None:
+    created = service.created if service is not None else table.listed().get(name)
+    if created is None:
         return error_response(openai_errors.model_not_found(name), path)
-    return _json(msgspec.json.encode(http_apis.model_card(name, _epoch(service.created))), "models")
+    return _json(msgspec.json.encode(http_apis.model_card(name, _epoch(created))), "models")
 
 
 def _epoch(created: str) -> int:

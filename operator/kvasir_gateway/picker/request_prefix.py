@@ -29,10 +29,12 @@ class RequestPrefix:
 
     def __init__(self, parsed: ParsedBody, path: str, headers: Mapping[str, str], *, body_bytes: int) -> None:
         self.session = headers.get(names.HEADER_SESSION, "")
+        self.request_id = headers.get(names.HEADER_REQUEST_ID, "")
         self.most_output_tokens = parsed.most_output_tokens
         self._headers, self._cache_salt = headers, parsed.cache_salt
-        self._text = hashes.request_text(parsed.shaping) if path in GENERATING else ""
-        self.num_tokens = (len(self._text.encode("utf-8", "surrogatepass")) or body_bytes) / BYTES_PER_TOKEN
+        # A str takes four bytes for each character where one of them is an emoji, and held requests keep theirs.
+        self._text = hashes.utf_8(hashes.request_text(parsed.shaping)) if path in GENERATING else b""
+        self.num_tokens = (len(self._text) or body_bytes) / BYTES_PER_TOKEN
         self._hashes: dict[tuple[str, bytes], tuple[bytes, ...]] = {}
 
     def route_hashes(self, state: RuntimeState) -> tuple[bytes, ...]:
@@ -41,6 +43,12 @@ class RequestPrefix:
         if (state.model, salt) not in self._hashes:
             self._hashes[state.model, salt] = hashes.route_hashes(self._text, model=state.model, salt=salt)
         return self._hashes[state.model, salt]
+
+    def tenant(self, by_header: str) -> bytes:
+        """The tenant under which the request waits: its name in that header, else its key. The replica verifies both
+        later; the gateway does not."""
+        name = self._headers.get(by_header, "") if by_header else ""
+        return tenants.salt_of_name(name) if name else tenants.salt_of_key(_key(self._headers).encode("latin-1"))
 
     def _tenant_salt(self, state: RuntimeState) -> bytes:
         name = self._headers.get(state.prefixes.by_header, "") if state.prefixes.by_header else ""

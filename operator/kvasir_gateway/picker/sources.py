@@ -4,17 +4,25 @@ Both are protocols, so that tests pass lists of their own.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kvasir_api import names
 from kvasir_api.prefix_digest import FollowedPrefixes
 from kvasir_api.state import RuntimeState
-from kvasir_kube import kinds
+from kvasir_kube import gateway_pods, kinds
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import Json
+from kvasir_kube.pod_tls import PodTls
+
+ROUTES_S: Final = 5.0
+"""For the first list of ModelRoutes, once all others are there."""
+
+
+KEPT_ANNOTATIONS: Final = frozenset({names.ANNOTATION_DRAIN, names.ANNOTATION_TLS})
 
 
 class ObjectSource(Protocol):
@@ -34,6 +42,14 @@ class ObjectSource(Protocol):
         """Deployments and ReplicaSets that carry a service's label: they prove that a pod is a service's."""
         ...
 
+    def routes(self) -> Iterable[Json]:
+        """All ModelRoutes."""
+        ...
+
+    def gateways(self) -> Iterable[str]:
+        """Base URLs of the state ports of the installation's gateways, this one too."""
+        ...
+
     async def run(self) -> None:
         """Keep all of them current until cancelled."""
         ...
@@ -44,7 +60,9 @@ class ObjectSource(Protocol):
 
 
 class StateSource(Protocol):
-    """Reads state documents under one deadline."""
+    """Reads state documents under one deadline. tls: verifies pods that speak it."""
+
+    tls: PodTls
 
     async def states(
         self,
@@ -58,13 +76,15 @@ class StateSource(Protocol):
 
 
 class InformerSource:
-    """Objects of one namespace or of all, from informers."""
+    """Objects of one namespace or of all, from informers. gateway_namespace: of the gateways, "" for one alone."""
 
-    def __init__(self, cluster: Cluster, *, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, *, namespace: str, gateway_namespace: str = "") -> None:
         self.changed = asyncio.Event()
         self._services = Informer(
             cluster, kinds.INFERENCE_SERVICE, namespace=namespace, transform=_service, on_change=self._mark
         )
+
+        self._routes = Informer(cluster, kinds.MODEL_ROUTE, namespace=namespace, transform=_route, on_change=self._mark)
 
         def labelled(kind: kinds.Kind, transform: Callable[[Json], Json]) -> Informer:
             return Informer(
@@ -81,6 +101,28 @@ class InformerSource:
             labelled(kind, partial(_workload, kind.kind)) for kind in (kinds.DEPLOYMENT, kinds.REPLICA_SET)
         ]
 
+        self._gateway_namespace = gateway_namespace
+        self._gateways = Informer(
+            cluster,
+            kinds.POD,
+            namespace=gateway_namespace,
+            selector=gateway_pods.SELECTOR,
+            transform=_gateway,
+        )
+
+    def gateways(self) -> Iterable[str]:
+        """Base URLs of the gateways' state ports."""
+        ours = (pod for pod in self._gateways.objects.values() if gateway_pods.is_gateway(pod, self._gateway_namespace))
+        return tuple(url for pod in ours if (url := gateway_pods.state_url(pod)))
+
+    async def gateways_listed(self) -> None:
+        """Return after the first list of the gateways."""
+        await self._gateways.synced.wait()
+
+    def routes(self) -> Iterable[Json]:
+        """All ModelRoutes."""
+        return tuple(self._routes.objects.values())
+
     def services(self) -> Iterable[Json]:
         """All InferenceServices."""
         return tuple(self._services.objects.values())
@@ -96,13 +138,18 @@ class InformerSource:
     async def run(self) -> None:
         """Run all informers until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for informer in self._informers():
+            for informer in (*self._informers(), self._routes):
                 group.create_task(informer.run())
+            if self._gateway_namespace:
+                group.create_task(self._gateways.run())
 
     async def wait_synced(self) -> None:
-        """Return after all first lists."""
+        """Return after all first lists but that of the gateways: without it requests are routed too. So are they where
+        the kind ModelRoute, or the right to read it, is missing, as while Kvasir is upgraded."""
         for informer in self._informers():
             await informer.synced.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._routes.synced.wait(), ROUTES_S)
 
     def _informers(self) -> tuple[Informer, ...]:
         return self._services, self._pods, *self._workloads
@@ -118,12 +165,32 @@ def _kept(obj: Json, *fields: str) -> Json:
 
 def _service(obj: Json) -> Json:
     """The fields of a service that routing reads."""
-    model = (obj.get("spec") or {}).get("model") or {}
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    read = {"model": ("servedName", "aliases"), "autoscaling": ("mode",), "runtime": ("tenantHeader",)}
+    kept: Json = {
+        part: {field: spec[part][field] for field in fields if field in spec[part]}
+        for part, fields in read.items()
+        if spec.get(part) is not None
+    }
     return {
         "metadata": _kept(obj, "namespace", "name", "uid", "creationTimestamp"),
-        "spec": {"model": {field: model[field] for field in ("servedName", "aliases") if field in model}},
-        "status": {"refusedNames": (obj.get("status") or {}).get("refusedNames") or []},
+        "spec": {"model": {}, **kept, "replicas": spec.get("replicas", 1)},
+        "status": {
+            "refusedNames": status.get("refusedNames") or [],
+            "desiredReplicas": status.get("desiredReplicas") or 0,
+            "coldStart": {"seconds": (status.get("coldStart") or {}).get("seconds") or 0},
+            "conditions": [
+                {"type": c["type"], "status": c.get("status")}
+                for c in status.get("conditions") or ()
+                if c.get("type") == names.CONDITION_STALLED
+            ],
+        },
     }
+
+
+def _route(obj: Json) -> Json:
+    """A ModelRoute without its status, which routing does not read."""
+    return {"metadata": _kept(obj, "namespace", "name", "creationTimestamp"), "spec": obj.get("spec") or {}}
 
 
 def _pod(obj: Json) -> Json:
@@ -131,11 +198,14 @@ def _pod(obj: Json) -> Json:
     status = obj.get("status") or {}
     metadata = _kept(obj, "namespace", "name", "labels", "deletionTimestamp", "ownerReferences")
     notes = (obj.get("metadata") or {}).get("annotations") or {}
-    metadata["annotations"] = {k: v for k, v in notes.items() if k == names.ANNOTATION_DRAIN}
+    metadata["annotations"] = {k: v for k, v in notes.items() if k in KEPT_ANNOTATIONS}
     containers = (obj.get("spec") or {}).get("containers") or ()
     return {
         "metadata": metadata,
-        "spec": {"containers": [{"ports": container.get("ports") or []} for container in containers]},
+        "spec": {
+            "nodeName": (obj.get("spec") or {}).get("nodeName"),
+            "containers": [{"ports": container.get("ports") or []} for container in containers],
+        },
         "status": {
             "podIP": status.get("podIP"),
             "phase": status.get("phase"),
@@ -144,6 +214,17 @@ def _pod(obj: Json) -> Json:
                 {"name": c["name"], "started": c.get("started")} for c in status.get("containerStatuses") or ()
             ],
         },
+    }
+
+
+def _gateway(obj: Json) -> Json:
+    """The fields of a gateway's pod that tell whether it is one, and where it is."""
+    spec = obj.get("spec") or {}
+    ports = [{"ports": container.get("ports") or []} for container in spec.get("containers") or ()]
+    return {
+        "metadata": _kept(obj, "namespace", "name", "labels", "ownerReferences"),
+        "spec": {"serviceAccountName": spec.get("serviceAccountName"), "containers": ports},
+        "status": {"podIP": (obj.get("status") or {}).get("podIP")},
     }
 
 

@@ -1,15 +1,19 @@
-"""The HTTP server of the state port: probes, /state for the autoscaler, /metrics. It changes nothing.
+"""The HTTP server of the state port: probes, /state for the autoscaler, /metrics, /placements for the other gateways,
+/choices/ID for who asks why a request went where it did. It changes nothing.
 
-Clients cannot reach this port.
+It has no keys: the docs say who may reach it, and what each page tells.
 """
 
 import socket
 
+import msgspec
 from aiohttp import web
 
 from kvasir_api import names, state
+from kvasir_gateway import choice_records
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.placement_feed import PlacementFeed
 from kvasir_gateway.picker.sync_loops import GatewayHealth
 from kvasir_kube.health import Handler, handlers
 
@@ -25,10 +29,11 @@ class StateServer:
         picker: Picker,
         metrics: GatewayMetrics,
         health: GatewayHealth,
+        feed: PlacementFeed,
         listening: socket.socket,
     ) -> None:
         self._picker, self._metrics, self._health = picker, metrics, health
-        self._listening = listening
+        self._feed, self._listening = feed, listening
         application = web.Application()
         routes: dict[str, Handler] = {
             names.PATH_STATE: self._get_state,
@@ -38,6 +43,8 @@ class StateServer:
         }
         for path, handler in routes.items():
             application.router.add_get(path, handler)
+        application.router.add_get(names.PATH_PLACEMENTS, feed.serve)
+        application.router.add_get(names.PATH_CHOICES + "/{id}", self._get_choice)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self) -> None:
@@ -47,14 +54,22 @@ class StateServer:
 
     async def stop(self) -> None:
         """Close the server."""
+        self._feed.close()
         await self._runner.cleanup()
 
     async def _get_state(self, _request: web.Request) -> web.Response:
         return web.Response(body=state.encode(self._picker.state()), content_type="application/json")
 
+    async def _get_choice(self, request: web.Request) -> web.Response:
+        record = self._picker.choices.find(request.match_info["id"])
+        if record is None:
+            return web.json_response({"message": "this gateway remembers no choice for this request"}, status=404)
+        document = {"record": record, "explanation": choice_records.explained(record)}
+        return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(
-            body=self._metrics.render(self._picker.table, self._picker.inflight),
+            body=self._metrics.render(self._picker.table, self._picker.inflight, self._picker.held),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 

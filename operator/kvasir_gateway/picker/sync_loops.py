@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir_api import names
 from kvasir_gateway import routing_table
 from kvasir_gateway.envoy import clusters, files
 from kvasir_gateway.envoy.admin import EnvoyAdmin, EnvoyStatus
+from kvasir_gateway.envoy.upstream_tls import UpstreamTls
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.sources import ObjectSource, StateSource
-from kvasir_gateway.routing_table import StateReading
+from kvasir_gateway.routing_table import RoutingTable, StateReading
 
 LOG = logging.getLogger(__name__)
 SETTLE_S = 0.02
@@ -24,12 +26,15 @@ READ_DEADLINE_S = 1.0
 """A pod in a long step answers late; its reading matters more than the period of the others."""
 FIRST_POLL_S = 0.01
 ENVOY_PERIOD_S = 1.0
+RECENT_DOCUMENTS = 16
+"""So many changes may come while Envoy takes one in."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GatewayHealth:
     """The conditions of readiness."""
 
+    tenants_read: bool = False
     synced: bool = False
     envoy_live: bool = False
     envoy_accepted: bool = False
@@ -39,6 +44,8 @@ class GatewayHealth:
         """Why the gateway takes no requests; empty when it does."""
         if self.draining:
             return "draining"
+        if not self.tenants_read:
+            return f"no tenants, nor that there are none, could be read from Secret {names.GATEWAY_KEYS_SECRET}"
         if not self.synced:
             return "services and pods are not listed yet"
         if not self.envoy_live:
@@ -65,6 +72,7 @@ class SyncLoops:
         self._admin, self._directory, self._clock = admin, directory, clock
         self._reading_period_s = reading_period_s
         self._written = clusters.clusters_file({})
+        self._recent: dict[str, frozenset[str]] = {}
         self._poll_now = asyncio.Event()
         self._envoy: tuple[int, int] | None = None
         self._rejected = 0
@@ -88,10 +96,14 @@ class SyncLoops:
             await asyncio.sleep(SETTLE_S)
 
     def _update(self) -> None:
-        table = routing_table.build(self._objects.services(), self._objects.pods(), self._objects.workloads())
+        objects, authority = self._objects, self._states.tls.authority
+        table = routing_table.build(
+            objects.services(), objects.pods(), objects.workloads(), objects.routes(), verifies=bool(authority)
+        )
         document = clusters.clusters_file(
             {s.key: [e.address for e in s.reachable] for s in table.services},
             last_resort={e.address for e in table.endpoints() if e.last_resort},
+            tls=self._upstream_tls(table, authority),
         )
         if changes := routing_table.changes(self._picker.table, table):
             LOG.info("%s", changes)
@@ -100,8 +112,19 @@ class SyncLoops:
         if document.version == self._written.version and self.health.synced:
             return
         files.write_clusters(self._directory, document)
+        files.write_model_routes(self._directory, {model: service.key for model, service in table.models().items()})
         self._written = document
+        self._recent = dict([*self._recent.items(), (document.version, document.clusters)][-RECENT_DOCUMENTS:])
         self._poll_now.set()
+
+    def _upstream_tls(self, table: RoutingTable, authority: str) -> UpstreamTls | None:
+        hosts = tuple((e.address, e.server_name) for e in table.endpoints() if e.server_name)
+        return UpstreamTls(files.write_authority(self._directory, authority), hosts) if hosts and authority else None
+
+    def verify(self, authority: str) -> None:
+        """Verify pods by these certificates from now on. Raises ValueError where they are none."""
+        if self._states.tls.trust(authority):
+            self._objects.changed.set()
 
     async def _follow_states(self) -> None:
         while True:
@@ -143,17 +166,17 @@ class SyncLoops:
             return False
         if self._envoy not in {None, status.incarnation}:
             # A new Envoy logs no end of what the old one forwarded, and may have forwarded requests of its own already.
-            broken = self._picker.envoy_restarted(before_s=self._clock() - status.age_s)
+            broken = self._picker.ends.envoy_restarted(before_s=self._clock() - status.age_s)
             LOG.warning("Envoy restarted; %d requests in flight broke", broken)
         self._envoy = status.incarnation
         if status.rejected_updates > self._rejected:
             rejected = status.rejected_updates - self._rejected
             LOG.error("Envoy rejected %d updates of the clusters; its log has the reason", rejected)
         self._rejected = status.rejected_updates
-        if self.health.synced and (lost := self._picker.observe_active(status.active)):
+        if self.health.synced and (lost := self._picker.ends.observe_active(status.active, self._picker.table)):
             LOG.warning("the ends of %d requests were lost", lost)
-        if not self.health.synced or status.clusters_version != self._written.version:
+        if not self.health.synced or status.clusters_version not in self._recent:
             return False
         self.health.envoy_accepted = True
-        self._picker.accepted_clusters = self._written.clusters
-        return True
+        self._picker.accepted_clusters = self._recent[status.clusters_version] & self._written.clusters
+        return status.clusters_version == self._written.version

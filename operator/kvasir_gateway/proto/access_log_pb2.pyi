@@ -12,11 +12,27 @@ class ResponseFlags(_message.Message):
     downstream_connection_termination: bool
     def __init__(self, downstream_connection_termination: _Optional[bool] = ...) -> None: ...
 
+class SocketAddress(_message.Message):
+    __slots__ = ("address", "port_value")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    port_value: int
+    def __init__(self, address: _Optional[str] = ..., port_value: _Optional[int] = ...) -> None: ...
+
+class Address(_message.Message):
+    __slots__ = ("socket_address",)
+    SOCKET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    socket_address: SocketAddress
+    def __init__(self, socket_address: _Optional[_Union[SocketAddress, _Mapping]] = ...) -> None: ...
+
 class AccessLogCommon(_message.Message):
-    __slots__ = ("response_flags",)
+    __slots__ = ("upstream_remote_address", "response_flags")
+    UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    upstream_remote_address: Address
     response_flags: ResponseFlags
-    def __init__(self, response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ...) -> None: ...
+    def __init__(self, upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ...) -> None: ...
 
 class HTTPRequestProperties(_message.Message):
     __slots__ = ("request_headers",)

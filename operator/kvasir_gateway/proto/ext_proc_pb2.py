@@ -22,41 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kvasir_gateway/proto/ext_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"\x89\x02\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12V\n\rappend_action\x18\x03 \x01(\x0e\x32?.envoy.service.ext_proc.v3.HeaderValueOption.HeaderAppendAction\"d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x9e\x01\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x42\t\n\x07request\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"o\n\x0e\x43ommonResponse\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\xf4\x01\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x42\n\n\x08responseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kvasir_gateway/proto/ext_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"\x89\x02\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12V\n\rappend_action\x18\x03 \x01(\x0e\x32?.envoy.service.ext_proc.v3.HeaderValueOption.HeaderAppendAction\"d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"\xac\x01\n\x08Metadata\x12P\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x37.envoy.service.ext_proc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\xb2\x02\n\x15ProtocolConfiguration\x12X\n\x11request_body_mode\x18\x01 \x01(\x0e\x32=.envoy.service.ext_proc.v3.ProtocolConfiguration.BodySendMode\x12Y\n\x12response_body_mode\x18\x02 \x01(\x0e\x32=.envoy.service.ext_proc.v3.ProtocolConfiguration.BodySendMode\"d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\"\xb5\x04\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12\x42\n\x10response_headers\x18\x03 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12<\n\rresponse_body\x18\x05 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12\x43\n\x10request_trailers\x18\x06 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12\x44\n\x11response_trailers\x18\x07 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12=\n\x10metadata_context\x18\x08 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12I\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32\x30.envoy.service.ext_proc.v3.ProtocolConfigurationB\t\n\x07request\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x8e\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12L\n\x11streamed_response\x18\x03 \x01(\x0b\x32/.envoy.service.ext_proc.v3.StreamedBodyResponseH\x00\x42\n\n\x08mutation\"\xaf\x01\n\x0e\x43ommonResponse\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12>\n\rbody_mutation\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"V\n\x10TrailersResponse\x12\x42\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x81\x05\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12\x46\n\x10response_headers\x18\x02 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12@\n\rresponse_body\x18\x04 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12G\n\x10request_trailers\x18\x05 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12H\n\x11response_trailers\x18\x06 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08responseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir_gateway.proto.ext_proc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEADERVALUE']._serialized_start=66
-  _globals['_HEADERVALUE']._serialized_end=126
-  _globals['_HEADERMAP']._serialized_start=128
-  _globals['_HEADERMAP']._serialized_end=196
-  _globals['_HEADERVALUEOPTION']._serialized_start=199
-  _globals['_HEADERVALUEOPTION']._serialized_end=464
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=364
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=464
-  _globals['_HTTPHEADERS']._serialized_start=466
-  _globals['_HTTPHEADERS']._serialized_end=557
-  _globals['_HTTPBODY']._serialized_start=559
-  _globals['_HTTPBODY']._serialized_end=606
-  _globals['_PROCESSINGREQUEST']._serialized_start=609
-  _globals['_PROCESSINGREQUEST']._serialized_end=767
-  _globals['_HEADERMUTATION']._serialized_start=769
-  _globals['_HEADERMUTATION']._serialized_end=876
-  _globals['_COMMONRESPONSE']._serialized_start=878
-  _globals['_COMMONRESPONSE']._serialized_end=989
-  _globals['_HEADERSRESPONSE']._serialized_start=991
-  _globals['_HEADERSRESPONSE']._serialized_end=1069
-  _globals['_BODYRESPONSE']._serialized_start=1071
-  _globals['_BODYRESPONSE']._serialized_end=1146
-  _globals['_HTTPSTATUS']._serialized_start=1148
-  _globals['_HTTPSTATUS']._serialized_end=1174
-  _globals['_IMMEDIATERESPONSE']._serialized_start=1177
-  _globals['_IMMEDIATERESPONSE']._serialized_end=1342
-  _globals['_PROCESSINGRESPONSE']._serialized_start=1345
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1589
+  _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_HEADERVALUE']._serialized_start=128
+  _globals['_HEADERVALUE']._serialized_end=188
+  _globals['_HEADERMAP']._serialized_start=190
+  _globals['_HEADERMAP']._serialized_end=258
+  _globals['_HEADERVALUEOPTION']._serialized_start=261
+  _globals['_HEADERVALUEOPTION']._serialized_end=526
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=426
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=526
+  _globals['_HTTPHEADERS']._serialized_start=528
+  _globals['_HTTPHEADERS']._serialized_end=619
+  _globals['_HTTPBODY']._serialized_start=621
+  _globals['_HTTPBODY']._serialized_end=668
+  _globals['_HTTPTRAILERS']._serialized_start=670
+  _globals['_HTTPTRAILERS']._serialized_end=684
+  _globals['_METADATA']._serialized_start=687
+  _globals['_METADATA']._serialized_end=859
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=781
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=859
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=862
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1168
+  _globals['_PROTOCOLCONFIGURATION_BODYSENDMODE']._serialized_start=1068
+  _globals['_PROTOCOLCONFIGURATION_BODYSENDMODE']._serialized_end=1168
+  _globals['_PROCESSINGREQUEST']._serialized_start=1171
+  _globals['_PROCESSINGREQUEST']._serialized_end=1736
+  _globals['_HEADERMUTATION']._serialized_start=1738
+  _globals['_HEADERMUTATION']._serialized_end=1845
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=1847
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=1906
+  _globals['_BODYMUTATION']._serialized_start=1909
+  _globals['_BODYMUTATION']._serialized_end=2051
+  _globals['_COMMONRESPONSE']._serialized_start=2054
+  _globals['_COMMONRESPONSE']._serialized_end=2229
+  _globals['_HEADERSRESPONSE']._serialized_start=2231
+  _globals['_HEADERSRESPONSE']._serialized_end=2309
+  _globals['_BODYRESPONSE']._serialized_start=2311
+  _globals['_BODYRESPONSE']._serialized_end=2386
+  _globals['_TRAILERSRESPONSE']._serialized_start=2388
+  _globals['_TRAILERSRESPONSE']._serialized_end=2474
+  _globals['_HTTPSTATUS']._serialized_start=2476
+  _globals['_HTTPSTATUS']._serialized_end=2502
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2505
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2670
+  _globals['_PROCESSINGRESPONSE']._serialized_start=2673
+  _globals['_PROCESSINGRESPONSE']._serialized_end=3314
 # @@protoc_insertion_point(module_scope)

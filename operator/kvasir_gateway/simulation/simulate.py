@@ -15,12 +15,15 @@ from typing import Any, Final
 
 from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import ChoicePolicy, Strategy
+from kvasir_gateway.placements import PlacementEnd, PlacementEvent, RequestPlacement
 from kvasir_gateway.router import EndpointRouter
 from kvasir_gateway.routing_table import Endpoint, RoutedService, StateReading
 from kvasir_gateway.simulation.simulated_pod import PIECE_TOKENS, DigestLog, PodRequest, SimulatedPod
 from kvasir_gateway.simulation.workloads import WORKLOADS, Pieces, RoutingWorkload, SimulatedConversation
 
 READING_PERIOD_S: Final = 0.5
+HEARD_AFTER_S: Final = 0.002
+"""What a picker forwards is known to the others so much later: an event loop that is busy, twice, and a network."""
 TIMEOUT_S: Final = 3600.0
 
 
@@ -61,7 +64,7 @@ class TalkState:
 
 
 class RoutingRun:
-    """One workload under one strategy, with a number of pickers that know nothing of one another."""
+    """One workload under one strategy, with a number of pickers."""
 
     def __init__(self, workload: RoutingWorkload, policy: ChoicePolicy, *, pickers: int = 1) -> None:
         self._workload, self._random, self._pieces = workload, Random(workload.seed), Pieces()
@@ -72,6 +75,8 @@ class RoutingRun:
             PickerRun(EndpointRouter(policy=policy, draw=lambda: self._routing_random.randrange(1 << 32)))
             for _ in range(pickers)
         ]
+        for number, picker in enumerate(self._pickers):
+            picker.router.number = number
         endpoints = [
             Endpoint(pod=pod.address, address=pod.address, ops_url="", takes_requests=True) for pod in self.pods
         ]
@@ -105,6 +110,9 @@ class RoutingRun:
                     self._step(what, now)
                 case "read":
                     self._read(now)
+                case "hear":
+                    listener, event = what
+                    self._hear(listener, event, now)
 
     def _at(self, at: float, kind: str, what: Any) -> None:
         heappush(self._events, (at, next(self._order), kind, what))
@@ -129,7 +137,9 @@ class RoutingRun:
         routed = picker.router.choose(self._service, SimulatedPrompt(request.pieces), picker.readings, now_s=now)
         assert routed is not None
         address = routed.choice.addresses[0]
-        picker.router.forward(str(request.number), self._service, address, routed, now_s=now)
+        placement = picker.router.forward(str(request.number), self._service, address, routed, now_s=now)
+        assert placement is not None
+        self._tell(picker, placement, now)
         self.requests.append(request)
         self._owners[request.number] = (talk, picker)
         pod = next(pod for pod in self.pods if pod.address == address)
@@ -143,6 +153,7 @@ class RoutingRun:
         for request in pod.collect(now):
             talk, picker = self._owners.pop(request.number)
             picker.router.ended(str(request.number), now_s=now)
+            self._tell(picker, PlacementEnd(id=str(request.number)), now)
             self._seen.update(request.answer)
             talk.left -= 1
             if not talk.left:
@@ -151,6 +162,17 @@ class RoutingRun:
             self._stepping.discard(pod.address)
         else:
             self._at(pod.step(now), "step", pod)
+
+    def _tell(self, picker: PickerRun, event: PlacementEvent, now: float) -> None:
+        for other in self._pickers:
+            if other is not picker:
+                self._at(now + HEARD_AFTER_S, "hear", (other, event))
+
+    def _hear(self, picker: PickerRun, event: PlacementEvent, now: float) -> None:
+        if isinstance(event, RequestPlacement):
+            picker.router.forwarded_elsewhere("peer", event, now_s=now)
+        elif isinstance(event, PlacementEnd):
+            picker.router.ended_elsewhere("peer", event.id, now_s=now)
 
     def _answered(self, talk: TalkState, request: PodRequest, now: float) -> None:
         talk.said += request.answer

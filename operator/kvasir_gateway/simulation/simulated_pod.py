@@ -1,7 +1,8 @@
 """A runtime pod, step by step: a queue, a KV cache of pieces with LRU eviction, prompts in chunks beside decoding.
 
 It reports what a runtime reports, with the rates that a runtime would measure, so that the gateway's code reads it as a
-real one. Answers take their blocks when they are admitted; nothing is preempted.
+real one. Requests are admitted while the cache will hold all that run to their ends, as in the runtime
+(`core/kv_peak`), whose forecast of lengths is here what they will be: nothing is preempted.
 """
 
 from collections import OrderedDict, deque
@@ -12,7 +13,7 @@ from math import exp
 from typing import Final
 
 from kvasir_api.prefix_digest import WHOLE, PrefixSet
-from kvasir_api.state import MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
+from kvasir_api.state import KvState, MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
 
 PIECE_TOKENS: Final = 64
 """Of a piece of route hashes: 256 bytes of text."""
@@ -37,8 +38,7 @@ class PodSpeed:
 class PodRequest:
     """pieces: of the prompt; answer: pieces that its answer will have. output: tokens of the answer.
 
-    left: prompt tokens to compute; held: blocks that are its own; hits: pieces found in the cache. at, first_at,
-    ended_at: seconds, -1 before.
+    left: prompt tokens to compute; hits: pieces found in the cache. at, first_at, ended_at: seconds, -1 before.
     """
 
     number: int
@@ -47,7 +47,6 @@ class PodRequest:
     answer: tuple[bytes, ...]
     output: int
     left: float = 0.0
-    held: int = 0
     hits: int = 0
     first_at: float = -1.0
     ended_at: float = -1.0
@@ -57,11 +56,11 @@ class PodRequest:
 class PieceCache:
     """Blocks of the device by piece; those that no request holds are evicted, the one used longest ago first.
 
-    own: blocks of answers in the making. noted: pieces of prompts, which the digest lists.
+    own_tokens: of answers in the making. noted: pieces of prompts, which the digest lists.
     """
 
     capacity: int
-    own: int = 0
+    own_tokens: int = 0
     pins: dict[bytes, int] = field(default_factory=dict)
     idle: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     noted: PrefixSet = field(default_factory=PrefixSet)
@@ -74,24 +73,28 @@ class PieceCache:
                 return count
         return len(pieces)
 
-    def can_take(self, pieces: Sequence[bytes], own: int) -> bool:
-        """Whether a request fits beside those that hold blocks."""
-        fresh = sum(piece not in self.pins for piece in pieces)
-        return len(self.pins) + self.own + fresh + own <= self.capacity or not self.pins
+    def room_tokens(self, pieces: Sequence[bytes]) -> int:
+        """For answers, beside the prompts that requests hold and another one."""
+        return PIECE_TOKENS * (self.capacity - len(self.pins) - sum(piece not in self.pins for piece in pieces))
 
-    def take(self, pieces: Sequence[bytes], own: int) -> None:
-        """Hold the pieces of a prompt, and blocks for an answer."""
+    def take(self, pieces: Sequence[bytes]) -> None:
+        """Hold the pieces of a prompt."""
         for piece in pieces:
             self.idle.pop(piece, None)
             self.pins[piece] = self.pins.get(piece, 0) + 1
             if piece not in self.noted.hashes:
                 self._note(piece)
-        self.own += own
         self._evict()
 
-    def release(self, pieces: Sequence[bytes], answer: Sequence[bytes], own: int) -> None:
-        """A request has ended: what it computed stays while there is room, its beginning longest."""
-        self.own -= own
+    def grow(self, tokens: int) -> None:
+        """Answers are so much longer."""
+        self.own_tokens += tokens
+        self._evict()
+
+    def release(self, pieces: Sequence[bytes], answer: Sequence[bytes], tokens: int) -> None:
+        """A request has ended, with an answer of so many tokens: what it computed stays while there is room, its
+        beginning longest."""
+        self.own_tokens -= tokens
         for piece in reversed(answer):
             if piece not in self.pins:
                 self.idle[piece] = None
@@ -103,7 +106,7 @@ class PieceCache:
         self._evict()
 
     def _evict(self) -> None:
-        while self.idle and len(self.pins) + self.own + len(self.idle) > self.capacity:
+        while self.idle and len(self.pins) + len(self.idle) > self.capacity - self.own_tokens // PIECE_TOKENS:
             piece, _ = self.idle.popitem(last=False)
             if piece in self.noted.hashes:
                 self._note(piece)
@@ -163,6 +166,8 @@ class SimulatedPod:
     def collect(self, now: float) -> list[PodRequest]:
         """The step has ended: each sequence has a token more. Those that ended."""
         self._steps += 1
+        self.cache.grow(len(self._decoding))
+        self._generated += len(self._decoding)
         ended: list[PodRequest] = []
         for _, _, request in self._decoding:
             if request.first_at < 0:
@@ -170,9 +175,8 @@ class SimulatedPod:
         while self._decoding and self._decoding[0][0] <= self._steps:
             request = heappop(self._decoding)[2]
             request.ended_at = now
-            self.cache.release(request.pieces, request.answer, request.held)
+            self.cache.release(request.pieces, request.answer, request.output)
             self._completions += 1
-            self._generated += request.output
             ended.append(request)
             keep = exp(-(now - self._left_at) / MEMORY_S)
             self._leaving_per_s, self._left_at = self._leaving_per_s * keep + 1 / MEMORY_S, now
@@ -190,6 +194,11 @@ class SimulatedPod:
         return RuntimeState(
             model="m",
             instance=instance,
+            kv=KvState(
+                capacity_tokens=speed.kv_tokens,
+                pinned_tokens=min(speed.kv_tokens, PIECE_TOKENS * len(self.cache.pins) + self.cache.own_tokens),
+                cached_tokens=PIECE_TOKENS * len(self.cache.idle),
+            ),
             phase="ready",
             device=f"{speed.prefill_tokens_per_s:g} tokens/s",
             running=len(self._prompts) + rows,
@@ -219,15 +228,27 @@ class SimulatedPod:
     def _admit(self) -> None:
         while self.waiting and len(self._prompts) + len(self._decoding) < self.speed.slots:
             request = self.waiting[0]
-            own = -(-request.output // PIECE_TOKENS)
-            if not self.cache.can_take(request.pieces, own):
+            if not self._fits(request):
                 return
             self.waiting.popleft()
             request.hits = min(self.cache.hits(request.pieces), max(0, len(request.pieces) - 1))
             request.left = float(PIECE_TOKENS * (len(request.pieces) - request.hits))
-            request.held = own
-            self.cache.take(request.pieces, own)
+            self.cache.take(request.pieces)
             self._prompts.append(request)
+
+    def _fits(self, request: PodRequest) -> bool:
+        """Whether all that run fit to their ends beside a request; one that would run alone does."""
+        room = self.cache.room_tokens(request.pieces)
+        lengths = [(end - self._steps, each.output) for end, _, each in self._decoding]
+        lengths += [(each.output, each.output) for each in (request, *self._prompts)]
+        if len(lengths) == 1 or self.cache.own_tokens + len(lengths) * max(lengths)[0] <= room:
+            return True
+        held = 0
+        for count, (rest, output) in enumerate(sorted(lengths, reverse=True), 1):
+            held += output - rest
+            if held + count * rest > room:
+                return False
+        return True
 
 
 @dataclass(slots=True)

@@ -1,0 +1,100 @@
+"""A request on its way through the picker, and where it goes; values alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvasir_api import names, served_names
+from kvasir_api.model_route import Unavailability
+from kvasir_gateway.envoy.routes import BACKENDS, RELAY
+from kvasir_gateway.model_routes import ModelRoute
+from kvasir_gateway.picker import request_parser
+from kvasir_gateway.picker.request_prefix import RequestPrefix
+from kvasir_gateway.picker.tenant_gate import Caller
+from kvasir_gateway.routing_table import RoutedService, RoutingTable
+
+LEAST_TIMEOUT_S: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a request goes: a cluster of Envoy and addresses in it, best first. timeout_s: for the rest of the answer.
+
+    streams: it is a stream of events. service: NAMESPACE/NAME, "" for the relay. fallback: why its route's target does
+    not answer. body: that it has instead of its own, None for that. headers: that it gets.
+    """
+
+    cluster: str
+    addresses: tuple[str, ...] = ()
+    timeout_s: float
+    streams: bool = False
+    service: str = ""
+    fallback: Unavailability | None = None
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutableRequest:
+    """A request for a service, as far as the choice needs it.
+
+    until_s: when its answer has to have ended, on the picker's clock. response: that it continues, "" for none.
+    relayed: its id at the relay, "" where it does not come from there. route: that names its services, None for one
+    service. model: that its body names, None for none. body: where another name may be put into it, else empty.
+    within: addresses that it may go to, None for all. client: its headers as the client sent them. caller: who sends
+    it. limits: headers of its answer that tell what is left of them. priority: of its body, None for none. is_ours: our
+    own Envoy has it. tried: external backends (NAMESPACE/ROUTE/BACKEND) that failed under it.
+    """
+
+    id: str
+    path: str
+    prefix: RequestPrefix
+    until_s: float
+    streams: bool = False
+    response: str = ""
+    relayed: str = ""
+    route: ModelRoute | None = None
+    model: str | None = None
+    body: bytes = b""
+    within: frozenset[str] | None = None
+    client: Mapping[str, str] = field(default_factory=dict)
+    caller: Caller = field(default_factory=Caller)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    priority: int | None = None
+    is_ours: bool = True
+    tried: frozenset[str] = frozenset()
+
+    def left_s(self, now_s: float) -> float:
+        """For the rest of the answer: never 0, which would be without an end to Envoy."""
+        return max(LEAST_TIMEOUT_S, self.until_s - now_s)
+
+    def part_of(self, service: RoutedService) -> RoutedService:
+        """A service with those endpoints alone that it may go to."""
+        return service if self.within is None else service.within(self.within)
+
+    def body_for(self, service: RoutedService, table: RoutingTable) -> bytes | None:
+        """The body with a name that the service's pods know; None where it has one."""
+        if not self.body or self.model is None or service.backend or table.service(self.model) == service:
+            return None
+        return request_parser.with_model(self.body, self.path, qualified(service))
+
+
+def to_relay(request: RoutableRequest, now_s: float) -> Destination:
+    """By the relay, which sends the request again."""
+    return Destination(cluster=RELAY, timeout_s=request.left_s(now_s), streams=request.streams, headers=request.limits)
+
+
+def to_backend(service: RoutedService, request: RoutableRequest, now_s: float) -> Destination:
+    """To an external backend, by the relay's process, which has its address and key."""
+    return Destination(
+        cluster=BACKENDS,
+        timeout_s=request.left_s(now_s),
+        streams=request.streams,
+        service=qualified(service),
+        headers={names.HEADER_BACKEND: service.backend, names.HEADER_BACKEND_MODEL: service.model},
+    )
+
+
+def qualified(service: RoutedService) -> str:
+    """NAMESPACE/NAME, a model name that its pods always know."""
+    return served_names.qualified_name(service.namespace, service.name)

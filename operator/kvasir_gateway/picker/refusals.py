@@ -1,0 +1,38 @@
+"""What a client is told whose request finds no replica and cannot wait for one, or waited in vain; pure."""
+
+from typing import Final
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_gateway.held_places import NO_REPLICA
+from kvasir_gateway.routing_table import RoutedService
+
+RETRY_AFTER_S: Final = 2.0
+"""About one period of readings and readiness probes."""
+
+
+def nothing_ready(service: RoutedService, *, waited_s: float = 0.0) -> ApiError:
+    """No replica takes requests, and the request does not wait, or has waited for waited_s."""
+    if service.backend:
+        return openai_errors.unavailable(
+            f"The external backend {service.backend} does not take this request now. Try again later.",
+            retry_after_s=RETRY_AFTER_S,
+            code=NO_REPLICA,
+        )
+    pods = len(service.endpoints)
+    there = f"{pods} of its replicas are starting or draining" if pods else "it has no replica"
+    waited = f" after {waited_s:.0f} s" if waited_s >= 1 else ""
+    return openai_errors.unavailable(
+        f"The model {openai_errors.quoted(service.model)} is not ready{waited}: {there}. Try again later.",
+        retry_after_s=RETRY_AFTER_S,
+        code=NO_REPLICA,
+    )
+
+
+def queue_full(service: RoutedService) -> ApiError:
+    """As many requests wait as may."""
+    return openai_errors.overloaded(
+        f"The model {openai_errors.quoted(service.model)} is not ready, and as many requests as may wait for it. "
+        "Try again later.",
+        retry_after_s=RETRY_AFTER_S,
+    )

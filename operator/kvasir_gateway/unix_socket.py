@@ -1,0 +1,13 @@
+"""HTTP servers on unix sockets in the directory that only the pod's containers share."""
+
+from pathlib import Path
+
+from aiohttp import web
+
+
+async def listen(runner: web.AppRunner, path: Path, *, mode: int = 0o600) -> None:
+    """Set the runner up and listen; the socket of an earlier process is replaced. mode: permissions of the socket."""
+    path.unlink(missing_ok=True)
+    await runner.setup()
+    await web.UnixSite(runner, str(path)).start()
+    path.chmod(mode)
