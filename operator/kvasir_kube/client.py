@@ -5,29 +5,30 @@ Objects stay plain JSON: `DynamicClient` wraps them at several times the process
 """
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client import ApiClient, ApiException
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTResponse
-from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config import list_kube_config_contexts, load_incluster_config, load_kube_config
 from kubernetes.aio.watch import Watch
 
 from kvasir_api import __version__
-from kvasir_kube.cluster import Listing, WatchEvent, WatchVerb
+from kvasir_kube.cluster import Known, Listing, WatchEvent, WatchVerb, as_it_is, none_known
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
-from kvasir_kube.kinds import Json, Kind
+from kvasir_kube.kinds import POD, Json, Kind, key
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CLOSE_S: Final = 0.05
-PAGE_SIZE: Final = 500
+PAGE_SIZE: Final = 250
+"""Objects of a list in one answer. A page is a few MB of JSON and ten times as much when it is decoded."""
 WATCH_SERVER_TIMEOUT_S: Final = 240
 WATCH_SILENCE_S: Final = 75.0
 """Bookmarks come about once a minute, so a stream that is silent for longer is dead although TCP has not noticed."""
@@ -59,6 +60,21 @@ async def configuration(kubeconfig: str = "") -> Configuration:
         raise KubeError(f"no usable Kubernetes configuration: {error}") from error
     config.client_session_kwargs = SESSION
     return config
+
+
+def context_namespace(kubeconfig: str = "") -> str:
+    """The namespace that a command without one means, as kubectl's: of the context, or of the pod, else `default`.
+
+    Tried in the order of `configuration`. Raises KubeError when none is usable.
+    """
+    chosen = kubeconfig or os.environ.get("KUBECONFIG", "")
+    try:
+        if not chosen and SERVICE_ACCOUNT.exists():
+            return SERVICE_ACCOUNT.with_name("namespace").read_text().strip()
+        _, current = list_kube_config_contexts(chosen or None)
+    except Exception as error:  # whatever a bad file makes the library raise
+        raise KubeError(f"no usable Kubernetes configuration: {error}") from error
+    return str(current["context"].get("namespace") or "default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,21 +124,37 @@ class Client:
         """One object. NotFoundError when there is none."""
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
-        """All objects that match, read in pages; items carry apiVersion and kind as single objects do."""
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str = "",
+        selector: str = "",
+        *,
+        known: Known = none_known,
+        transform: Callable[[Json], Json] = as_it_is,
+    ) -> Listing:
+        """All objects that match, read in pages; items carry apiVersion and kind as single objects do. They are decoded
+        one by one, so that what is dropped of one is freed at once and memory stays in one piece."""
         items: list[Json] = []
+        named = {"apiVersion": kind.api_version, "kind": kind.kind}
+
+        def taken(item: msgspec.Raw) -> Json:
+            head = msgspec.json.decode(item, type=_Item).metadata
+            found = known((head.namespace, head.name), head.resource_version)
+            return transform({**named, **msgspec.json.decode(item)}) if found is None else found
+
         query = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
         while True:
-            page = await self._call("GET", kind.path(namespace), query=query)
-            items += page.get("items") or ()
-            metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
+            content = await self._read("GET", kind.path(namespace), query=query)
+            try:
+                page = msgspec.json.decode(content, type=_Page)
+                items += map(taken, page.items or ())
+            except msgspec.MsgspecError as error:
+                raise KubeError(f"the list of {kind.plural} cannot be read: {error}") from error
+            if not page.metadata.get("continue"):
                 break
-            query["continue"] = metadata["continue"]
-        named = {"apiVersion": kind.api_version, "kind": kind.kind}
-        return Listing(
-            items=tuple({**named, **item} for item in items), resource_version=str(metadata.get("resourceVersion", ""))
-        )
+            query["continue"] = page.metadata["continue"]
+        return Listing(items=tuple(items), resource_version=str(page.metadata.get("resourceVersion", "")))
 
     async def watch(
         self, kind: Kind, namespace: str = "", selector: str = "", *, resource_version: str
@@ -190,6 +222,11 @@ class Client:
         except NotFoundError:
             return
 
+    async def read_pod(self, pod: Json, port: int, path: str) -> Json:
+        """A JSON document of a pod's port, through the API server. NotFoundError when there is none."""
+        namespace, name = key(pod)
+        return await self._call("GET", POD.path(namespace, f"{name}:{port}", "proxy") + path)
+
     async def _call(
         self,
         method: str,
@@ -199,16 +236,28 @@ class Client:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
+        return _decoded(await self._read(method, path, query=query, body=body, content_type=content_type))
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        """The body of an answer that is no error."""
         try:
             response = await self._send(method, path, query or {}, body, content_type, REQUEST_TIMEOUT)
-            decoded = _decoded(await response.read())
+            content: bytes = await response.read()
         except TimeoutError as error:
             raise KubeError(f"{method} {path}: no answer within {REQUEST_TIMEOUT_S:g} s") from error
         except aiohttp.ClientError as error:
             raise KubeError(f"{method} {path}: {_reason(error)}") from error
         if response.status >= 400:
-            raise _error(response.status, decoded, response.headers)
-        return decoded
+            raise _error(response.status, _decoded(content), response.headers)
+        return content
 
     async def _open_watch(self, path: str, query: dict[str, str], **_options: object) -> Any:
         """The response that `Watch` reads; it passes options that the query holds already."""
@@ -245,10 +294,31 @@ def _reason(error: aiohttp.ClientError) -> str:
     return f"{error.host}:{error.port} cannot be reached: {os.strerror(cause.errno) if cause.errno else cause}"
 
 
+class _Page(msgspec.Struct):
+    """An answer of a list. items: as they came."""
+
+    items: list[msgspec.Raw] | None
+    metadata: Json = {}
+
+
+class _ItemMetadata(msgspec.Struct):
+    """Of an item of a list."""
+
+    name: str
+    namespace: str = ""
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+
+
+class _Item(msgspec.Struct):
+    """An item of a list, as far as its name and version."""
+
+    metadata: _ItemMetadata
+
+
 def _decoded(content: bytes) -> Json:
     try:
-        decoded = json.loads(content) if content else {}
-    except ValueError:
+        decoded = msgspec.json.decode(content) if content else {}
+    except msgspec.DecodeError:
         decoded = {"message": content[:500].decode(errors="replace")}
     return decoded if isinstance(decoded, dict) else {"message": str(decoded)[:500]}
 

@@ -1,10 +1,10 @@
 """The shell's view of the API server: the few verbs that Kvasir uses, as a protocol that fakes implement in tests."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvasir_kube.kinds import Json, Kind
+from kvasir_kube.kinds import Json, Key, Kind
 
 WatchVerb = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
@@ -25,6 +25,19 @@ class WatchEvent:
     obj: Json
 
 
+Known = Callable[[Key, str], Json | None]
+"""The object of a name and a resourceVersion, where the caller of `Cluster.list` has it already."""
+
+
+def as_it_is(obj: Json) -> Json:
+    """The default of `Cluster.list`'s transform."""
+    return obj
+
+
+def none_known(_name: Key, _version: str) -> None:
+    """The default of `Cluster.list`'s known."""
+
+
 class Cluster(Protocol):
     """Verbs on objects as plain JSON. All raise KubeError and its kinds."""
 
@@ -32,8 +45,20 @@ class Cluster(Protocol):
         """One object. NotFoundError when there is none."""
         ...
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
-        """All objects of a kind, in one namespace or in all, that match a label selector."""
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str = "",
+        selector: str = "",
+        *,
+        known: Known = none_known,
+        transform: Callable[[Json], Json] = as_it_is,
+    ) -> Listing:
+        """All objects of a kind, in one namespace or in all, that match a label selector.
+
+        known: what is taken in place of an object, which is not decoded then. transform: what is kept of each of the
+        others, before the next one is decoded.
+        """
         ...
 
     def watch(

@@ -2,27 +2,30 @@
 
 `StateReader` reads thousands of pods in each period through them; a general client costs several times as much for each
 request. A server that does not answer holds its own connection and no other's: while there are no more connections, the
-servers that answered last time come first and those that were silent come last. Decides nothing about what is read.
+servers that answered last time come first and those that were silent come last. A server of https:// is verified by the
+name in its URL's fragment (`pod_tls`). Decides nothing about what is read.
 """
 
 import asyncio
 import resource
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
+from kvasir_kube.pod_tls import PodTls
+
 MOST_OPEN: Final = 8192
 HEAD_BYTES: Final = 64 * 1024
+PRUNE_S: Final = 10.0
+HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 120.0
 """After so long without a request a connection is closed, and whether its server answered is forgotten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
+class HttpAnswer(NamedTuple):
     """A whole response."""
 
     status: int
@@ -120,6 +123,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         """As of asyncio.Protocol."""
         self._transport = None
+        del self._parser  # which refers to this object: no search for cycles is needed to free both
         exchange, self._exchange = self._exchange, None
         self._ended(self, exchange, None, False)
 
@@ -145,15 +149,17 @@ class Connection(asyncio.Protocol):
 
 class HttpConnections:
     """All connections of a process. most_open: at any time, to all servers; 0 for half of the files that the process
-    may open."""
+    may open. tls: verifies servers of https://; without it none of them is reached."""
 
-    def __init__(self, *, most_open: int = 0) -> None:
+    def __init__(self, *, most_open: int = 0, tls: PodTls | None = None) -> None:
+        self._tls = tls
         self._most_open = most_open or min(MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._idle: dict[str, Connection] = {}
         self._open: dict[Connection, str] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._queues: tuple[deque[Exchange], ...] = (deque(), deque(), deque())
         self._outcomes: dict[str, tuple[bool, float]] = {}
+        self._pruned_at = 0.0
 
     @property
     def num_open(self) -> int:
@@ -169,8 +175,11 @@ class HttpConnections:
             self._enqueue(exchange)
 
     def prune(self) -> None:
-        """Close connections that were not used for long."""
+        """Close connections that were not used for long; to be called often, it looks now and then."""
         now = _now()
+        if now - self._pruned_at < PRUNE_S:
+            return
+        self._pruned_at = now
         for base, connection in list(self._idle.items()):
             if now - connection.used_at > IDLE_S:
                 self._drop(base, connection)
@@ -190,7 +199,8 @@ class HttpConnections:
         asyncio.get_running_loop().call_soon(self._open_more)
 
     def _open_more(self) -> None:
-        while queue := next((queue for queue in self._queues if queue), None):
+        answered, new, silent = self._queues
+        while queue := answered or new or silent:
             if not queue[0].over and not self._make_room():
                 return
             exchange = queue.popleft()
@@ -222,9 +232,13 @@ class HttpConnections:
 
     async def _opened(self, exchange: Exchange) -> None:
         where = urlsplit(exchange.base)
+        security = self._security(where)
+        if security is None:
+            exchange.end(None)  # the server was not asked, so that it does not count as silent
+            return
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(where, self._ended), where.hostname or "", where.port or 80
+                lambda: Connection(where, self._ended), where.hostname or "", where.port or 80, **security
             )
         except (OSError, ValueError):
             self._outcomes[exchange.base] = (False, _now())
@@ -233,10 +247,18 @@ class HttpConnections:
         self._open[connection] = exchange.base
         connection.send(exchange)
 
+    def _security(self, where: SplitResult) -> dict[str, Any] | None:
+        """None where a server cannot be verified, since no authority is known yet."""
+        if where.scheme != "https":
+            return {}
+        if self._tls is None or self._tls.context is None:
+            return None
+        return {"ssl": self._tls.context, "server_hostname": where.fragment, "ssl_handshake_timeout": HANDSHAKE_S}
+
     def _ended(self, connection: Connection, exchange: Exchange | None, answer: HttpAnswer | None, kept: bool) -> None:
-        base = self._open.get(connection, "")
+        base, now = self._open.get(connection, ""), _now()
         if kept and base and base not in self._idle:
-            connection.used_at = _now()
+            connection.used_at = now
             self._idle[base] = connection
         else:
             self._open.pop(connection, None)
@@ -244,16 +266,16 @@ class HttpConnections:
                 del self._idle[base]
             connection.close()
         if exchange is not None:
-            self._settle(connection, exchange, answer)
+            self._settle(connection, exchange, answer, now)
         self._open_more()
 
-    def _settle(self, connection: Connection, exchange: Exchange, answer: HttpAnswer | None) -> None:
+    def _settle(self, connection: Connection, exchange: Exchange, answer: HttpAnswer | None, now: float) -> None:
         if answer is None and connection.answered and not exchange.retried and not exchange.over:
             # A server may end an idle connection while a request is on its way to it.
             exchange.retried = True
             self._enqueue(exchange)
             return
-        self._outcomes[exchange.base] = (answer is not None, _now())
+        self._outcomes[exchange.base] = (answer is not None, now)
         exchange.end(answer)
 
 

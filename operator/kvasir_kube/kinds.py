@@ -4,6 +4,7 @@ Objects themselves stay plain JSON dictionaries: the generated models of the cli
 level-triggered reader of a few fields does not need.
 """
 
+import operator
 import sys
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,6 +48,8 @@ ACCELERATOR_CLASS: Final = Kind(
     plural=names.ACCELERATOR_PLURAL,
     namespaced=False,
 )
+TENANT: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.TENANT_KIND, plural=names.TENANT_PLURAL)
+MODEL_ROUTE: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.ROUTE_KIND, plural=names.ROUTE_PLURAL)
 DEPLOYMENT: Final = Kind(group="apps", kind="Deployment", plural="deployments")
 REPLICA_SET: Final = Kind(group="apps", kind="ReplicaSet", plural="replicasets")
 CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plural="controllerrevisions")
@@ -115,11 +118,23 @@ def strip_managed_fields(obj: Json) -> Json:
 SHARED_LENGTH: Final = 64
 
 
-def with_shared_text(node: Any) -> Any:
-    """A copy of a JSON value in which equal names and short texts are one object. A decoder makes its own of each
-    document, and of a thousand objects they are half of the memory."""
+def with_shared_parts(node: Any, like: Any = None) -> Any:
+    """A copy of a JSON value that is made of the parts of another one where the two are equal, and in which equal names
+    and short texts are one object. like: such as the version before, or another object of the kind.
+
+    A decoder makes new objects for each document; most of a pod is the same in all pods of a revision. The result
+    shares dicts and lists with like, so that neither may be changed in place.
+    """
     if isinstance(node, dict):
-        return {sys.intern(name): with_shared_text(value) for name, value in node.items()}
+        other = like if isinstance(like, dict) else {}
+        made = {sys.intern(name): with_shared_parts(value, other.get(name)) for name, value in node.items()}
+        same = len(made) == len(other) and all(name in other and value is other[name] for name, value in made.items())
+        return other if same and made else made
     if isinstance(node, list):
-        return [with_shared_text(item) for item in node]
-    return sys.intern(node) if isinstance(node, str) and len(node) <= SHARED_LENGTH else node
+        others = like if isinstance(like, list) else []
+        parts = [with_shared_parts(item, others[i] if i < len(others) else None) for i, item in enumerate(node)]
+        same = len(parts) == len(others) and all(map(operator.is_, parts, others))
+        return others if same and parts else parts
+    if isinstance(node, str):
+        return like if node == like else sys.intern(node) if len(node) <= SHARED_LENGTH else node
+    return like if type(node) is type(like) and node == like else node

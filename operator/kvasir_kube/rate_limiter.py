@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kvasir_kube.cluster import Cluster
-from kvasir_kube.interceptor import ClusterInterceptor
+from kvasir_kube.interceptor import ClusterInterceptor, T
 
 
 class TokenBucket:
@@ -41,5 +41,6 @@ class RateLimitedCluster(ClusterInterceptor):
         super().__init__(cluster)
         self._bucket = bucket
 
-    async def _before(self, *, writes: bool) -> None:  # noqa: ARG002 -- reads cost a token too
+    async def _send(self, request: Callable[[], Awaitable[T]], *, writes: bool) -> T:  # noqa: ARG002 -- reads too
         await self._bucket.take()
+        return await request()

@@ -15,6 +15,7 @@ import msgspec
 from kvasir_api import names, state
 from kvasir_api.prefix_digest import FollowedPrefixes
 from kvasir_kube.http_connections import Exchange, HttpAnswer, HttpConnections
+from kvasir_kube.pod_tls import PodTls
 
 MAX_BYTES: Final = 1024 * 1024
 REQUESTS_AT_A_TIME: Final = 256
@@ -38,10 +39,11 @@ def url(host: str, port: int, path: str) -> str:
 
 class StateReader:
     """All readings of a process; connections are kept, so a reading is one round trip. Use as an async context
-    manager. most_open: connections to all pods, see `HttpConnections`."""
+    manager. most_open: connections to all pods, see `HttpConnections`. tls: verifies pods that speak it."""
 
     def __init__(self, *, most_open: int = 0) -> None:
-        self._connections = HttpConnections(most_open=most_open)
+        self.tls = PodTls()
+        self._connections = HttpConnections(most_open=most_open, tls=self.tls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,6 +89,11 @@ class StateReader:
     ) -> bool:
         """Name replicas that serve to one that starts. False when it did not confirm within the deadline."""
         path = f"{names.PATH_PEERS}?{urlencode([('address', peer) for peer in peers])}"
+        return await self._confirmed(base, "POST", path, sign, deadline_s)
+
+    async def give_keys(self, base: str, sealed: str, *, sign: Sign = unsigned, deadline_s: float = 1.0) -> bool:
+        """Give a runtime its keys of continuation tokens (`kvasir_api.sealed_keys`). False as of `introduce`."""
+        path = f"{names.PATH_CONTINUATION_KEYS}?{urlencode({'sealed': sealed})}"
         return await self._confirmed(base, "POST", path, sign, deadline_s)
 
     async def _confirmed(self, base: str, method: str, path: str, sign: Sign, deadline_s: float) -> bool:

@@ -13,7 +13,6 @@ from typing import Final
 from kvasir_api import names
 from kvasir_kube import process
 from kvasir_kube.client import Access, Client, access, configuration
-from kvasir_kube.kinds import Json, Kind
 from kvasir_kube.rate_limiter import TokenBucket
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator import handlers
@@ -21,6 +20,7 @@ from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
 from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
+from kvasir_operator.loop.watch_events import WatchEvents
 from kvasir_operator.loop.watches import Watches
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.options import OperatorOptions
@@ -39,6 +39,8 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         model_dirs=options.allow_model_dir,
         gateway_url=options.gateway_url,
         hub_endpoint=options.hub_endpoint,
+        model_cache_dir=options.model_cache_dir,
+        model_cache_bytes=options.model_cache_bytes,
         otlp_traces_endpoint=options.otlp_traces_endpoint,
         system_namespace=options.lease_namespace or names.SYSTEM_NAMESPACE,
         speed_window_s=options.speed_window,
@@ -46,6 +48,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         interval_s=options.interval,
         resync_s=options.resync,
         signs_calls=bool(options.lease_namespace),
+        pod_tls=options.pod_tls,
         readings_dir=options.record_readings,
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -72,6 +75,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         addresses = (*health_port.getsockname()[:2], *metrics_port.getsockname()[:2])
         LOG.info("health on %s:%d, metrics on %s:%d", *addresses)
         await parts.fill()
+        process.collect_rarely()
         await _until_ended(parts, namespace=options.namespace, reach=lambda: access(config))
 
 
@@ -89,13 +93,10 @@ def _leader(cluster: Client, options: OperatorOptions, host_name: str, clock: Sy
 async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:
     """kopf's watches in their thread and our loops here, until a signal; when either ends by itself, so does all."""
     loop, stop = asyncio.get_running_loop(), process.stop_event()
-    take = handlers.store_events(parts.store, parts.workqueue, parts.resync)
-
-    def seen(kind: Kind, verb: str, obj: Json) -> None:
-        loop.call_soon_threadsafe(take, kind, verb, obj)
+    events = WatchEvents(loop, handlers.store_events(parts.store, parts.workqueue, parts.resync))
 
     def start(ended: threading.Event) -> None:
-        handlers.watch(seen, namespace=namespace, access=reach, stop=ended)
+        handlers.watch(events.put, namespace=namespace, access=reach, stop=ended)
 
     watched = Watches(start, parts.resync, parts.telemetry, clock=SystemClock())
     signalled = asyncio.create_task(stop.wait())

@@ -31,12 +31,34 @@ RETRIES_S: Final = (0.5, 1.0, 2.0)
 """kopf's own pauses before it gives a watch up; they have no jitter, so the longer ones are ours."""
 COMPLETE_S: Final = 15.0
 """Every kind must be watched by then, or kopf did not find one."""
+IDLE_TIMEOUT_S: Final = 0.01
+"""So long a worker of kopf waits for a further event of its object, which it holds; in a list each object has one."""
+LIST_PAGE: Final = 50
+"""Objects of a list that kopf decodes at once. All are whole, and nearly all are known."""
 LOOK_S: Final = 0.5
+IDENTITY: Final[Any] = "kvasir-operator"
+"""Of kopf's peering, which is off. Without one kopf looks up its user's name, and users of containers have none."""
 WATCHER: Final = "watcher for "
 """kopf's name for the task of one watch begins with this."""
 
 Seen = Callable[[Kind, str, Json], None]
 """Takes the kind, the verb of the watch (empty for the first list) and the object."""
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """kopf finds what has changed in an object by a deep copy of it and one of that, at each event, also where no
+    handler is called for changes: here an object is empty."""
+
+    def build(self, **_: Any) -> Any:
+        """As of kopf: the part of an object that is compared."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """As of kopf: that part as it was handled last."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """As of kopf; never called without a handler of changes."""
 
 
 def watch(seen: Seen, *, namespace: str, access: Callable[[], Awaitable[Access]], stop: threading.Event) -> None:
@@ -56,6 +78,7 @@ async def _guarded(
             registry=_registry(seen, access=access),
             settings=_settings(),
             standalone=True,
+            identity=IDENTITY,
             clusterwide=not namespace,
             namespaces=[namespace] if namespace else [],
             stop_flag=stop,
@@ -140,10 +163,12 @@ def _settings() -> kopf.OperatorSettings:
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
     made.watching.connect_timeout = CONNECT_TIMEOUT_S
+    made.watching.chunk_size = LIST_PAGE
+    made.queueing.idle_timeout = IDLE_TIMEOUT_S
     # Never used, since nothing here changes an object; were it used by mistake, it should at least carry our name.
     made.persistence.finalizer = f"{names.GROUP}/finalizer"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    made.persistence.diffbase_storage = NoDiffBase()
     for kind, selector in WATCHED:
         if selector:
             made.watching.label_selectors[kind.group, kind.version, kind.plural] = selector

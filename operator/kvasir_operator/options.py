@@ -1,5 +1,9 @@
 """Options of `kvasir operator`, declared once: flags, help, defaults and bounds."""
 
+from typing import Self
+
+from pydantic import model_validator
+
 from kvasir_api import names
 from kvasir_api.option_fields import OptionsBase, option
 from kvasir_operator.observed.settings import RESYNC_S
@@ -20,10 +24,23 @@ class OperatorOptions(OptionsBase):
     allow_model_dir: tuple[str, ...] = option(
         (), "Directory of the nodes below which file:// models may lie; may be repeated. Default: none.", metavar="DIR"
     )
+    model_cache_dir: str = option(
+        "",
+        "Directory of the nodes in which each namespace has one (of user 65532) where its pods share the models that"
+        " they fetch. Default: each pod fetches its own.",
+        metavar="DIR",
+    )
+    model_cache_bytes: int = option(
+        0,
+        "What models of a namespace may take on a node in --model-cache-dir; those used least recently give way."
+        " 0: all of the disk.",
+        unit="bytes",
+        ge=0,
+    )
     otlp_traces_endpoint: str = option(
         "", "OTLP collector (HTTP) for requests of services with spec.observability.traceSamplePercent.", metavar="URL"
     )
-    host: str = option("127.0.0.1", "Where both ports listen.", metavar="ADDRESS")
+    host: str = option("127.0.0.1", "Where both ports listen; :: is every address, of IPv4 too.", metavar="ADDRESS")
     metrics_port: int = option(9090, "Port of /metrics; 0 takes a free one.", ge=0, le=65535)
     health_port: int = option(8081, "Port of /livez, /readyz and /startupz; 0 takes a free one.", ge=0, le=65535)
     interval: float = option(2.0, "Time between two readings of all pods.", unit="seconds", ge=0.2, le=60.0)
@@ -60,5 +77,16 @@ class OperatorOptions(OptionsBase):
         "Directory into which the autoscaler's readings and decisions are written as JSON lines, for kvasir replay.",
         metavar="DIR",
     )
+    pod_tls: bool = option(
+        False,
+        "Ports of replicas speak TLS, with certificates of an authority that the operator keeps in the namespace of its"
+        " Lease and renews; gateways follow. A change replaces replicas as a change of their spec does.",
+    )
     kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
     verbose: bool = option(False, "Log each reconcile.")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_keys(self) -> Self:
+        if self.pod_tls and not self.lease_namespace:
+            raise ValueError("--pod-tls needs --lease-namespace, where the authority's key is kept")
+        return self

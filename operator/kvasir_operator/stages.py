@@ -15,7 +15,7 @@ from kvasir_api.roofline import Roofline
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.decode_rate import DecodeRate
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.service import Observed, Revision
+from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 
 RolloutPhase = Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"]
 RolloutStrategy = Literal["", "Surge", "InPlace", "BlueGreen"]
@@ -162,12 +162,12 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What came of the writes. foreign: objects that carry our children's names but have another owner, as kind/name.
+    """What came of the writes. foreign: what carries names of our children and is not ours.
 
     refused: what the API server answered to a refused write; refused_reason: one of names.REASONS when no retry cures
     it.
     """
 
-    foreign: tuple[str, ...] = ()
+    foreign: tuple[ForeignObject, ...] = ()
     refused: str = ""
     refused_reason: str = ""

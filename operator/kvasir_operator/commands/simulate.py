@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from kvasir_operator.simulation.peer_rules import PEERS
 from kvasir_operator.simulation.scenarios import FIGURES, scenarios
-from kvasir_operator.simulation.simulate import SimulationRow, pairs, rows
+from kvasir_operator.simulation.simulate import RULES, SimulationRow, pairs, rows
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--all", "everything", is_flag=True, help="All scenarios.")
-@click.option("--by", multiple=True, type=click.Choice(["kvasir", *PEERS]), help="Only this rule; may be repeated.")
+@click.option("--by", multiple=True, type=click.Choice(RULES), help="Only this rule; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each scenario and rule.")
 @click.option(
     "--plots", type=click.Path(file_okay=False, path_type=Path), help="Directory for plots (needs matplotlib)."

@@ -1,25 +1,42 @@
-"""The revision that a spec requests now: one that exists, with its template as it was rendered then, or a new one."""
+"""The revision that a spec requests now: one that exists, with its template as it was rendered then, or a new one.
+
+A revision keeps its image when the operator's changes, unless its image is why it does not serve.
+"""
 
 from dataclasses import replace
+from typing import Final
 
+from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_kube.kinds import Json
 from kvasir_operator.desired.children import child_name
 from kvasir_operator.desired.patches import PatchedTemplate
-from kvasir_operator.desired.revision import inputs, revision_id
-from kvasir_operator.desired.template import named
+from kvasir_operator.desired.revision import POD_TLS, RUNTIME_IMAGE, inputs, revision_id
+from kvasir_operator.desired.template import named, speaks_tls
 from kvasir_operator.observed.service import Observed, Revision
 
+PULL_PATIENCE_S: Final = 120.0
+"""Replicas that serve are replaced for an image that another one cannot pull only when that lasts: a registry may be
+away for a moment."""
 
-def current_revision(seen: Observed, accelerator: AcceleratorClassSpec | None, rendered: PatchedTemplate) -> Revision:
-    """The revision of the present spec. rendered: its pod template before the revision has a name.
+
+def current_revision(
+    seen: Observed, accelerator: AcceleratorClassSpec | None, rendered: PatchedTemplate, *, now: float
+) -> Revision:
+    """The revision of the present spec. rendered: its pod template before the revision has a name. now: epoch seconds.
 
     Its number is the highest of all, also when an old one is asked for again."""
     parts = inputs(seen, accelerator, rendered.effective)
-    id_ = revision_id(parts)
+    if speaks_tls(rendered.template):
+        parts[POD_TLS] = True
+    known, image = _latest(seen, parts), _image(rendered.template)
+    if known is not None and image != _image(known.template) and _is_hindered(seen, known, now):
+        parts = {**parts, RUNTIME_IMAGE: image}
+        known = seen.revision(revision_id(parts))
     newest = max((revision.number for revision in seen.revisions), default=0)
-    known = seen.revision(id_)
     if known is not None:
         return known if known.number == newest else replace(known, number=newest + 1)
+    id_ = revision_id(parts)
     return Revision(
         id=id_,
         number=newest + 1,
@@ -27,3 +44,30 @@ def current_revision(seen: Observed, accelerator: AcceleratorClassSpec | None, r
         template=named(rendered.template, id_),
         name=child_name(seen.name, id_),
     )
+
+
+def _latest(seen: Observed, parts: Json) -> Revision | None:
+    """The last one that was made of these inputs, with whatever image."""
+    plain = revision_id(parts)
+    made = [r for r in seen.revisions if r.id == plain or _without_image(r.inputs) == parts]
+    return max(made, key=lambda revision: revision.number, default=None)
+
+
+def _is_hindered(seen: Observed, known: Revision, now: float) -> bool:
+    """Whether another image may help a revision: its own cannot be pulled, or it fails and has never served."""
+    mine = seen.of(known.id)
+    unpulled = [r for r in mine if r.image_failure]
+    if any(r.phase == "ready" for r in mine):
+        return any(now - r.created >= PULL_PATIENCE_S for r in unpulled)
+    never_served = known.id != seen.status.rollout.last_good_revision
+    return bool(unpulled) or (never_served and any(r.phase == "failed" for r in mine))
+
+
+def _without_image(parts: Json) -> Json:
+    return {name: value for name, value in parts.items() if name != RUNTIME_IMAGE}
+
+
+def _image(template: Json) -> str:
+    """Of the runtime's container; empty where there is none."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.CONTAINER_RUNTIME), "")

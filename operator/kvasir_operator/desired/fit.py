@@ -5,6 +5,7 @@ Called when a class is chosen, and by `accelerator.placement` for the forecast o
 
 from collections.abc import Mapping
 
+from kvasir_api import model_uri
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import ModelFacts, Prediction, decode, predicted, roofline
 from kvasir_api.options import RuntimeOptions
@@ -12,7 +13,6 @@ from kvasir_api.quantity import parse
 from kvasir_api.roofline import Roofline
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST
-from kvasir_operator.desired.source import is_on_hub
 from kvasir_operator.observed.service import Observed
 
 
@@ -24,7 +24,7 @@ def on_accelerator(spec: InferenceServiceSpec) -> bool:
 def inspected(spec: InferenceServiceSpec) -> bool:
     """Whether the spec requests an inspection of the model before replicas start."""
     wish = spec.model.inspect
-    return wish == "Always" or (wish == "Auto" and (on_accelerator(spec) or is_on_hub(spec.model.uri)))
+    return wish == "Always" or (wish == "Auto" and (on_accelerator(spec) or model_uri.is_fetched(spec.model.uri)))
 
 
 def facts(seen: Observed) -> ModelFacts | None:

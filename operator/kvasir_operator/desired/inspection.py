@@ -1,32 +1,33 @@
 """Whether a pod has to look at a service's model before replicas start, which pod that is, and what it found.
 
 Such a pod takes no accelerator, writes nothing, has no token of the cluster and little time. What is not known never
-holds a service up: a pod that fails, stays silent or is refused ends as a forecast of Unknown. But for the commit of a
-model on a hub, without which no replica may start: that is looked for until it is found.
+holds a service up: a pod that fails, stays silent or is refused ends as a forecast of Unknown. But for the version of a
+model that is fetched, without which no replica may start: that is looked for until it is found.
 """
 
 import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_api import names
+from kvasir_api import model_uri, names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.hf_config import without_dollars
 from kvasir_api.inspection import (
     MAX_BYTES,
-    HubInspection,
     ModelFacts,
     Prediction,
+    RemoteInspection,
     decode,
-    decode_hub,
+    decode_remote,
     encode,
     overrides_digest,
 )
+from kvasir_api.speculation import draft_model
 from kvasir_api.status import MOST, ModelStatus
 from kvasir_kube.kinds import Json
-from kvasir_operator.desired import hub
+from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.fit import inspected
-from kvasir_operator.desired.source import ModelSource, is_on_hub, variable
+from kvasir_operator.desired.source import ModelSource, variable
 from kvasir_operator.desired.template import SCRATCH, container_security, model_mounts, owner, pod_security, volume
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.replica import epoch
@@ -44,8 +45,8 @@ UNPLACED_S: Final = 5.0
 """So long it is waited for a node for the pod: it requests so little that the replica itself will hardly find one."""
 AGAIN_S: Final = 600.0
 """A refused model is looked at again after so long, since other files may have come to lie there."""
-HUB_AGAIN_S: Final = 30.0
-"""A hub that did not say what a name stands for is asked again after so long."""
+SOURCE_AGAIN_S: Final = 30.0
+"""A source that did not say what a uri stands for is asked again after so long."""
 RESOURCES: Final[Json] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
@@ -71,7 +72,7 @@ def known_model(seen: Observed, *, wanted: int, waited_s: float, now: float, tim
 
     wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339.
     """
-    unresolved = hub.is_unresolved(seen)
+    unresolved = remote_model.is_unresolved(seen)
     if not inspected(seen.spec) and not unresolved:
         return _with_commit(seen, None)
     known, mine = _current(seen), _own_pod(seen)
@@ -95,7 +96,7 @@ def inspection_plan(
     known, mine = _current(seen), _own_pod(seen)
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     others = tuple(pod for pod in everything if pod != mine)
-    unresolved = hub.is_unresolved(seen)
+    unresolved = remote_model.is_unresolved(seen)
     if not inspected(seen.spec) and not unresolved:
         return InspectionPlan(delete=everything)
     again = known is None or _to_be_looked_at_again(known, resolved.placement.forecast, now, unresolved=unresolved)
@@ -114,7 +115,7 @@ def refused(seen: Observed, why: str, time: str) -> ModelStatus:
 
 def pod_name(seen: Observed) -> str:
     """One name for one model of one service, so that there are never two such pods."""
-    described = seen.spec.model.uri + seen.spec.runtime.hf_overrides
+    described = seen.spec.model.uri + seen.spec.runtime.hf_overrides + draft_model(seen.spec.runtime.speculation)
     digest = hashlib.sha256(described.encode()).hexdigest()[:8]
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
 
@@ -139,14 +140,19 @@ def _outdated(seen: Observed) -> ModelStatus | None:
 
 
 def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
-    """Whether facts are of another schema, or were read with other fields in place of the config's; or there is but a
-    commit."""
+    """Whether facts are of another schema, or were read with other fields in place of the config's or of another draft
+    model; or there is but a version."""
     if not known.facts:
         return not known.message
     if _of_other_schema(known):
         return True
+    runtime = seen.spec.runtime
     try:
-        return decode(known.facts).overrides != overrides_digest(seen.spec.runtime.hf_overrides)
+        read = decode(known.facts)
+        return (read.overrides, read.draft_model) != (
+            overrides_digest(runtime.hf_overrides),
+            draft_model(runtime.speculation),
+        )
     except ValueError:
         return False
 
@@ -160,24 +166,24 @@ def _of_other_schema(known: ModelStatus) -> bool:
 
 
 def _with_commit(seen: Observed, known: ModelStatus | None) -> ModelStatus | None:
-    """What is known of the model; of one on a hub at least the commit, which must not be lost."""
-    if known is not None or not (pinned := hub.commit(seen)):
+    """What is known of the model; of one that is fetched at least the version, which must not be lost."""
+    if known is not None or not (pinned := remote_model.commit(seen)):
         return known
     mine = seen.model if seen.model is not None and seen.model.uri == seen.spec.model.uri else ModelStatus()
     return ModelStatus(uri=seen.spec.model.uri, commit=pinned, download_bytes=mine.download_bytes)
 
 
 def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float, *, unresolved: bool) -> bool:
-    """Whether the model was too large for the memory, by what was read a while ago, or the hub did not give it."""
+    """Whether the model was too large for the memory, by what was read a while ago, or its source did not give it."""
     too_small = judged is not None and judged.verdict == "TooSmall"
     return (too_small or unresolved) and _of_long_ago(known, now, unresolved=unresolved)
 
 
 def _of_long_ago(known: ModelStatus, now: float, *, unresolved: bool) -> bool:
-    """Whether it is so old that other files may have come to lie there, or that the hub may answer otherwise."""
+    """Whether it is so old that other files may have come to lie there, or that the source may answer otherwise."""
     at = epoch(known.inspected_at)
     if unresolved:
-        return at is None or now - at > HUB_AGAIN_S
+        return at is None or now - at > SOURCE_AGAIN_S
     return bool(known.facts) and (at is None or now - at > AGAIN_S)
 
 
@@ -209,12 +215,12 @@ def _held(seen: Observed, mine: Inspection | None) -> str:
 
 def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
     """The facts of the termination message, or why there are none; what was known before stays so for another while."""
-    on_hub = is_on_hub(seen.spec.model.uri)
-    why = pod.trouble.removeprefix(names.REFUSAL_PREFIX if on_hub else "")
+    fetched = model_uri.is_fetched(seen.spec.model.uri)
+    why = pod.trouble.removeprefix(names.REFUSAL_PREFIX if fetched else "")
     if pod.said:
         said = pod.said[: MAX_BYTES + 1]
         try:
-            return _of_hub(seen, decode_hub(said), time) if on_hub else _of_facts(seen, decode(said), said, time)
+            return _of_remote(seen, decode_remote(said), time) if fetched else _of_facts(seen, decode(said), said, time)
         except ValueError as error:
             why = str(error)
     why = why or "the pod that reads it ended without a word"
@@ -233,8 +239,8 @@ def _of_facts(seen: Observed, found: ModelFacts, said: str, time: str) -> ModelS
     )
 
 
-def _of_hub(seen: Observed, found: HubInspection, time: str) -> ModelStatus:
-    """A commit, and the facts of its config where those were read. Raises ValueError for facts of another schema."""
+def _of_remote(seen: Observed, found: RemoteInspection, time: str) -> ModelStatus:
+    """A version, and the facts of its config where those were read. Raises ValueError for facts of another schema."""
     said = encode(found.facts).decode() if found.facts is not None else ""
     status = _of_facts(seen, decode(said), said, time) if said else _unknown(seen, found.message, time)
     size = max(0, min(found.download_bytes, MOST)) or None
@@ -243,12 +249,12 @@ def _of_hub(seen: Observed, found: HubInspection, time: str) -> ModelStatus:
 
 def _unknown(seen: Observed, why: str, time: str) -> ModelStatus:
     """Nothing is known."""
-    return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, commit=hub.commit(seen), message=why[:1024])
+    return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, commit=remote_model.commit(seen), message=why[:1024])
 
 
 def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
     seen = resolved.observed
-    where = hub.pinned_source(seen)
+    where = remote_model.pinned_source(seen)
     pod: Json = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": DEADLINE_S,
@@ -257,7 +263,7 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
         "enableServiceLinks": False,
         "securityContext": pod_security(),
         "containers": [_container(seen, where, settings)],
-        "volumes": [volume(seen, where), {"name": "scratch", "emptyDir": {}}, *hub.secret(seen)],
+        "volumes": [volume(seen, where, settings), {"name": "scratch", "emptyDir": {}}, *remote_model.secret(seen)],
     }
     if seen.spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets]
@@ -272,16 +278,18 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
 def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
     given = without_dollars(seen.spec.runtime.hf_overrides)
-    overrides = ["--hf-overrides", given] if given else []
+    options = ["--hf-overrides", given] if given else []
+    if drafter := draft_model(seen.spec.runtime.speculation):
+        options += ["--speculation", drafter]
     return {
         "name": names.COMPONENT_INSPECT,
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
-        "args": [where.path, "--facts", names.PATH_TERMINATION_LOG, *overrides],
+        "args": [where.path, "--facts", names.PATH_TERMINATION_LOG, *options],
         "env": [
             {"name": "HOME", "value": SCRATCH},
             variable(seen.spec.model.uri),
-            *hub.variables(seen, settings),
+            *remote_model.variables(seen, settings),
         ],
         "resources": RESOURCES,
         "volumeMounts": [

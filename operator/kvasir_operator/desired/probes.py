@@ -31,13 +31,20 @@ DOWNLOAD_MOST_S: Final = 10 * 86_400
 """8.64 TB. A runtime holds a probe's answer for at most a day, and each of STARTUP_TRIES has to be shorter."""
 
 
-def probes(model_bytes: int, download_bytes: int = 0) -> Json:
+def probes(model_bytes: int, download_bytes: int = 0, *, tls: bool = False) -> Json:
     """The three probes, keyed as in a container. model_bytes: what is read at the start, 0 for unknown.
 
-    download_bytes: what is fetched before.
+    download_bytes: what is fetched before. tls: the port speaks it; the kubelet verifies no certificate.
     """
+    made = _plain_probes(startup_s(model_bytes, download_bytes))
+    for probe in made.values() if tls else ():
+        probe["httpGet"]["scheme"] = "HTTPS"
+    return made
+
+
+def _plain_probes(start_s: int) -> Json:
     return {
-        "startupProbe": _startup(startup_s(model_bytes, download_bytes)),
+        "startupProbe": _startup(start_s),
         # The gateway leaves a pod by its own readings within a second or two; this is for plain Services.
         "readinessProbe": _probe(names.PATH_READYZ, period_s=1, timeout_s=5, failures=2),
         # A runtime ends by itself when its engine stands still. Only one that does not even do that is killed here; it

@@ -10,7 +10,7 @@ from typing import Final
 from kvasir_api import names
 from kvasir_kube.kinds import Json
 
-VARIABLES: Final = ("POD_IP", names.ENV_MEMORY_LIMIT, names.ENV_MODEL_URI, names.ENV_SERVICE)
+VARIABLES: Final = (names.ENV_LISTEN_ADDRESS, names.ENV_MEMORY_LIMIT, names.ENV_MODEL_URI, names.ENV_SERVICE)
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 SCRATCH: Final = "scratch"
 """A volume that may be of another kind, such as memory, as long as it is there."""

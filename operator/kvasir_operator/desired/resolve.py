@@ -38,7 +38,7 @@ def _resolved(seen: Observed, settings: OperatorSettings, hash_: str, *, now: fl
     template = rendered(seen, placed, settings)
     if template.trouble:
         return _refused(seen, placed, patch_violation(placed, template.trouble))
-    revision = current_revision(seen, placed.accelerator, template)
+    revision = current_revision(seen, placed.accelerator, template, now=now)
     unavailable = fallback.unavailable_now(seen, placed, revision=revision.id, now=now)
     return Resolved(observed=seen, placement=placed, revision=revision, unavailable_classes=unavailable)
 

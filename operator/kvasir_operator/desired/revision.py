@@ -11,12 +11,16 @@ from typing import Final
 
 from kvasir_api.accelerator import AcceleratorClassSpec, PodPatch, pod_shape
 from kvasir_kube.kinds import Json
-from kvasir_operator.desired.hub import commit
+from kvasir_operator.desired.remote_model import commit
 from kvasir_operator.observed.service import Observed
 
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
 OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")
+RUNTIME_IMAGE: Final = "runtimeImage"
+"""Among the inputs only of a revision that replaces one of equal inputs whose image was of no use."""
+POD_TLS: Final = "podTls"
+"""Among the inputs only where pods speak TLS: switched on or off, pods are replaced as by any change."""
 ID_LENGTH: Final = 10
 KEPT_REVISIONS: Final = 5
 """Old revisions that stay for going back."""

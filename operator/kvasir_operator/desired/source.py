@@ -4,19 +4,18 @@ from dataclasses import dataclass
 from posixpath import normpath
 from typing import Literal
 
-from kvasir_api import names
+from kvasir_api import model_uri, names
 
 CLAIM_SCHEME = "pvc://"
 FILE_SCHEME = "file://"
-HUB_SCHEME = "hf://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. kind hub: there is none, each
-    pod fetches what path names. path: the argument MODEL of the container."""
+    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. kind remote: there is none,
+    each pod fetches what path names. path: the argument MODEL of the container."""
 
-    kind: Literal["pvc", "file", "hub"]
+    kind: Literal["pvc", "file", "remote"]
     volume: str
     path: str
 
@@ -28,14 +27,10 @@ def model_source(uri: str) -> ModelSource:
         return ModelSource(kind="pvc", volume=claim, path=f"{names.MODEL_MOUNT}/{path}".rstrip("/"))
     if uri.startswith(FILE_SCHEME + "/"):
         return ModelSource(kind="file", volume=normpath(uri.removeprefix(FILE_SCHEME)), path=names.MODEL_MOUNT)
-    if is_on_hub(uri):
-        return ModelSource(kind="hub", volume="", path=uri)
-    raise ValueError(f"model.uri {uri} is none of hf://ORG/NAME@REVISION, pvc://CLAIM/PATH and file:///PATH")
-
-
-def is_on_hub(uri: str) -> bool:
-    """Whether a uri names a repository on a hub."""
-    return uri.startswith(HUB_SCHEME)
+    if model_uri.is_fetched(uri):
+        return ModelSource(kind="remote", volume="", path=uri)
+    known = ", ".join(model_uri.FETCHED)
+    raise ValueError(f"model.uri {uri} is none of {known}, pvc://CLAIM/PATH and file:///PATH")
 
 
 def variable(uri: str) -> dict[str, str]:

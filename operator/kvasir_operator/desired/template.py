@@ -11,7 +11,7 @@ from kvasir_api.hf_config import without_dollars
 from kvasir_api.served_names import qualified_name
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
-from kvasir_operator.desired import hub
+from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
@@ -45,6 +45,12 @@ def selector(service: str, revision: str) -> dict[str, str]:
     return {names.LABEL_SERVICE: service, names.LABEL_REVISION: revision, names.LABEL_ROLE: names.ROLE_SERVE}
 
 
+def speaks_tls(template: Json) -> bool:
+    """Whether the ports of pods of this template speak TLS."""
+    notes = (template.get("metadata") or {}).get("annotations") or {}
+    return bool(notes.get(names.ANNOTATION_TLS) == "true")
+
+
 def rendered(seen: Observed, placed: Placement, settings: OperatorSettings) -> PatchedTemplate:
     """The whole PodTemplateSpec, patched once, with UNNAMED wherever the revision belongs.
 
@@ -68,7 +74,7 @@ def named(template: Any, revision: str) -> Any:
 
 def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Json:
     spec = seen.spec
-    where = hub.pinned_source(seen)
+    where = remote_model.pinned_source(seen)
     pod: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -76,11 +82,12 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
         "securityContext": pod_security() | _cache_group(seen),
         "containers": [_container(seen, placed, where, settings)],
         "volumes": [
-            volume(seen, where, seen.spec.model.cache_claim),
+            volume(seen, where, settings, shared=True),
             {"name": "scratch", "emptyDir": {}},
             *_keys(seen),
-            *hub.secret(seen),
+            *remote_model.secret(seen),
             *_ops_keys(settings),
+            *_tls(settings),
         ],
     }
     if spec.pod.image_pull_secrets:
@@ -99,7 +106,8 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
         pod["runtimeClassName"] = of_class.runtime_class_name
     if of_class.priority_class_name:
         pod["priorityClassName"] = of_class.priority_class_name
-    if notes := {**_of_user(spec.pod.annotations), **of_class.annotations}:
+    marks = {names.ANNOTATION_TLS: "true"} if settings.pod_tls else {}
+    if notes := {**_of_user(spec.pod.annotations), **of_class.annotations, **marks}:
         metadata["annotations"] = notes
     return {"metadata": metadata, "spec": pod}
 
@@ -114,8 +122,8 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
-        "resources": _resources(seen, placed.accelerator),
-        **probes(model_bytes(seen, placed), hub.download_bytes(seen)),
+        "resources": _resources(seen, placed.accelerator, settings),
+        **probes(model_bytes(seen, placed), remote_model.download_bytes(seen), tls=settings.pod_tls),
         "volumeMounts": [
             *model_mounts(seen, where),
             {"name": "scratch", "mountPath": SCRATCH},
@@ -124,6 +132,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
                 {"name": key["name"], "mountPath": names.OPS_KEYS_MOUNT, "readOnly": True}
                 for key in _ops_keys(settings)
             ),
+            *({"name": one["name"], "mountPath": names.TLS_MOUNT, "readOnly": True} for one in _tls(settings)),
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -142,7 +151,7 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
     device = "cuda" if on_accelerator(seen.spec) else "cpu"
     given = {
         "served_model_name": seen.served_name,
-        "host": "$(POD_IP)",
+        "host": f"$({names.ENV_LISTEN_ADDRESS})",
         "port": names.PORT_HTTP,
         "ops_port": names.PORT_OPS,
         "device": device,
@@ -154,6 +163,8 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
         given["api_key_file"] = names.KEYS_MOUNT
     if settings.signs_calls:
         given["ops_key_file"] = names.OPS_KEYS_MOUNT
+    if settings.pod_tls:
+        given["tls_dir"] = names.TLS_MOUNT
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     others = dict.fromkeys([*seen.spec.model.aliases, qualified_name(seen.namespace, seen.name)])
     aliases = [part for alias in others if alias != seen.served_name for part in (flag("served_model_name"), alias)]
@@ -173,11 +184,12 @@ def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:
 
 def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: OperatorSettings) -> list[Json]:
     env: list[Json] = [
-        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": names.ENV_LISTEN_ADDRESS, "value": names.ALL_ADDRESSES},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
         variable(seen.spec.model.uri),
         {"name": names.ENV_SERVICE, "value": qualified_name(seen.namespace, seen.name)},
-        *hub.variables(seen, settings),
+        *remote_model.variables(seen, settings),
+        *remote_model.startup_cache(seen, settings),
     ]
     if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}
@@ -188,14 +200,14 @@ def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: Ope
     return [*env, *(v.model_dump() for v in of_class if v.name not in ours)]
 
 
-def _resources(seen: Observed, accelerator: AcceleratorClassSpec | None) -> Json:
+def _resources(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: OperatorSettings) -> Json:
     asked = seen.spec.resources
     limits: Json = {"memory": asked.memory}
     if asked.accelerator.count:
         name = accelerator.resource_name if accelerator else asked.accelerator.resource_name
         limits[name] = str(asked.accelerator.count)
     requests: Json = {"cpu": asked.cpu, "memory": asked.memory}
-    if disk := hub.cache_bytes(seen):
+    if disk := remote_model.cache_bytes(seen, settings):
         requests["ephemeral-storage"] = _mebibytes(disk)  # or it is placed where its model has no room
     given: Json = {"requests": requests, "limits": limits}
     if asked.resource_claims:
@@ -259,12 +271,20 @@ def _ops_keys(settings: OperatorSettings) -> list[Json]:
     return [{"name": names.OPS_KEYS_VOLUME, "downwardAPI": {"items": [item]}}]
 
 
+def _tls(settings: OperatorSettings) -> list[Json]:
+    """The certificate that pods of the namespace share. The operator has written it before there is a pod."""
+    return [{"name": "tls", "secret": {"secretName": names.POD_TLS_SECRET}}] if settings.pod_tls else []
+
+
 def model_mounts(seen: Observed, where: ModelSource) -> list[Json]:
     """Of the model, which a pod writes only where it fetches it, and of what it needs for that."""
     model: Json = {"name": "model", "mountPath": names.MODEL_MOUNT}
-    if where.kind != "hub":
+    if where.kind != "remote":
         return [{**model, "readOnly": True}]
-    return [model, *({"name": v["name"], "mountPath": names.HUB_MOUNT, "readOnly": True} for v in hub.secret(seen))]
+    return [
+        model,
+        *({"name": v["name"], "mountPath": names.SOURCE_MOUNT, "readOnly": True} for v in remote_model.secret(seen)),
+    ]
 
 
 def _mebibytes(size: int) -> str:
@@ -276,12 +296,15 @@ def _cache_group(seen: Observed) -> Json:
     return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"} if seen.spec.model.cache_claim else {}
 
 
-def volume(seen: Observed, where: ModelSource, cache_claim: str = "") -> Json:
-    """The model, read-only where the kind of volume allows it. cache_claim: where pods share what they fetch."""
-    if where.kind == "hub" and cache_claim:
-        return {"name": "model", "persistentVolumeClaim": {"claimName": cache_claim}}
-    if where.kind == "hub":
-        disk = hub.cache_bytes(seen)
+def volume(seen: Observed, where: ModelSource, settings: OperatorSettings, *, shared: bool = False) -> Json:
+    """The model, read-only where the kind of volume allows it. shared: with what other pods have fetched."""
+    claim, directory = seen.spec.model.cache_claim, remote_model.node_cache(seen, settings)
+    if where.kind == "remote" and shared and claim:
+        return {"name": "model", "persistentVolumeClaim": {"claimName": claim}}
+    if where.kind == "remote" and shared and directory:
+        return {"name": "model", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
+    if where.kind == "remote":
+        disk = remote_model.cache_bytes(seen, settings)
         return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}

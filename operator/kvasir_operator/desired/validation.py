@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvasir_operator.desired.fit import on_accelerator
-from kvasir_operator.desired.hub import is_unresolved
+from kvasir_operator.desired.remote_model import is_unresolved
 from kvasir_operator.desired.source import allowed, model_source
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -55,8 +55,8 @@ def _directory(seen: Observed, _: Placement, settings: OperatorSettings) -> Viol
     )
 
 
-def _hub(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
-    """A model whose commit was looked for on the hub and not found."""
+def _source(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
+    """A model whose version was looked for at its source and not found."""
     found = seen.model
     if not is_unresolved(seen) or found is None or found.uri != seen.spec.model.uri or not found.message:
         return None
@@ -99,7 +99,7 @@ CHECKS: Final[tuple[Callable[[Observed, Placement, OperatorSettings], Violation 
     _time_zones,
     _directory,
     _claim,
-    _hub,
+    _source,
     _accelerator,
     _memory,
 )

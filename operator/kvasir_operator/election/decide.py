@@ -49,7 +49,7 @@ def decide(record: LeaseRecord | None, *, me: str, unchanged_s: float) -> LeaseA
     return LeaseAction(verb="wait", why=f"{record.holder} holds it")
 
 
-def valid(now: float, renewed: float | None) -> bool:
-    """Whether the holder may still write. now, renewed: steady seconds; renewed: when its last good write was begun,
-    None when it never held the Lease or gave it back."""
-    return renewed is not None and now - renewed < RENEW_DEADLINE_S
+def valid_s(now: float, renewed: float | None) -> float:
+    """For how many seconds the holder may still write; 0 when it may not. now, renewed: steady seconds; renewed: when
+    its last good write was begun, None when it never held the Lease or gave it back."""
+    return max(0.0, renewed + RENEW_DEADLINE_S - now) if renewed is not None else 0.0

@@ -15,6 +15,7 @@ STALLED_EVENTS = {
     "ModelLoadFailed": "ModelLoadFailed",
     "ModelUnavailable": "ModelUnavailable",
     "VolumeInUse": "ModelUnavailable",
+    "NameConflict": "NameConflict",
     "QuotaExceeded": "Refused",
     "Forbidden": "Refused",
     "Rejected": "Refused",

@@ -11,8 +11,8 @@ from kvasir_api.status import ModelStatus
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
-from kvasir_operator.desired.hub import is_unresolved
 from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, known_model, refused
+from kvasir_operator.desired.remote_model import is_unresolved
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store

@@ -1,6 +1,9 @@
-"""Names to a replica that starts the peers of its service that serve, so that it computes what they are asked most
-before it is ready. Each tick gives the replicas that there are; a process that does not confirm gets its peers again
-while it starts.
+"""Gives each process of a service what it needs of the others: keys and peers.
+
+All get the keys of continuation tokens, so that one goes on with the streams of another. To one that starts the peers
+that serve are named, so that it computes what they are asked most before it is ready. Each tick gives the replicas that
+there are; a process that does not confirm its peers gets them again while it starts, and one whose `/state` has other
+keys, as after a restart, gets those.
 """
 
 import asyncio
@@ -9,50 +12,87 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvasir_api import names
-from kvasir_operator.loop.ops_calls import OpsCalls
+from kvasir_api.sealed_keys import keys_digest, sealed
+from kvasir_kube.kinds import Key
+from kvasir_kube.pod_tls import plain
+from kvasir_operator.loop.ops_calls import CalledProcess, OpsCalls, called_process
 from kvasir_operator.observed.replica import Replica
 
 LOG: Final = logging.getLogger(__name__)
 
 
-def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """By the instance of each process that starts: its ops port and those of the peers whose cache is worth most."""
-    found = [r for r in replicas if r.live and r.ops_url and r.reading is not None]
-    ready = [r for r in found if r.phase == "ready"]
+def introductions(replicas: Iterable[Replica], service: Key) -> dict[CalledProcess, tuple[str, ...]]:
+    """By each process of a service that starts: the ops ports of the peers whose cache is worth most."""
+    found = [r for r in replicas if r.live and r.reading is not None]
+    if not any(r.phase in ("starting", "loading") for r in found):
+        return {}
+    starting = [r for r in found if r.phase in ("starting", "loading") and r.ops_url]
+    ready = [r for r in found if r.phase == "ready" and r.ops_url]
+    if not ready:
+        return {}
     ready.sort(key=lambda r: (-r.reading.reused_tokens if r.reading else 0, r.name))
-    peers = tuple(r.ops_url for r in ready[: names.MOST_PEERS])
-    starting = [r for r in found if r.phase in ("starting", "loading")] if peers else []
-    return {r.reading.instance: (r.ops_url, peers) for r in starting if r.reading and r.reading.instance}
+    peers = tuple(plain(r.ops_url) for r in ready[: names.MOST_PEERS])
+    return {called_process(r, service): peers for r in starting if r.reading and r.reading.instance}
+
+
+def lacking_keys(replicas: Iterable[Replica], service: Key, digest: str) -> dict[CalledProcess, str]:
+    """By each process of a service that takes keys and has others: the key to seal them to.
+
+    digest: of the keys that it is to have. A process that does not trust the operator yet would refuse them.
+    """
+    found = [(r, r.reading) for r in replicas if r.live and r.ops_url and r.ops_keys and r.reading is not None]
+    return {
+        called_process(r, service): said.sealing_key
+        for r, said in found
+        if said.sealing_key and said.instance and said.continuation_keys != digest
+    }
 
 
 class Introducer:
-    """Sends each process its peers once, in a task of its own: no tick waits for a process that does not answer."""
+    """Sends each process its peers once, and its keys until it has them, in a task of its own: no tick waits for a
+    process that does not answer.
+    """
 
     def __init__(self, calls: OpsCalls) -> None:
         self._calls = calls
-        self._found: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._told: set[str] = set()
+        self._found: dict[CalledProcess, tuple[str, ...]] = {}
+        self._lacking: dict[CalledProcess, tuple[str, tuple[bytes, ...]]] = {}
+        self._told: set[CalledProcess] = set()
         self._news = asyncio.Event()
 
-    def found(self, services: Iterable[Iterable[Replica]]) -> None:
-        """services: the replicas of each, all that there are."""
-        self._found = {instance: told for replicas in services for instance, told in introductions(replicas).items()}
+    def found(self, services: Iterable[tuple[str, Key, Iterable[Replica]]]) -> None:
+        """services: the uid, the name and the replicas of each, all that there are."""
+        self._found, self._lacking = {}, {}
+        for service_uid, service, replicas in services:
+            there = tuple(replicas)
+            self._found |= introductions(there, service)
+            if keys := self._calls.continuation_keys(service_uid):
+                lacking = lacking_keys(there, service, keys_digest(keys))
+                self._lacking |= {process: (sealing_key, keys) for process, sealing_key in lacking.items()}
         self._news.set()
 
     async def run(self) -> None:
-        """Send peers to those that were found last, until cancelled; to the next ones when these have answered, or have
+        """Send what the last tick found, until cancelled; then what the next one did, when these have answered, or have
         not in time."""
         while True:
             await self._news.wait()
             self._news.clear()
             try:
-                await self._introduce(self._found)
+                await asyncio.gather(self._introduce(self._found), self._give_keys(self._lacking))
             except Exception:
-                LOG.exception("replicas that start were not told of their peers")
+                LOG.exception("replicas did not get their peers and keys")
 
-    async def _introduce(self, found: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
-        new = {instance: told for instance, told in found.items() if instance not in self._told}
-        told = [self._calls.introduce(base, instance, peers) for instance, (base, peers) in new.items()]
-        done = await asyncio.gather(*told)
-        confirmed = {instance for instance, heard in zip(new, done, strict=True) if heard}
+    async def _introduce(self, found: Mapping[CalledProcess, tuple[str, ...]]) -> None:
+        new = {process: peers for process, peers in found.items() if process not in self._told}
+        done = await asyncio.gather(*(self._calls.introduce(process, peers) for process, peers in new.items()))
+        confirmed = {process for process, heard in zip(new, done, strict=True) if heard}
         self._told = (self._told & set(found)) | confirmed
+
+    async def _give_keys(self, lacking: Mapping[CalledProcess, tuple[str, tuple[bytes, ...]]]) -> None:
+        calls = []
+        for process, (sealing_key, keys) in lacking.items():
+            try:
+                calls.append(self._calls.give_keys(process, sealed(keys, sealing_key, process.instance)))
+            except ValueError as error:
+                LOG.warning("the process at %s names a key that is none: %s", process.base, error)
+        await asyncio.gather(*calls)

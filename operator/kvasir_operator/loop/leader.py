@@ -7,13 +7,14 @@ of a candidate that waits go on, so that it acts at once when its turn comes.
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
-from kvasir_kube.interceptor import ClusterInterceptor
+from kvasir_kube.interceptor import ClusterInterceptor, T
 from kvasir_kube.kinds import LEASE, Json
-from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, LeaseRecord, decide, valid
+from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, LeaseRecord, decide, valid_s
 from kvasir_operator.loop.clock import Clock, rfc3339_micro
 
 LOG: Final = logging.getLogger(__name__)
@@ -37,7 +38,12 @@ class Leader:
     @property
     def held(self) -> bool:
         """Whether we may write now."""
-        return valid(self._clock.steady(), self._renewed)
+        return self.held_for_s > 0
+
+    @property
+    def held_for_s(self) -> float:
+        """For how many seconds we may write unless the Lease is renewed; 0 when we may not."""
+        return valid_s(self._clock.steady(), self._renewed)
 
     async def acquire(self) -> None:
         """Wait until the Lease is ours. An API server that does not answer is tried again."""
@@ -142,12 +148,26 @@ class Leader:
 
 
 class FencedCluster(ClusterInterceptor):
-    """A cluster that refuses to be written to by a process that does not lead, with LeaseLostError. Reads pass."""
+    """A cluster that refuses to be written to by a process that does not lead, with LeaseLostError. Reads pass.
+
+    A write that is on its way when the Lease is lost is given up at that moment, which ends its connection: the next
+    leader may write LEASE_S after the last renewal, and an API server that is slow could carry it out later.
+    """
 
     def __init__(self, cluster: Cluster, leader: Leader) -> None:
         super().__init__(cluster)
         self._leader = leader
 
-    async def _before(self, *, writes: bool) -> None:
-        if writes and not self._leader.held:
+    async def _send(self, request: Callable[[], Awaitable[T]], *, writes: bool) -> T:
+        if not writes:
+            return await request()
+        if not self._leader.held:
             raise LeaseLostError("this operator does not lead")
+        sent = asyncio.ensure_future(request())
+        try:
+            while (left_s := self._leader.held_for_s) > 0:  # longer than it was, where the Lease was renewed meanwhile
+                if (await asyncio.wait({sent}, timeout=left_s))[0]:
+                    return sent.result()
+        finally:
+            sent.cancel()
+        raise LeaseLostError("this operator lost its Lease while it wrote")

@@ -6,9 +6,11 @@ import logging
 import random
 from typing import Final
 
+from kvasir_kube import gateway_pods
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
-from kvasir_kube.kinds import INFERENCE_SERVICE, Key, key
+from kvasir_kube.informer import Informer
+from kvasir_kube.kinds import INFERENCE_SERVICE, POD, Key, key
 from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
@@ -18,15 +20,18 @@ from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.ops_calls import OpsCalls
+from kvasir_operator.loop.pod_certificates import PodCertificates
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.resync import Resync
+from kvasir_operator.loop.route_reporter import RouteReporter
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.signing_secret import SigningSecret
 from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.tenant_publisher import TenantPublisher
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.settings import OperatorSettings
@@ -55,23 +60,26 @@ class Operator:
         leader: Leader | None = None,
         bucket: TokenBucket | None = None,
     ) -> None:
-        """leader: the election among several operators; without it this one acts at once. bucket: limits the rate of
-        requests; without it they are not limited."""
+        """leader: the election of several operators; without it this one acts at once. bucket: limits requests."""
         cluster = FencedCluster(cluster, leader) if leader else cluster
         # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
         cluster = RateLimitedCluster(cluster, bucket) if bucket else cluster
         self._leader, self._acting = leader, leader is None
-        self.store, self.telemetry = Store(), Telemetry()
-        self.workqueue = Workqueue(clock.steady)
+        self.store, self.telemetry, self.workqueue = Store(), Telemetry(), Workqueue(clock.steady)
         self.resync = Resync(
             cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )
         recorder = Recorder(cluster, instance=instance, clock=clock)
         keys = SigningSecret(cluster, namespace=settings.system_namespace, clock=clock)
         self._signing = keys if settings.signs_calls else None
+        self._tenants = TenantPublisher(cluster, settings, clock)
+        self._certificates = PodCertificates(
+            cluster, self.store, reader.tls, home=settings.system_namespace, clock=clock
+        )
         calls = OpsCalls(reader, self._signing)
-        scraper = Scraper(self.store, reader, clock=clock, system_namespace=settings.system_namespace)
+        self._gateways, scraper = _scraper(cluster, self.store, reader, settings, clock)
         self._introducer = Introducer(calls)
+        self._routes = RouteReporter(cluster, self.store, namespace=settings.namespace, clock=clock)
         self.scaler = Scaler(
             self.store,
             scraper,
@@ -82,26 +90,7 @@ class Operator:
             settings=settings,
             clock=clock,
         )
-        writer = Writer(cluster, self.store, calls, recorder, self.telemetry, workqueue=self.workqueue, clock=clock)
-        reporter = StatusReporter(
-            writer,
-            EventEmitter(recorder),
-            self.scaler,
-            self.workqueue,
-            self.telemetry,
-            gateway_url=settings.gateway_url,
-            clock=clock,
-        )
-        self.reconciler = Reconciler(
-            Observer(cluster, self.store, scraper, clock=clock),
-            self.scaler,
-            Inspector(cluster, self.store, recorder, self.telemetry, self.workqueue, settings=settings, clock=clock),
-            writer,
-            reporter,
-            self.workqueue,
-            settings=settings,
-            clock=clock,
-        )
+        self.reconciler = self._reconciler(cluster, calls, scraper, recorder, settings=settings, clock=clock)
         self._clock, self._unlisted_s = clock, max(UNLISTED_S, 3 * settings.resync_s)
         self.telemetry.listed(self.resync.age_s)
 
@@ -126,19 +115,65 @@ class Operator:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.resync.run())
+                if self._gateways:
+                    group.create_task(self._gateways.run())
                 if self._leader:
                     await self._leader.acquire()
                     group.create_task(self._lead(self._leader))
                 if self._signing:
                     group.create_task(self._signing.run(self._mark_all))
+                    group.create_task(self._tenants.run())
+                    await self._certificates.prepare()  # else the first scrape reads no pod that speaks TLS
+                    group.create_task(self._certificates.run())
                 self._acting = True
                 self.telemetry.leading(True)
                 await self.scaler.tick()
                 group.create_task(self.workqueue.run(self._reconcile))
                 group.create_task(self.scaler.run())
                 group.create_task(self._introducer.run())
+                group.create_task(self._routes.run())
         except* LeaseLostError as lost:
             raise lost.exceptions[0] from None
+
+    def _reconciler(
+        self,
+        cluster: Cluster,
+        calls: OpsCalls,
+        scraper: Scraper,
+        recorder: Recorder,
+        *,
+        settings: OperatorSettings,
+        clock: Clock,
+    ) -> Reconciler:
+        writer = Writer(
+            cluster,
+            self.store,
+            calls,
+            recorder,
+            self.telemetry,
+            self._certificates,
+            workqueue=self.workqueue,
+            clock=clock,
+        )
+        reporter = StatusReporter(
+            writer,
+            EventEmitter(recorder),
+            self.scaler,
+            self.workqueue,
+            self.telemetry,
+            gateway_url=settings.gateway_url,
+            clock=clock,
+        )
+        return Reconciler(
+            Observer(cluster, self.store, scraper, clock=clock),
+            self.scaler,
+            Inspector(cluster, self.store, recorder, self.telemetry, self.workqueue, settings=settings, clock=clock),
+            writer,
+            reporter,
+            self.workqueue,
+            settings=settings,
+            clock=clock,
+        )
 
     def _mark_all(self) -> None:
         """Every service is to be looked at: pods are to trust other keys."""
@@ -184,3 +219,14 @@ class Operator:
             return "the first list is not complete"
         age_s = self.resync.age_s()
         return f"not everything could be listed for {age_s:.0f} s" if age_s > self._unlisted_s else ""
+
+
+def _scraper(
+    cluster: Cluster, store: Store, reader: StateReader, settings: OperatorSettings, clock: Clock
+) -> tuple[Informer | None, Scraper]:
+    """With what follows the gateways' pods, where these run in another namespace than the one that is watched."""
+    elsewhere, namespace = None, settings.system_namespace
+    if settings.namespace not in ("", namespace):
+        elsewhere = Informer(cluster, POD, namespace=namespace, selector=gateway_pods.SELECTOR)
+    pods = elsewhere.objects if elsewhere else None
+    return elsewhere, Scraper(store, reader, clock=clock, system_namespace=namespace, elsewhere=pods)

@@ -17,7 +17,7 @@ from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
-from kvasir_operator.observed.service import Revision
+from kvasir_operator.observed.service import ForeignObject, Revision
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
 from kvasir_operator.stages import Applied, Resolved, RolloutPlan
@@ -25,7 +25,7 @@ from kvasir_operator.status.refusals import QUOTA_EXCEEDED, refusal
 
 FAULT_RETRY_S: Final = 5.0
 """A violation may end without an event of anything that is watched, such as a claim that appears; a name conflict ends
-by a change of another service."""
+by a change of another service, or of an object that is none of ours."""
 FIRST_READINGS_S: Final = 0.5
 """Pause of a new operator between two checks whether all ready pods have been read."""
 QUOTA_S: Final = 120.0
@@ -85,12 +85,12 @@ class Reconciler:
             waiting = await self._inspector.inspect(seen, resolved, service, wanted=scaler.wanted)
         planned: RolloutPlan | None = None
         applied, error = Applied(foreign=seen.foreign), None
-        if resolved.revision is None or seen.name_conflicts:
-            self._workqueue.mark(name, FAULT_RETRY_S)
         if resolved.revision is not None and not waiting:
             planned = await self._planned(resolved, resolved.revision, scaler.wanted)
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)
+        if resolved.revision is None or seen.name_conflicts or applied.foreign:
+            self._workqueue.mark(name, FAULT_RETRY_S)
         await self._reporter.report(service, resolved, scaler, planned, applied, waiting=waiting)
         if applied.refused_reason != QUOTA_EXCEEDED:
             self._passed(name)
@@ -120,7 +120,7 @@ class Reconciler:
         current = asked if planned.target.revision == asked.id else seen.revision(planned.target.revision) or asked
         wanted = children(seen, current, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, {asked.id, current.id}))
-        foreign: tuple[str, ...] = ()
+        foreign: tuple[ForeignObject, ...] = ()
         try:
             written = await self._writer.children(seen, service, writes)
             foreign = written.foreign

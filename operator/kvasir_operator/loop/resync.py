@@ -9,6 +9,7 @@ import logging
 import math
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvasir_api import names
@@ -153,12 +154,24 @@ class Resync:
 
     async def _compare(self, kind: Kind, selector: str, *, restarted: bool) -> None:
         """restarted: watches have started since the list before, and deliver no deletion from before that."""
-        before = {key(obj): resource_version(obj) for obj in self._store.all(kind)}
-        listing = await self._cluster.list(kind, self._namespace, selector)
+        before = self._store.versions(kind)
+        listing = await self._cluster.list(
+            kind,
+            self._namespace,
+            selector,
+            known=partial(self._store.known, kind),
+            transform=partial(self._store.kept, kind),
+        )
         now = self._clock.steady()
-        for obj in listing.items:
+        new = [obj for obj in listing.items if self._store.get(kind, key(obj)) is not obj]
+        if rewound := [key(obj) for obj in new if resource_version(obj) < before.get(key(obj), 0)]:
+            # A list is never older than what was known before it was requested.
+            LOG.warning("%s: %d objects are older than they were: etcd was restored", kind.plural, len(rewound))
+            for name in rewound:
+                self._store.rewind(kind, name)
+        for obj in new:
             # What we wrote ourselves is in the store before the watch brings it, so it is never newer here.
-            if self._store.put(kind, obj):
+            if self._store.put(kind, obj, shared=True):
                 self._mark(kind, obj)
                 if self.synced:
                     waiting = MissedEvent(version=resource_version(obj), since=now)

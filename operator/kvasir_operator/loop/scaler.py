@@ -6,23 +6,23 @@ Its result is read by the reconcile; after a restart it goes on from what status
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.service import InferenceServiceSpec
-from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, Capacity, InferenceServiceStatus
+from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceServiceStatus
 from kvasir_api.status import ScalingChange as Entry
-from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
+from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key, uid
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.reading_log import ReadingLog
 from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.scaler_memory import LastRest, Look, ParsedService, ScalerMemory, digest_of_pods
 from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.workqueue import Workqueue
-from kvasir_operator.observed.decode_rate import DecodeRate, followed
+from kvasir_operator.observed.decode_rate import followed
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, parsed_spec, parsed_status
 from kvasir_operator.observed.settings import OperatorSettings
@@ -30,10 +30,10 @@ from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
 from kvasir_operator.scaling.pressure import LoadPressure, pressure
-from kvasir_operator.scaling.rest import due
+from kvasir_operator.scaling.rest import due, rests
 from kvasir_operator.scaling.schedule import bounds
 from kvasir_operator.scaling.tick import TickInputs, tick
-from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
+from kvasir_operator.scaling.window import LoadSample
 from kvasir_operator.stages import ScalerResult
 
 LOG: Final = logging.getLogger(__name__)
@@ -41,49 +41,6 @@ KEPT_DECISIONS: Final = 10
 MOST_REASON: Final = 1024
 BY_HAND: Final = ("Advisory", "External")
 """Modes in which spec.replicas determines the count."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ScalerMemory:
-    """What is kept of one service between ticks. uid: whose it is; another may have come under its name. rested: what
-    was read last since, where no tick followed because nothing has changed."""
-
-    uid: str
-    window: LoadWindow = EMPTY
-    decode_rates: dict[str, DecodeRate] = field(default_factory=dict)
-    state: ScalingState
-    decision: ScalingDecision | None = None
-    pressure: LoadPressure = field(default_factory=LoadPressure)
-    decisions: list[Entry] = field(default_factory=list)
-    digest: tuple[object, ...] = ()
-    held: bool = False
-    mode: str = ""
-    parsed: "ParsedService | None" = None
-    looked: "Look | None" = None
-    rested: TickInputs | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What the last tick of a service was made of. pods: as _digest_of_pods."""
-
-    inputs: TickInputs
-    parsed: "ParsedService"
-    pods: tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedService:
-    """What a tick needs of a service, and the object from which it was parsed: the store keeps that until a newer one
-    comes."""
-
-    service: Json
-    autoscaling: Autoscaling | None
-    by_hand: int
-    revision: str
-    cold_start_s: float | None
-    capacity: Capacity
-    max_sequences: int
 
 
 class Scaler:
@@ -124,17 +81,22 @@ class Scaler:
         """Read all pods and gateways, then decide for each service whose pods have all been read once."""
         await self._scraper.scrape()
         services = [key(service) for service in self._store.all(INFERENCE_SERVICE)]
+        replicas: dict[Key, tuple[Replica, ...]] = {}
         for gone in set(self._memory) - set(services):
             self.forget(gone)
         for name in services:
             service = self._store.get(INFERENCE_SERVICE, name)  # as it is by now, if it is still there
             if service is None or service["metadata"].get("deletionTimestamp") or self._scraper.incomplete(name):
                 continue
+            replicas[name] = self._scraper.replicas(name)
             try:
-                await self._look(name, service)
+                await self._look(name, service, replicas[name])
             except Exception:
                 LOG.exception("a tick of %s failed; the others are decided for", "/".join(name))
-        self._introducer.found(self._scraper.replicas(name) for name in services)
+        self._introducer.found(
+            (uid(service), key(service), replicas.get(key(service)) or self._scraper.replicas(key(service)))
+            for service in self._store.all(INFERENCE_SERVICE)
+        )
         for name in list(self.attention):
             self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
@@ -207,33 +169,45 @@ class Scaler:
         self.attention.discard(name)
         self._telemetry.forget(name)
 
-    async def _look(self, name: Key, service: Json) -> None:
+    async def _look(self, name: Key, service: Json, replicas: tuple[Replica, ...]) -> None:
         memory = self._current(name, service)
         if memory is None or (parsed := memory.parsed) is None:
             return
-        replicas = self._scraper.replicas(name)
-        inputs, pods = self._inputs(name, replicas, parsed), _digest_of_pods(replicas)
         before = memory.looked
-        unchanged = before is not None and before.parsed is parsed and before.pods == pods
-        looked = before.inputs if before is not None and unchanged else None
-        ticks = due(looked, memory.rested, inputs, spec=parsed.autoscaling, decision=memory.decision)
-        if not ticks:
-            memory.rested = inputs
+        if before is not None and self._rests(name, memory, before, parsed, replicas):
+            memory.rested = LastRest(self._clock.steady(), self._clock.wall(), self._scraper.demands(name))
             return
-        memory.rested, memory.looked = None, Look(inputs=inputs, parsed=parsed, pods=pods)
-        for read in ticks:
-            await self._tick(name, service, memory, parsed, replicas, read)
+        now = self._now(name, before, parsed, replicas)
+        alike = before is not None and before.parsed is parsed and before.pods == now.pods
+        looked = before.inputs if before is not None and alike else None
+        rested = memory.rested.inputs(before.inputs) if memory.rested and before else None
+        ticks = due(looked, rested, now.inputs, spec=parsed.autoscaling, decision=memory.decision)
+        if not ticks:
+            memory.rested = LastRest(now.inputs.at, now.inputs.wall, now.inputs.gateways)
+            return
+        memory.rested, memory.looked = None, now
+        for inputs in ticks:
+            await self._tick(name, service, memory, now, inputs)
 
-    async def _tick(
-        self,
-        name: Key,
-        service: Json,
-        memory: ScalerMemory,
-        parsed: ParsedService,
-        replicas: tuple[Replica, ...],
-        inputs: TickInputs,
-    ) -> None:
-        spec, by_hand = parsed.autoscaling, parsed.by_hand
+    def _rests(
+        self, name: Key, memory: ScalerMemory, before: Look, parsed: ParsedService, replicas: tuple[Replica, ...]
+    ) -> bool:
+        """Whether nothing is to be made of what is read, and so nothing to be put together of it. before: what the last
+        tick was made of."""
+        return (
+            before.stands(parsed, replicas)
+            and rests(
+                before.inputs,
+                self._scraper.demands(name),
+                at=self._clock.steady(),
+                spec=parsed.autoscaling,
+                decision=memory.decision,
+            )
+            and not self._scraper.missing_gateways(name)
+        )
+
+    async def _tick(self, name: Key, service: Json, memory: ScalerMemory, looked: Look, inputs: TickInputs) -> None:
+        spec, by_hand = looked.parsed.autoscaling, looked.parsed.by_hand
         result = tick(spec, memory.window, memory.state, inputs, by_hand=by_hand)
         begins, before = not memory.window.samples, memory.state
         self._log.write(
@@ -241,16 +215,17 @@ class Scaler:
         )
         decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
-        memory.pressure = pressure(result.window)
-        self._telemetry.imbalance(name, memory.pressure.imbalance)
-        believed = _believed(replicas, result.window.last)
+        uneven, memory.pressure = memory.pressure.imbalance, pressure(result.window)
+        if begins or memory.pressure.imbalance != uneven:
+            self._telemetry.imbalance(name, memory.pressure.imbalance)
+        believed = _believed(looked.replicas, result.window.last)
         memory.decode_rates = followed(memory.decode_rates, believed, now=inputs.at, window_s=self._speed_window_s)
         if result.decision is not None:
             self._telemetry.decided(name, result.decision)
             await self._tell(name, service, result.decision, memory)
         elif decided_before:
             self._telemetry.forget_decisions(name)
-        digest = _digest(replicas, memory)
+        digest = memory.digest_with(looked.pods)
         if digest != memory.digest:
             memory.digest = digest
             self._workqueue.mark(name, 0.0)
@@ -276,8 +251,21 @@ class Scaler:
         )
         return memory
 
+    def _now(self, name: Key, before: Look | None, parsed: ParsedService, replicas: tuple[Replica, ...]) -> Look:
+        """What a tick reads. before: what the last one was made of, of which is kept what has not changed."""
+        if before is None or not before.stands(parsed, replicas):
+            inputs = self._inputs(name, replicas, parsed)
+            return Look(inputs=inputs, parsed=parsed, replicas=replicas, pods=digest_of_pods(replicas))
+        inputs = replace(
+            before.inputs,
+            at=self._clock.steady(),
+            wall=self._clock.wall(),
+            gateways=tuple(self._scraper.demands(name)),
+            missing_gateways=self._scraper.missing_gateways(name),
+        )
+        return replace(before, inputs=inputs)
+
     def _inputs(self, name: Key, replicas: tuple[Replica, ...], parsed: ParsedService) -> TickInputs:
-        """What a tick reads."""
         wall = self._clock.wall()
         # One without a reading may have been unready for hours after its start, which no reading shows.
         ready = [r for r in replicas if r.phase == "ready" and r.reading is not None]
@@ -338,7 +326,7 @@ class Scaler:
             # Its demand is not watched before it is scaled by it.
             memory.state = ScalingState(wanted=spec.replicas, since=self._clock.steady())
         elif memory.mode in BY_HAND and mode not in BY_HAND:
-            memory.state = replace(memory.state, wanted=spec.replicas, changes=())  # that there are, not the advice
+            memory.state = memory.state._replace(wanted=spec.replicas, changes=())  # that there are, not the advice
         memory.mode = mode
         return memory
 
@@ -357,37 +345,7 @@ def _before(spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
 
 def _believed(replicas: tuple[Replica, ...], last: LoadSample | None) -> tuple[Replica, ...]:
     """With readings that cannot be true taken away."""
-    wrong = {name for name, _ in last.contradictions} if last else set()
+    if last is None or not last.contradictions:
+        return replicas
+    wrong = {name for name, _ in last.contradictions}
     return tuple(replace(r, reading=None) if r.name in wrong else r for r in replicas)
-
-
-def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object, ...]:
-    """What of a tick can change something that a reconcile would do or write."""
-    decision = memory.decision
-    last = memory.window.last
-    return (
-        _digest_of_pods(replicas),
-        tuple((uid, rate.evidence) for uid, rate in memory.decode_rates.items() if rate.evidence),
-        (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
-        _digest_of(last) if last else None,
-        _digest_of_pressure(memory.pressure),
-    )
-
-
-def _digest_of_pods(replicas: tuple[Replica, ...]) -> tuple[object, ...]:
-    return tuple((r.uid, r.phase, _serving(r)) for r in replicas)
-
-
-def _digest_of(last: LoadSample) -> tuple[object, ...]:
-    each = last.typical
-    rate, silent = f"{each.prefill_tokens_per_s:.2g}", (last.missing, last.lost, bool(last.fresh))
-    return each.kv_tokens, rate, silent, tuple(name for name, _ in last.contradictions)
-
-
-def _digest_of_pressure(now: LoadPressure) -> tuple[object, ...]:
-    return now.exhausted, bool(now.preemptions), round(now.imbalance, 1), round(now.acceptance, 1)
-
-
-def _serving(r: Replica) -> tuple[str, ...]:
-    """The hardware that it reports, and why it accepts no client."""
-    return (r.reading.device, r.reading.kernels, r.reading.fallback, r.reading.locked) if r.reading else ()

@@ -5,13 +5,15 @@ A document is decoded once per tick, and a pod is parsed again only when it or i
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState, ServiceDemand, unchanged
-from kvasir_kube.kinds import POD, Json, Key, controller_uid, key, labels, uid
-from kvasir_kube.state_reader import StateReader, url
+from kvasir_kube import gateway_pods
+from kvasir_kube.kinds import POD, Json, Key, key, labels, uid
+from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.replica import Replica, replica, with_reading
@@ -20,11 +22,9 @@ from kvasir_operator.scaling.window import KEPT_S, LOST_S, ScaledReplica
 DEADLINE_S: Final = 1.0
 STALE_S: Final = 6.0
 """A pod that was silent for so long has no reading: three ticks, since one may be lost to a long step."""
-GATEWAY_STATE_PORT: Final = "state"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastReading:
+class LastReading(NamedTuple):
     """The last document of a pod, and when it was read, on the steady clock."""
 
     state: RuntimeState
@@ -39,24 +39,46 @@ class LastDemand:
     at: float
 
 
-@dataclass(slots=True, kw_only=True)
-class ParsedPod:
-    """A replica and what it was parsed from. The store keeps an object until a newer one comes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeTarget:
+    """What of a pod is read. The store keeps an object until a newer one comes. ops_url: of a runtime's ops port, empty
+    where none is read."""
 
     pod: Json
+    ops_url: str
+    is_gateway: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class ParsedPod:
+    """A replica and what it was parsed from. serves: whether it is one of its service's; quarantined: whether its
+    device failed."""
+
+    pod: Json
+    serves: bool
+    quarantined: bool
     reading: RuntimeState | None
     replica: Replica
 
 
 class Scraper:
-    """Readings of all pods that the store knows. system_namespace: where the gateways are that are believed."""
+    """Readings of all pods that the store knows. system_namespace: where the gateways are that are believed. elsewhere:
+    pods of that namespace, where the store has those of another one alone; it changes as they do."""
 
     def __init__(
-        self, store: Store, reader: StateReader, *, clock: Clock, system_namespace: str = names.SYSTEM_NAMESPACE
+        self,
+        store: Store,
+        reader: StateReader,
+        *,
+        clock: Clock,
+        system_namespace: str = names.SYSTEM_NAMESPACE,
+        elsewhere: Mapping[Key, Json] | None = None,
     ) -> None:
         self._store, self._reader, self._clock = store, reader, clock
         self._system_namespace = system_namespace
+        self._elsewhere: Mapping[Key, Json] = {} if elsewhere is None else elsewhere
         self._readings: dict[str, LastReading] = {}
+        self._targets: dict[str, ScrapeTarget] = {}
         self._parsed: dict[str, ParsedPod] = {}
         self._gateways: dict[str, LastDemand] = {}
         self._demands: dict[Key, list[ServiceDemand]] = {}
@@ -65,19 +87,22 @@ class Scraper:
     async def scrape(self) -> None:
         """One round. What does not answer within the deadline keeps its last reading, which grows stale."""
         pods = {uid(pod): pod for pod in self._store.all(POD)}
-        runtimes = {id_: base for id_, pod in pods.items() if (base := self._ops_url(pod))}
-        ours = [pod for pod in pods.values() if _is_gateway(pod, self._system_namespace)]
-        gateways = {key(pod)[1]: base for pod in ours if (base := _gateway_url(pod))}
+        self._targets = {id_: self._target(id_, pod) for id_, pod in pods.items()}
+        runtimes = {id_: target.ops_url for id_, target in self._targets.items() if target.ops_url}
+        ours = [target.pod for target in self._targets.values() if target.is_gateway]
+        ours += [pod for pod in self._elsewhere.values() if gateway_pods.is_gateway(pod, self._system_namespace)]
+        gateways = {key(pod)[1]: base for pod in ours if (base := _gateway_url(pod, leaves=False))}
+        leaving = {key(pod)[1]: base for pod in ours if (base := _gateway_url(pod, leaves=True))}
         states, demands = await asyncio.gather(
             self._reader.states(runtimes, deadline_s=DEADLINE_S),
-            self._reader.gateway_states(gateways, deadline_s=DEADLINE_S),
+            self._reader.gateway_states(gateways | leaving, deadline_s=DEADLINE_S),
         )
         now = self._clock.steady()
         self._began = min(self._began, now)
         self._readings.update({id_: self._taken(id_, state, now) for id_, state in states.items()})
         self._readings = {id_: reading for id_, reading in self._readings.items() if id_ in pods}
         self._parsed = {id_: parsed for id_, parsed in self._parsed.items() if id_ in pods}
-        # A gateway that has just become ready counts as read, without demand.
+        # A gateway that has just become ready counts as read, without demand; one that leaves is not waited for.
         self._gateways = {name: self._gateways.get(name, LastDemand(at=now)) for name in gateways}
         self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})
         self._demands = {}
@@ -94,24 +119,32 @@ class Scraper:
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
         """The replicas of a service with their last readings, without inspection pods and quarantined pods."""
-        return tuple(self._replica(pod, self.reading(uid(pod))) for pod in self._pods(service, quarantined=False))
+        return tuple(pod.replica for pod in self._pods(service) if not pod.quarantined)
 
     def quarantined(self, service: Key) -> tuple[Replica, ...]:
         """Pods that are quarantined because their device failed."""
-        return tuple(self._replica(pod, None) for pod in self._pods(service, quarantined=True))
+        return tuple(pod.replica for pod in self._pods(service) if pod.quarantined)
 
-    def _pods(self, service: Key, *, quarantined: bool) -> list[Json]:
-        pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
-        return [pod for pod in pods if (labels(pod).get(names.LABEL_ROLE) == names.ROLE_QUARANTINE) is quarantined]
+    def _pods(self, service: Key) -> list[ParsedPod]:
+        return [pod for pod in map(self._parse, self._store.of(POD, service)) if pod.serves]
 
-    def _replica(self, pod: Json, reading: RuntimeState | None) -> Replica:
-        known = self._parsed.get(uid(pod))
+    def _parse(self, pod: Json) -> ParsedPod:
+        id_ = uid(pod)
+        known = self._parsed.get(id_)
         if known is None or known.pod is not pod:
-            known = self._parsed[uid(pod)] = ParsedPod(pod=pod, reading=reading, replica=replica(pod, reading))
-        elif known.reading is not reading:
-            known.replica = with_reading(known.replica, pod, reading)
-            known.reading = reading
-        return known.replica
+            marks = labels(pod)
+            quarantined = marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
+            reading = None if quarantined else self.reading(id_)
+            known = self._parsed[id_] = ParsedPod(
+                pod=pod,
+                serves=names.LABEL_SERVICE in marks,
+                quarantined=quarantined,
+                reading=reading,
+                replica=replica(pod, reading),
+            )
+        elif not known.quarantined and known.reading is not (reading := self.reading(id_)):
+            known.replica, known.reading = with_reading(known.replica, pod, reading), reading
+        return known
 
     def incomplete(self, service: Key) -> bool:
         """Whether a ready pod of the service was not read since this operator started and is not yet counted as silent.
@@ -155,12 +188,19 @@ class Scraper:
             current=current,
         )
 
+    def _target(self, id_: str, pod: Json) -> ScrapeTarget:
+        known = self._targets.get(id_)
+        if known is not None and known.pod is pod:
+            return known
+        is_gateway = gateway_pods.is_gateway(pod, self._system_namespace)
+        return ScrapeTarget(pod=pod, ops_url=self._ops_url(pod), is_gateway=is_gateway)
+
     def _ops_url(self, pod: Json) -> str:
         """Base URL of a runtime pod's ops port; empty for other pods, those without an address and those that leave."""
         runtime = labels(pod).get(names.LABEL_COMPONENT) == names.COMPONENT_RUNTIME
         if not runtime or pod["metadata"].get("deletionTimestamp"):
             return ""
-        return self._replica(pod, self.reading(uid(pod))).ops_url
+        return self._parse(pod).replica.ops_url
 
     def _new(self, r: Replica) -> bool:
         return r.uid not in self._readings and r.ready_at is not None and self._clock.wall() - r.ready_at < STALE_S
@@ -173,22 +213,11 @@ def _has_traffic(demand: ServiceDemand, service: Key) -> bool:
     return bool(demand.held or demand.inflight) or recent
 
 
-def _is_gateway(pod: Json, namespace: str) -> bool:
-    """Whether a pod is one of the installation's gateways: of its namespace and its ServiceAccount, made by a
-    controller. A label alone can be written by all who may create a pod somewhere."""
-    account = (pod.get("spec") or {}).get("serviceAccountName")
-    marked = labels(pod).get(names.LABEL_NAME) == names.GATEWAY and account == names.GATEWAY
-    return marked and key(pod)[0] == namespace and bool(controller_uid(pod))
-
-
-def _gateway_url(pod: Json) -> str:
-    """Base URL of the state port of a gateway's pod; empty while it is not ready, and when it leaves."""
-    if pod["metadata"].get("deletionTimestamp"):
+def _gateway_url(pod: Json, *, leaves: bool) -> str:
+    """Base URL of the state port of a gateway's pod that is ready; or of one that leaves, which holds requests until
+    its grace is over. Empty for others."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    if bool(pod["metadata"].get("deletionTimestamp")) is not leaves or not (ready or leaves):
         return ""
-    status = pod.get("status") or {}
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
-    if not ready or not status.get("podIP"):
-        return ""
-    ports = [p for c in pod["spec"].get("containers") or () for p in c.get("ports") or ()]
-    port = next((p["containerPort"] for p in ports if p.get("name") == GATEWAY_STATE_PORT), names.PORT_GATEWAY_STATE)
-    return url(status["podIP"], port, "")
+    return gateway_pods.state_url(pod)

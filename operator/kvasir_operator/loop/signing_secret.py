@@ -18,6 +18,7 @@ from kvasir_api.ops_tokens import Signer, new_private_key, public_key
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import SECRET, Json
+from kvasir_operator.desired.continuation_keys import continuation_keys
 from kvasir_operator.desired.signing_keys import SigningKey, is_due, signing, trusted
 from kvasir_operator.loop.clock import Clock
 
@@ -40,6 +41,10 @@ class SigningSecret:
         """Of one call to the process that is called so; empty while there is no key."""
         key = signing(self._keys, self._clock.wall())
         return self._signers[key.private].authorization(instance, method, target) if key else ""
+
+    def continuation_keys(self, service_uid: str) -> tuple[bytes, ...]:
+        """With which pods of a service sign continuation tokens, the first of them; none while there is no key."""
+        return continuation_keys(self._keys, service_uid, self._clock.wall())
 
     async def refresh(self) -> bool:
         """Read the Secret, and write it where a key is due. Whether pods are to trust other keys. Raises KubeError."""

@@ -101,7 +101,7 @@ class StatusReporter:
         may have no pod, as by a quota, waits for a change or for its deadline."""
         seen, attention = found.seen, self._scaler.attention
         leaving = any(r.phase == "draining" for r in seen.replicas) or bool(seen.quarantined)
-        moving = seen.replicas or seen.inspections or found.waiting or found.applied.foreign
+        moving = (seen.replicas or seen.inspections or found.waiting) and not found.applied.foreign
         if found.resolved.violation is not None or not (leaving or (moving and not settled)):
             attention.discard(name)
             if not settled and deadline_s > 0:

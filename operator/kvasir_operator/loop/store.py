@@ -1,9 +1,11 @@
 """The operator's memory of the cluster: objects as the watches delivered them, found by the service they belong to.
 
-Written by handlers, by the periodic lists and by our own writes; an older version never replaces a newer one.
+Written by handlers, by the periodic lists and by our own writes; an older version never replaces a newer one, unless a
+list has shown that the API server's own store was restored from a backup.
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 from kvasir_api import names
 from kvasir_kube.kinds import (
@@ -17,7 +19,7 @@ from kvasir_kube.kinds import (
     resource_version,
     strip_managed_fields,
     uid,
-    with_shared_text,
+    with_shared_parts,
 )
 from kvasir_operator.loop.name_index import NameIndex
 
@@ -31,9 +33,11 @@ class Store:
         self._children: dict[str, dict[Key, set[Key]]] = {}
         self._gone: dict[tuple[str, Key], int] = {}
         self._gone_before: dict[tuple[str, Key], int] = {}
+        self._last: dict[str, Json] = {}
 
-    def put(self, kind: Kind, obj: Json) -> bool:
-        """Remember an object. False when it is older than what is known, its deletion included, or the same."""
+    def put(self, kind: Kind, obj: Json, *, shared: bool = False) -> bool:
+        """Remember an object. False when it is older than what is known, its deletion included, or the same. shared:
+        it is what `kept` made of one."""
         objects = self._objects.setdefault(kind.plural, {})
         known, where = objects.get(key(obj)), (kind.plural, key(obj))
         gone = max(self._gone.get(where, 0), self._gone_before.get(where, 0))
@@ -42,7 +46,7 @@ class Store:
             return False
         if known is not None:
             self._unindex(kind, known)
-        objects[key(obj)] = with_shared_text(strip_managed_fields(obj))
+        objects[key(obj)] = self._last[kind.plural] = obj if shared else self._kept(kind, obj, known)
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
         if kind is INFERENCE_SERVICE:
             self.names.add(objects[key(obj)])
@@ -57,8 +61,40 @@ class Store:
         if known is None or (uid_ and uid(known) != uid_):
             return False
         del self._objects[kind.plural][name]
+        if self._last.get(kind.plural) is known:
+            del self._last[kind.plural]
         self._unindex(kind, known)
         return True
+
+    def known(self, kind: Kind, name: Key, version: str) -> Json | None:
+        """The remembered object of that version, None where there is none."""
+        before = self.get(kind, name)
+        return before if before is not None and before["metadata"].get("resourceVersion") == version else None
+
+    def kept(self, kind: Kind, obj: Json) -> Json:
+        """What of an object that was listed is worth keeping."""
+        kept = self._kept(kind, obj, self.get(kind, key(obj)))
+        self._last.setdefault(kind.plural, kept)
+        return kept
+
+    def rewind(self, kind: Kind, name: Key) -> None:
+        """Forget an object and its end, so that any version of it is news."""
+        self.drop(kind, name)
+        for ends in (self._gone, self._gone_before):
+            ends.pop((kind.plural, name), None)
+
+    def versions(self, kind: Kind) -> dict[Key, int]:
+        """The last version of each object that is known, or of its end."""
+        ends = [
+            (name, at)
+            for gone in (self._gone_before, self._gone)
+            for (plural, name), at in gone.items()
+            if plural == kind.plural
+        ]
+        found = dict(ends)
+        for name, obj in self._objects.get(kind.plural, {}).items():
+            found[name] = max(resource_version(obj), found.get(name, 0))
+        return found
 
     def age(self) -> None:
         """Forget deletions that were known when this was called last: no answer that is still on its way is older."""
@@ -86,6 +122,9 @@ class Store:
                     yield key(service)
         elif (service_key := parent(obj))[1]:
             yield service_key
+
+    def _kept(self, kind: Kind, obj: Json, known: Json | None) -> Json:
+        return cast("Json", with_shared_parts(strip_managed_fields(obj), known or self._last.get(kind.plural)))
 
     def _unindex(self, kind: Kind, known: Json) -> None:
         """Its label may change, so an object leaves the index of the service that it named last."""

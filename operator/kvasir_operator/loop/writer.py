@@ -7,7 +7,7 @@ exception: their marks count when the watch brings them back, since the ReplicaS
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kvasir_api import names
 from kvasir_kube.cluster import Cluster
@@ -26,18 +26,19 @@ from kvasir_kube.kinds import (
     key,
     resource_version,
 )
-from kvasir_operator.desired.template import owner
+from kvasir_operator.desired.template import owner, speaks_tls
 from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.field_ownership import owned_by_apply
-from kvasir_operator.loop.ops_calls import OpsCalls
+from kvasir_operator.loop.ops_calls import OpsCalls, called_process
+from kvasir_operator.loop.pod_certificates import PodCertificates
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.write_conflicts import PAUSE_S, Where, WriteConflicts, other_managers
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
-from kvasir_operator.observed.service import Observed, owned
+from kvasir_operator.observed.service import ForeignObject, Observed, foreign_object, owned
 from kvasir_operator.stages import PodAction
 
 KINDS: Final = {
@@ -50,14 +51,23 @@ INVALID: Final = 422
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildrenWritten:
-    """foreign: what carries a child's name but has another owner, as kind/name; nothing is written behind that.
+    """foreign: what carries a child's name and is not ours; nothing is written behind that.
 
     changed: whether the store has a child now that was another one before. It has not where a write was planned and
     left out, nor after a deletion, which only its watch brings.
     """
 
-    foreign: tuple[str, ...] = ()
+    foreign: tuple[ForeignObject, ...] = ()
     changed: bool = False
+
+
+class AppliedChild(NamedTuple):
+    """What was applied last of a child. digest: of the manifest; version: of the object since; replicas: of a
+    workload."""
+
+    digest: str
+    version: int
+    replicas: int | None
 
 
 class Writer:
@@ -70,14 +80,16 @@ class Writer:
         calls: OpsCalls,
         recorder: Recorder,
         telemetry: Telemetry,
+        certificates: PodCertificates,
         *,
         workqueue: Workqueue,
         clock: Clock,
     ) -> None:
         self._cluster, self._store, self._calls, self._workqueue = cluster, store, calls, workqueue
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
+        self._certificates = certificates
         self._conflicts = WriteConflicts(clock)
-        self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
+        self._applied: dict[Key, dict[Where, AppliedChild]] = {}
         self._foreign: dict[Key, set[Where]] = {}
 
     async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> ChildrenWritten:
@@ -85,9 +97,15 @@ class Writer:
 
         Raises KubeError. What surrounds the pods and is refused for good does not keep the pods from being made.
         """
-        foreign: tuple[str, ...] = ()
+        foreign: tuple[ForeignObject, ...] = ()
         changed = False
         refused: KubeError | None = None
+        if any(
+            speaks_tls(write.manifest["spec"]["template"])
+            for write in writes
+            if write.kind == DEPLOYMENT.kind and write.manifest
+        ):
+            await self._certificates.ensure(seen.namespace)
         for write in writes:
             if foreign:
                 break
@@ -119,6 +137,7 @@ class Writer:
         kind = KINDS[write.kind]
         if write.verb == "delete":
             await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
+            self._applied.get(key(service), {}).pop((kind.plural, (seen.namespace, write.name)), None)
             self._telemetry.wrote(kind.kind)
             return ChildrenWritten()
         if write.new:
@@ -132,6 +151,9 @@ class Writer:
         foreign, where = self._foreign.setdefault(key(service), set()), (kind.plural, name)
         found = await self._found(kind, name) if where in foreign else None
         if found is None:
+            # Another one may have deleted it, or taken it out of our watch by a label.
+            if await self._must_wait(kind, service, manifest, None):
+                return ChildrenWritten()
             # The data of a revision is compared byte by byte, and a creation and an apply write it in different orders.
             # It cannot be changed either, so that an apply takes over no other revision.
             make = self._cluster.apply if kind is CONTROLLER_REVISION else self._cluster.create
@@ -149,11 +171,12 @@ class Writer:
             foreign.discard(where)
         else:
             foreign.add(where)
-            return ChildrenWritten(foreign=(f"{kind.kind}/{name[1]}",))
+            return ChildrenWritten(foreign=(foreign_object(found, kind.kind, seen.name),))
         if found is None:
             return ChildrenWritten(changed=True)
-        learned = self._store.put(kind, found)
-        return ChildrenWritten(changed=await self._apply(kind, service, manifest) or learned)
+        self._store.put(kind, found)
+        await self._overwrite(kind, service, manifest)
+        return ChildrenWritten(changed=True)
 
     async def _found(self, kind: Kind, name: Key) -> Json | None:
         try:
@@ -194,16 +217,16 @@ class Writer:
         match action.verb:
             case "drain":
                 await self._mark(seen, r, since=now, cost=str(DRAINING_COST))
-                await self._ask(r, drain=True)
+                await self._ask(seen, r, drain=True)
                 await self._say(seen, service, "DrainStarted", r, action.why)
             case "ask":
-                await self._ask(r, drain=True)
+                await self._ask(seen, r, drain=True)
             case "finish":
                 await self._mark(seen, r, since=now if r.drain_since is None else None, cost=str(DRAINED_COST))
                 if r.drain_since is not None:
                     await self._say(seen, service, "Drained", r, action.why)
             case "release":
-                await self._ask(r, drain=False)
+                await self._ask(seen, r, drain=False)
                 if r.drain_since is not None or r.drained:
                     await self._unmark(seen, r)
             case "cut":
@@ -220,22 +243,41 @@ class Writer:
 
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> bool:
         """Apply unless the same manifest was applied to the same object: the server may store a value in another form,
-        which must not cause a write per reconcile. What another manager changes is restored, but not in a race.
-        Returns whether it was applied."""
-        where, digest = (kind.plural, key(manifest)), _digest(manifest)
-        known, before = self._store.get(kind, where[1]), self._applied.get(key(service), {}).get(where)
-        if known is not None and before == (digest, resource_version(known)):
-            return False
-        restores = known is not None and before is not None and before[0] == digest
-        if restores and (wait_s := self._conflicts.wait_s(where)):
-            self._workqueue.mark(key(service), wait_s)
-            return False
-        if restores and self._conflicts.restored(where):
-            await self._tell_of_rival(kind, service, where[1])
-        if before is None and known is not None:
-            await self._own_by_apply(kind, where[1])
-        self._wrote(kind, service, manifest, await self._cluster.apply(kind, manifest, manager=names.MANAGER))
+        which must not cause a write per reconcile. Returns whether it was applied."""
+        known, before = self._store.get(kind, key(manifest)), self._applied_last(kind, service, manifest)
+        if known is not None and before is not None:
+            if (before.digest, before.version) == (_digest(manifest), resource_version(known)):
+                return False
+            if await self._must_wait(kind, service, manifest, known):
+                return False
+        await self._overwrite(kind, service, manifest)
         return True
+
+    async def _overwrite(self, kind: Kind, service: Json, manifest: Json) -> None:
+        """Apply to an object that is there."""
+        if self._applied_last(kind, service, manifest) is None:
+            await self._own_by_apply(kind, key(manifest))
+        self._wrote(kind, service, manifest, await self._cluster.apply(kind, manifest, manager=names.MANAGER))
+
+    async def _must_wait(self, kind: Kind, service: Json, manifest: Json, known: Json | None) -> bool:
+        """What another manager changes or deletes is restored, but not in a race: whether it is not to be restored yet.
+        known: the object as it is, None where there is none. A number of replicas that is not the one applied last was
+        changed by another one, whatever it is to be now."""
+        before, where = self._applied_last(kind, service, manifest), (kind.plural, key(manifest))
+        if before is None:
+            return False
+        scaled = known is not None and before.replicas is not None and _replicas(known) != before.replicas
+        if not scaled and before.digest != _digest(manifest):
+            return False
+        if wait_s := self._conflicts.wait_s(where):
+            self._workqueue.mark(key(service), wait_s)
+            return True
+        if self._conflicts.restored(where):
+            await self._tell_of_rival(kind, service, where[1])
+        return False
+
+    def _applied_last(self, kind: Kind, service: Json, manifest: Json) -> AppliedChild | None:
+        return self._applied.get(key(service), {}).get((kind.plural, key(manifest)))
 
     async def _own_by_apply(self, kind: Kind, name: Key) -> None:
         """Before the first apply of this process to an object that another one created."""
@@ -249,23 +291,24 @@ class Writer:
         """Remember a child as it is by now."""
         self._telemetry.wrote(kind.kind)
         applied = self._applied.setdefault(key(service), {})
-        applied[kind.plural, key(manifest)] = (_digest(manifest), resource_version(written))
+        applied[kind.plural, key(manifest)] = AppliedChild(
+            _digest(manifest), resource_version(written), _replicas(written)
+        )
         self._store.put(kind, written)
 
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:
         """Before it is restored, since that takes the field from its manager."""
         found = await self._found(kind, name)
-        if found is None:
-            return
-        who = other_managers(found)
-        note = f"{kind.kind}/{name[1]} is changed repeatedly{f' by {who}' if who else ''}"
+        who = other_managers(found) if found is not None else ""
+        how = "deleted" if found is None else "changed"
+        note = f"{kind.kind}/{name[1]} is {how} repeatedly{f' by {who}' if who else ''}"
         pace = f"the operator restores it once in {PAUSE_S:g} s from now on"
         await self._recorder.event(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
-    async def _ask(self, r: Replica, *, drain: bool) -> None:
+    async def _ask(self, seen: Observed, r: Replica, *, drain: bool) -> None:
         """Best effort: the next reading shows whether it drains, and the action is repeated until it does."""
         if r.ops_url:
-            await self._calls.drain(r.ops_url, r.reading.instance if r.reading else "", on=drain)
+            await self._calls.drain(called_process(r, (seen.namespace, seen.name)), on=drain)
 
     async def _delete(self, seen: Observed, r: Replica) -> None:
         await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
@@ -320,6 +363,12 @@ class Writer:
     ) -> None:
         pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
         await self._recorder.event(service, reason, f"{r.name}: {why}", kind=kind, related=pod)
+
+
+def _replicas(workload: Json) -> int | None:
+    """What the spec of a Deployment requests; None of other objects."""
+    found: int | None = (workload.get("spec") or {}).get("replicas")
+    return found
 
 
 def _digest(manifest: Json) -> str:

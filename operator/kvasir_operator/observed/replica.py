@@ -4,23 +4,33 @@ Called by the loop when it observes, never by a decision; knows the shape of a p
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Final, Literal
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
+from kvasir_kube import pod_tls
 from kvasir_kube.kinds import Json
 
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
 
-FAILED_WAITS: Final = frozenset(
+IMAGE_WAITS: Final = frozenset(
     {
-        "CrashLoopBackOff",
         "ImagePullBackOff",
         "ErrImagePull",
         "ErrImageNeverPull",
+        "ImageInspectError",
         "InvalidImageName",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""Reasons for which a container waits that has no image: all that the kubelet knows."""
+FAILED_WAITS: Final = IMAGE_WAITS | frozenset(
+    {
+        "CrashLoopBackOff",
         "CreateContainerConfigError",
         "CreateContainerError",
         "RunContainerError",
@@ -28,6 +38,8 @@ FAILED_WAITS: Final = frozenset(
 )
 """Reasons for which a container waits that do not pass by waiting alone."""
 OUT_OF_MEMORY: Final = "OOMKilled"
+MOST_IMAGE_WORDS: Final = 600
+"""A registry's words name the image several times before they come to the cause."""
 LATE_S: Final = 60.0
 """Processes, tokenizer and probes take no longer than this beside what the runtime measures of its start."""
 RESTARTS_OF_A_FAILURE: Final = 2
@@ -42,14 +54,15 @@ class Replica:
     draining_s: for how long it has drained, on a clock that never jumps.
     mounted_at: when its volumes were there, which not every kubelet reports; unmounted: the kubelet reports that they
     are not. assigned: a node was found. refusal: the
-    line with which the runtime refused model or options. last_words: why it failed, for people. drained: the operator
+    line with which the runtime refused model or options. image_failure: which image cannot be pulled, and why; empty
+    where that is not what it waits for. last_words: why it failed, for people. drained: the operator
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
     said, when it ended last, that its device failed. watchdog: how it said then that its engine stood still. ends: how
     often it has ended. unhealthy: devices of it that the kubelet calls so.
     quarantined_at: when it was quarantined last. ops_keys: the operator's public keys that it was given; None where it
-    reads none.
+    reads none. server_name: that its certificate must have, empty where it speaks no TLS.
     """
 
     name: str
@@ -73,12 +86,14 @@ class Replica:
     restarts: int = 0
     out_of_memory: bool = False
     refusal: str = ""
+    image_failure: str = ""
     device_fault: str = ""
     watchdog: str = ""
     ends: int = 0
     unhealthy: tuple[str, ...] = ()
     quarantined_at: float | None = None
     ops_keys: str | None = None
+    server_name: str = ""
     last_words: str = ""
     reading: RuntimeState | None = None
     node: str = ""
@@ -129,8 +144,7 @@ class Replica:
     @property
     def ops_url(self) -> str:
         """Base URL of its ops port, empty while it has no address."""
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.ops_port}" if self.ip else ""
+        return pod_tls.base_url(self.ip, self.ops_port, self.server_name) if self.ip else ""
 
 
 DRAINED_COST: Final = -2_000_000_000
@@ -167,16 +181,22 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         restarts=int(runtime.get("restartCount") or 0),
         out_of_memory=_terminated(runtime).get("reason") == OUT_OF_MEMORY,
         refusal=refusal,
+        image_failure=_image_failure(pod, runtime),
         device_fault=device_fault(_terminated(runtime)),
         watchdog=_said_with(names.EXIT_WATCHDOG, _terminated(runtime)),
         ends=int(runtime.get("restartCount") or 0) + (not (runtime.get("state") or {}).get("running")),
         unhealthy=_unhealthy(runtime),
         quarantined_at=epoch(notes.get(names.ANNOTATION_QUARANTINED_AT)),
         ops_keys=notes.get(names.ANNOTATION_OPS_KEYS, "") if _reads_ops_keys(pod) else None,
+        server_name=pod_tls.server_name(pod),
         last_words=_last_words(pod, runtime),
         reading=reading,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
     )
+
+
+_VALUES: Final = attrgetter(*(f.name for f in fields(Replica)))
+_SETTERS: Final = tuple(Replica.__dict__[f.name].__set__ for f in fields(Replica))
 
 
 def with_reading(before: Replica, pod: Json, reading: RuntimeState | None) -> Replica:
@@ -185,7 +205,13 @@ def with_reading(before: Replica, pod: Json, reading: RuntimeState | None) -> Re
     if _phase_word(before.reading) != _phase_word(reading):
         runtime = _runtime((pod.get("status") or {}).get("containerStatuses") or ())
         phase = _phase(pod, runtime, before.refusal, reading)
-    return replace(before, reading=reading, phase=phase)
+    # As `replace`, in half of its time: each tick does this for every pod that is busy.
+    found = object.__new__(Replica)
+    for set_value, value in zip(_SETTERS, _VALUES(before), strict=True):
+        set_value(found, value)
+    object.__setattr__(found, "reading", reading)
+    object.__setattr__(found, "phase", phase)
+    return found
 
 
 def _phase_word(reading: RuntimeState | None) -> str:
@@ -257,6 +283,8 @@ def _last_words(pod: Json, runtime: Json) -> str:
     scheduled = _condition(pod.get("status") or {}, "PodScheduled")
     if scheduled.get("status") == "False":
         return str(scheduled.get("message") or "")
+    if unpulled := _image_failure(pod, runtime):
+        return unpulled
     waiting = (runtime.get("state") or {}).get("waiting") or {}
     ended = _terminated(runtime)
     if fault := device_fault(ended):
@@ -270,13 +298,30 @@ def _last_words(pod: Json, runtime: Json) -> str:
     return str((pod.get("status") or {}).get("message") or "")[:300]
 
 
+def _image_failure(pod: Json, runtime: Json) -> str:
+    """The image and the words of the registry or the kubelet. Between two attempts the kubelet repeats those of the
+    last one behind its own, or has none; the sentence must not change with every attempt."""
+    waiting = (runtime.get("state") or {}).get("waiting") or {}
+    if waiting.get("reason") not in IMAGE_WAITS:
+        return ""
+    image = str(_spec(pod).get("image") or "")
+    words = str(waiting.get("message") or "").removeprefix(f'Back-off pulling image "{image}"')
+    words = words.removeprefix(": ErrImagePull").removeprefix(": ")
+    return f"image {image} cannot be pulled: {words or waiting['reason']}"[:MOST_IMAGE_WORDS]
+
+
+def _spec(pod: Json) -> Json:
+    """The runtime's container as it was asked for."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    found: Json = next((c for c in containers if c.get("name") == names.CONTAINER_RUNTIME), {})
+    return found
+
+
 def _limit(pod: Json, ended: Json) -> str:
     """The memory that was not enough, for one that ended for want of it."""
     if ended.get("reason") != OUT_OF_MEMORY:
         return ""
-    containers = (pod.get("spec") or {}).get("containers") or ()
-    runtime: Json = next((c for c in containers if c.get("name") == names.CONTAINER_RUNTIME), {})
-    limit = ((runtime.get("resources") or {}).get("limits") or {}).get("memory")
+    limit = ((_spec(pod).get("resources") or {}).get("limits") or {}).get("memory")
     return f" at its limit of {limit}" if limit else ""
 
 

@@ -3,6 +3,7 @@ decision."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -48,9 +49,17 @@ class RevisionWorkload:
     failure: str = ""
 
 
+class ForeignObject(NamedTuple):
+    """An object that carries a name of our children but has another owner. where: as kind/name. leaves: its owner was
+    another service of this name, so that it goes by garbage collection."""
+
+    where: str
+    leaves: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One service. foreign: objects that carry our children's names but have another owner, as kind/name.
+    """One service. foreign: what carries names of our children and is not ours.
 
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
@@ -76,7 +85,7 @@ class Observed:
     quarantined: tuple[Replica, ...] = ()
     svc: Json | None = None
     guards: tuple[Json, ...] = ()
-    foreign: tuple[str, ...] = ()
+    foreign: tuple[ForeignObject, ...] = ()
     claim_found: bool = True
     claim_bound: bool = True
     claim_of_one_node: bool = False
@@ -129,10 +138,10 @@ def observed(
     invalid."""
     metadata = service["metadata"]
     uid = str(metadata["uid"])
-    ours, foreign = _split(uid, "Deployment", deployments)
-    own_revisions, foreign_revisions = _split(uid, "ControllerRevision", revisions)
-    own_guards, foreign_guards = _split(uid, "", guards)
-    foreign_svc = () if svc is None or owned(svc, uid) else (f"Service/{svc['metadata']['name']}",)
+    ours, foreign = _split(metadata, "Deployment", deployments)
+    own_revisions, foreign_revisions = _split(metadata, "ControllerRevision", revisions)
+    own_guards, foreign_guards = _split(metadata, "", guards)
+    foreign_svc = () if svc is None or owned(svc, uid) else (foreign_object(svc, "Service", metadata["name"]),)
     spec, invalid = parsed_spec(service)
     status = parsed_status(service)
     return Observed(
@@ -186,10 +195,19 @@ def owned(obj: Json, uid: str) -> bool:
     return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
 
 
-def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tuple[str, ...]]:
+def foreign_object(obj: Json, kind: str, service: str) -> ForeignObject:
+    """What an object is that no service of this uid owns. service: name of the one in whose way it is."""
+    references = (obj.get("metadata") or {}).get("ownerReferences") or ()
+    leaves = any(r.get("controller") and (r.get("kind"), r.get("name")) == (names.KIND, service) for r in references)
+    return ForeignObject(where=f"{kind}/{obj['metadata']['name']}", leaves=leaves)
+
+
+def _split(service: Json, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tuple[ForeignObject, ...]]:
+    """Those that the service of this metadata owns, and the others."""
     found = [obj for obj in objects if not (obj.get("metadata") or {}).get("deletionTimestamp")]
-    ours = [obj for obj in found if owned(obj, uid)]
-    return ours, tuple(f"{kind or obj['kind']}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
+    ours = [obj for obj in found if owned(obj, service["uid"])]
+    others = [obj for obj in found if not owned(obj, service["uid"])]
+    return ours, tuple(foreign_object(obj, kind or obj["kind"], service["name"]) for obj in others)
 
 
 def parsed_class(obj: Json) -> tuple[str, AcceleratorClassSpec]:

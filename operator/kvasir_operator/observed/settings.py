@@ -13,18 +13,22 @@ class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
     hub_endpoint: base URL of the hub of hf:// models, empty for huggingface_hub's own.
+    model_cache_dir: directory of the nodes with one for each namespace in which its pods share what they fetch, empty
+    for none; model_cache_bytes: what that may take, 0 without a limit.
     otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
     resync_s: mean time between two lists of everything. signs_calls: whether pods take calls that change something from
-    this operator alone, by its keys in system_namespace. readings_dir: where the autoscaler's readings are written,
-    empty for nowhere."""
+    this operator alone, by its keys in system_namespace. pod_tls: whether pods' ports speak TLS. readings_dir: where
+    the autoscaler's readings are written, empty for nowhere."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
     model_dirs: tuple[str, ...] = ()
     gateway_url: str = ""
     hub_endpoint: str = ""
+    model_cache_dir: str = ""
+    model_cache_bytes: int = 0
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
     speed_window_s: float = 60.0
@@ -32,4 +36,5 @@ class OperatorSettings:
     interval_s: float = 2.0
     resync_s: float = RESYNC_S
     signs_calls: bool = False
+    pod_tls: bool = False
     readings_dir: str = ""

@@ -32,6 +32,12 @@ def capacity_of(reading: RuntimeState) -> ReplicaCapacity:
     )
 
 
+def alike(supply: Sequence[ReplicaCapacity]) -> tuple[ReplicaCapacity, ...]:
+    """The same capacities; where all are equal, which is usual, as one object that is quickly compared."""
+    same = bool(supply) and supply.count(supply[0]) == len(supply)
+    return (supply[0],) * len(supply) if same else tuple(supply)
+
+
 def expected(known: Capacity, slots: int, *, measured: bool) -> ReplicaCapacity:
     """The capacity of a replica that is not there yet: as forecast for the present spec and its accelerator class.
 
@@ -68,8 +74,12 @@ def replicas(
     each = part(typical)
     if each <= 0 or not load:
         return 0.0
+    if supply and supply.count(supply[0]) == len(supply):
+        own = each if supply[0] == typical else part(supply[0]) or each
+        there = len(supply) * own
+        return load / own if load <= there else len(supply) + (load - there) / each
     count, left = 0.0, load
-    parts = {c: part(c) or each for c in set(supply)}  # most replicas are alike
+    parts = {c: part(c) or each for c in set(supply)}
     for own in sorted(parts[c] for c in supply):
         if left <= own:
             return count + left / own
@@ -79,4 +89,6 @@ def replicas(
 
 def _known_median(values: Sequence[float]) -> float:
     known = [value for value in values if value > 0]
-    return float(median(known)) if known else 0.0
+    if not known:
+        return 0.0
+    return float(known[0] if known.count(known[0]) == len(known) else median(known))

@@ -1,17 +1,18 @@
 """From demand to a number of replicas: windows, rates, bounds, and holding still where too little is known.
 
-Up at once, limited in rate. Down to the largest demand of the window, computed at the release edge, so that one replica
-fewer would still serve it by every signal; limited in rate; never while a reading is missing, and never before a whole
-window was watched, so that an operator's restart removes nothing. To zero at once after idleSeconds; from zero to what
-the load requires of replicas such as there were last.
+Up at once, limited in rate, to what will be required when a replica that is added now is ready. Down to the largest
+demand of the window, computed at the release edge, so that one replica fewer would still serve it by every signal, or
+to that of two windows at the steady edge; limited in rate; never while a reading is missing, and never before a whole
+window was watched, so that an operator's restart removes nothing. The window grows while decreases have to be taken
+back. To zero at once after idleSeconds; from zero to what the load requires of replicas such as there were last.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import floor, inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_operator.scaling import sentence
-from kvasir_operator.scaling.demand import Demand, demand, release_edge, target_edge
+from kvasir_operator.scaling.demand import ComingReplicas, Demand, demand, release_edge, steady_edge, target_edge
 from kvasir_operator.scaling.idle import ReplicaFloor, replica_floor
 from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import ScalingPolicy
@@ -30,6 +31,13 @@ LIMITS: Final = (
     "reserve",
     "idle",
 )
+STEADY_WINDOWS: Final = 2
+"""After so many windows in which fewer replicas would have sufficed at the steady edge, the release edge is no reason
+to keep more."""
+SETBACK_WINDOWS: Final = 12
+MOST_PATIENCE: Final = 4
+"""Each decrease that had to be taken back within a window doubles the window for SETBACK_WINDOWS, up to so many
+times its length."""
 UNPLACED_S: Final = 60.0
 """After so long without a node for some replica, more are not asked for."""
 
@@ -43,15 +51,17 @@ class ReplicaChange:
     after: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingState:
+class ScalingState(NamedTuple):
     """What is remembered between ticks. since: when watching began; unserved_at: when some replica was wanted and none
-    was ready, last. levels: replicas at the release edge."""
+    was ready, last. levels: replicas at the release edge; steady: at the steady edge. setbacks: when replicas were
+    added within a window after some were removed."""
 
     wanted: int
     since: float
     unserved_at: float = -inf
-    levels: LevelWindow = field(default_factory=LevelWindow)
+    levels: LevelWindow = LevelWindow()
+    steady: LevelWindow = LevelWindow()
+    setbacks: tuple[float, ...] = ()
     changes: tuple[ReplicaChange, ...] = ()
 
 
@@ -60,9 +70,8 @@ class ScalingDecision:
     """replicas: wanted from now on. raw: what the signals require, and what minReplicas 0 keeps for requests.
 
     signal: which of them, or the bound, decided.
-    limited_by: what kept replicas from raw, one of LIMITS, or nothing.
-    message: why there are so many replicas, without a number that changes while the decision stays the same. demand: at
-    the edge above which replicas are added; release: at the edge below which one is removed. policy: as it was then.
+    limited_by: what kept replicas from raw, one of LIMITS, or nothing. demand: at the edge above which replicas are
+    added; release: at the edge below which one is removed. policy: as it was then.
     """
 
     replicas: int
@@ -70,7 +79,6 @@ class ScalingDecision:
     raw: int
     signal: str
     limited_by: str
-    message: str
     demand: Demand
     release: Demand
     policy: ScalingPolicy
@@ -79,6 +87,11 @@ class ScalingDecision:
     def changed(self) -> bool:
         """Whether the wanted number is another one than before."""
         return self.replicas != self.before
+
+    @property
+    def message(self) -> str:
+        """Why there are so many replicas, without a number that changes while the decision stays the same."""
+        return sentence.message(self.replicas, self.demand, self.limited_by, self.policy)
 
     @property
     def reason(self) -> str:
@@ -98,9 +111,14 @@ def decide(
     """One tick for one service. unplaced_s: how long the longest unschedulable replica has found no node, 0 for
     none."""
     load = workload(window, now=now)
-    upper = demand(_awaited(window), load, policy, target_edge(policy))
+    if (patience := _patience(policy, state, now)) > 1:
+        policy = replace(policy, down_window_s=patience * policy.down_window_s)
+    coming = ComingReplicas(start_s=policy.cold_start_s, begun_s=_begun_s(policy, window, state, now))
+    ahead, target, steady = load.ahead(coming.start_s), target_edge(policy), steady_edge(policy)
+    upper = demand(_awaited(window), ahead, policy, target, coming)
+    kept = upper if steady == target else demand(_awaited(window), ahead, policy, steady, coming)
     lower = demand(window.last, load, policy, release_edge(policy))
-    state = _remembered(state, lower, policy, window, now)
+    state = _remembered(state, kept, lower, policy, window, now)
     since = max(state.since, state.unserved_at)
     least = replica_floor(policy, window, load, wanted=state.wanted, since=since, now=now)
     goal, limit = _goal(policy, window, upper, lower, least, unplaced_s=unplaced_s, state=state, now=now)
@@ -118,15 +136,40 @@ def decide(
         raw=max(upper.replicas if upper.known else state.wanted, 0 if policy.min_replicas else least.replicas),
         signal=signal,
         limited_by=limited_by,
-        message=sentence.message(bounded, upper, limited_by, policy),
         demand=upper,
         release=lower,
         policy=policy,
     )
     if decision.changed:
         change = ReplicaChange(at=now, before=state.wanted, after=bounded)
-        state = replace(state, wanted=bounded, changes=(*state.changes, change))
+        setbacks = _setbacks(state, change, policy)
+        state = state._replace(wanted=bounded, changes=(*state.changes, change), setbacks=setbacks)
     return decision, state
+
+
+def _patience(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
+    """Factor of the window: a load that comes back as soon as replicas have left for it finds them there."""
+    recent = sum(at > now - SETBACK_WINDOWS * policy.down_window_s for at in state.setbacks)
+    return min(MOST_PATIENCE, 1 << recent)
+
+
+def _setbacks(state: ScalingState, change: ReplicaChange, policy: ScalingPolicy) -> tuple[float, ...]:
+    """The last ones, with this change where it takes back a decrease."""
+    back = change.after > change.before and any(
+        c.after < c.before and c.at > change.at - policy.down_window_s for c in state.changes
+    )
+    return (*state.setbacks, change.at)[-MOST_PATIENCE:] if back else state.setbacks
+
+
+def _begun_s(policy: ScalingPolicy, window: LoadWindow, state: ScalingState, now: float) -> float:
+    """Seconds for which replicas that are wanted and not ready have been starting, added up: the newest changes are
+    theirs. Each for a cold start at most, since one that takes longer serves no more when another one is ready."""
+    left, begun_s = state.wanted - (window.last.serving if window.last else 0), 0.0
+    for change in reversed(state.changes):
+        number = min(left, change.after - change.before)
+        if number > 0:
+            left, begun_s = left - number, begun_s + number * min(now - change.at, policy.cold_start_s)
+    return begun_s
 
 
 def _goal(
@@ -157,6 +200,8 @@ def _goal(
         # None may leave, however long is waited: the bound says why, from the first tick on.
         return min(state.wanted, lower.replicas), ""
     level = lower.replicas if state.levels.largest is None else state.levels.largest
+    if now - state.since >= STEADY_WINDOWS * policy.down_window_s and state.steady.largest is not None:
+        level = min(level, state.steady.largest)
     if level >= state.wanted:
         # Above the release edge nothing is released; only a lower present demand makes that a matter of waiting.
         return state.wanted, "window" if lower.replicas < state.wanted else ""
@@ -174,7 +219,7 @@ def _awaited(window: LoadWindow) -> LoadSample | None:
     last = window.last
     if last is None or last.serving:
         return last
-    return replace(last, typical=window.known.capacity)
+    return last._replace(typical=window.known.capacity)
 
 
 def _silent(window: LoadWindow) -> bool:
@@ -183,17 +228,21 @@ def _silent(window: LoadWindow) -> bool:
 
 
 def _remembered(
-    state: ScalingState, lower: Demand, policy: ScalingPolicy, window: LoadWindow, now: float
+    state: ScalingState, kept: Demand, lower: Demand, policy: ScalingPolicy, window: LoadWindow, now: float
 ) -> ScalingState:
     """State with the present level, and without what is too old to matter."""
     if state.wanted and window.last is not None and not window.last.serving:
-        state = replace(state, unserved_at=now)
+        state = state._replace(unserved_at=now)
     levels = state.levels.since(now - policy.down_window_s)
-    if lower.known:
-        # Above the bound all levels are alike, which bounds how many there are.
-        levels = levels.extended(now, min(lower.replicas, policy.max_replicas))
-    horizon = now - max(policy.up_period_s, policy.down_period_s)
-    return replace(state, levels=levels, changes=tuple(c for c in state.changes if c.at > horizon))
+    steady = state.steady.since(now - STEADY_WINDOWS * policy.down_window_s)
+    # Above the bound all levels are alike, which bounds how many there are.
+    if lower.known or kept.known:
+        levels = levels.extended(now, min(max(lower.replicas, kept.replicas), policy.max_replicas))
+    if kept.known:
+        steady = steady.extended(now, min(kept.replicas, policy.max_replicas))
+    horizon = now - max(policy.up_period_s, policy.down_period_s, policy.down_window_s, policy.cold_start_s)
+    changes = tuple(c for c in state.changes if c.at > horizon)
+    return state._replace(levels=levels, steady=steady, changes=changes)
 
 
 def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, cautious: bool) -> int:

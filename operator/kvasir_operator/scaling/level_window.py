@@ -20,6 +20,8 @@ class LevelWindow:
 
     def since(self, at: float) -> "LevelWindow":
         """Without what was seen at that time or before."""
+        if not self.entries or self.entries[0][0] > at:
+            return self
         return LevelWindow(entries=tuple(entry for entry in self.entries if entry[0] > at))
 
     def extended(self, at: float, level: int) -> "LevelWindow":

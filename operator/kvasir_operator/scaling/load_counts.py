@@ -1,13 +1,11 @@
 """What a service's replicas counted within a stretch of time. Called by `window.py` and by what reads its samples."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Final
+from operator import add
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCounts:
+class LoadCounts(NamedTuple):
     """What happened within span_s seconds. Counts are fractions after a gap.
 
     arrivals; expired: how many of them were refused while they waited; refused: further requests, refused when they
@@ -16,6 +14,8 @@ class LoadCounts:
     and hit_tokens of the prefix cache; preemptions of running sequences; tokens drafted ahead, and those of them that
     were accepted; running_s, pinned_s: running requests and pinned tokens, integrated over time, so that aborted
     requests count for as long as they were there.
+
+    A named tuple, since minutes of them are added up for each service in each tick.
     """
 
     span_s: float = 0.0
@@ -34,17 +34,17 @@ class LoadCounts:
     running_s: float = 0.0
     pinned_s: float = 0.0
 
-
-_NAMES: Final = tuple(f.name for f in fields(LoadCounts))
-_VALUES: Final = attrgetter(*_NAMES)
+    @property
+    def came(self) -> float:
+        """Requests that came now: without those that a gateway had held, with those that were refused."""
+        return self.arrivals - self.released + max(0.0, self.refused)
 
 
 def added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
     """One with so much of another."""
-    return LoadCounts(**{name: getattr(one, name) + share * getattr(other, name) for name in _NAMES})
+    return LoadCounts._make(map(add, one, other if share == 1.0 else [share * more for more in other]))
 
 
 def total(counts: Iterable[LoadCounts]) -> LoadCounts:
-    """The sum of all. Each tick adds up minutes of samples of every service, so it is written for speed."""
-    sums = [sum(column) for column in zip(*map(_VALUES, counts), strict=True)]
-    return LoadCounts(**dict(zip(_NAMES, sums, strict=False)))
+    """The sum of all; of two `added` is several times as fast."""
+    return LoadCounts(*map(sum, zip(*counts, strict=True)))

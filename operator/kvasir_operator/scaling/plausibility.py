@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServedTotals
+from msgspec.structs import astuple
+
+from kvasir_api.state import RequestTotals, RuntimeState
 
 MOST_WAITING: Final = 1_000_000
 """Requests: far beyond the queue that any runtime keeps."""
@@ -17,11 +19,6 @@ MOST: Final = 2.0**53
 """Of any number: up to it a float holds each integer. JSON knows no bound, and larger ones do not become floats."""
 LOAD: Final = ("running", "waiting", "waiting_uncached_tokens", "max_sequences", "max_model_len")
 
-_KV: Final = attrgetter(*KvState.__struct_fields__)
-_TOTALS: Final = attrgetter(*RequestTotals.__struct_fields__)
-_RATES: Final = attrgetter(*MeasuredRates.__struct_fields__)
-_DECODED: Final = attrgetter(*DecodeTotals.__struct_fields__)
-_SERVED: Final = attrgetter(*ServedTotals.__struct_fields__)
 _LOAD: Final = attrgetter(*LOAD)
 
 
@@ -34,14 +31,14 @@ def contradiction(reading: RuntimeState) -> str:
 def _in_range(reading: RuntimeState) -> bool:
     """Whether nothing is out of range: what `_ranges` says, in a fraction of its time. NaN is in no range."""
     numbers = (
-        *_KV(reading.kv),
-        *_TOTALS(reading.totals),
-        *_RATES(reading.rates),
-        *_DECODED(reading.decoded),
-        *_SERVED(reading.served),
+        *astuple(reading.kv),
+        *astuple(reading.totals),
+        *astuple(reading.rates),
+        *astuple(reading.decoded),
+        *astuple(reading.served),
         *_LOAD(reading),
     )
-    if not all(0 <= number <= MOST for number in numbers):
+    if not (min(numbers) >= 0 and max(numbers) <= MOST and sum(numbers) >= 0):  # with a NaN the sum is one
         return False
     rates = reading.rates
     return rates.prefill_tokens_per_s <= MOST_TOKENS_PER_S and rates.decode_step_s <= MOST_STEP_S
@@ -53,34 +50,19 @@ def _disagreement(reading: RuntimeState) -> str:
     parts = kv.pinned_tokens + kv.cached_tokens + kv.free_tokens
     whole = bool(kv.cached_tokens or kv.free_tokens)
     longest = reading.max_model_len
-    return next(
-        (
-            said
-            for said, wrong in (
-                (
-                    f"{kv.pinned_tokens} pinned tokens of {kv.capacity_tokens}",
-                    parts > kv.capacity_tokens + kv.block_size,
-                ),
-                (
-                    f"{kv.capacity_tokens} tokens of KV cache, of which {parts} are accounted for",
-                    whole and parts < kv.capacity_tokens - kv.block_size,
-                ),
-                (
-                    f"{reading.running} running requests, at most {reading.max_sequences} sequences",
-                    0 < reading.max_sequences < reading.running,
-                ),
-                (f"{reading.waiting} waiting requests", reading.waiting > MOST_WAITING),
-                (
-                    f"{reading.waiting_uncached_tokens} tokens of {reading.waiting} waiting prompts",
-                    longest > 0 and reading.waiting_uncached_tokens > reading.waiting * longest,
-                ),
-                (f"{expired} expired requests of {totals.aborts} aborted ones", not 0 <= expired <= totals.aborts),
-                *_ended(totals, longest),
-            )
-            if wrong
-        ),
-        "",
-    )
+    if parts > kv.capacity_tokens + kv.block_size:
+        return f"{kv.pinned_tokens} pinned tokens of {kv.capacity_tokens}"
+    if whole and parts < kv.capacity_tokens - kv.block_size:
+        return f"{kv.capacity_tokens} tokens of KV cache, of which {parts} are accounted for"
+    if 0 < reading.max_sequences < reading.running:
+        return f"{reading.running} running requests, at most {reading.max_sequences} sequences"
+    if reading.waiting > MOST_WAITING:
+        return f"{reading.waiting} waiting requests"
+    if longest > 0 and reading.waiting_uncached_tokens > reading.waiting * longest:
+        return f"{reading.waiting_uncached_tokens} tokens of {reading.waiting} waiting prompts"
+    if not 0 <= expired <= totals.aborts:
+        return f"{expired} expired requests of {totals.aborts} aborted ones"
+    return _ended(totals, longest)
 
 
 def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
@@ -103,19 +85,15 @@ def _range(name: str, value: float) -> tuple[str, bool]:
     return f"{name} is {value}", not value >= 0
 
 
-def _ended(totals: RequestTotals, longest: int) -> Iterable[tuple[str, bool]]:
-    """Counters against one another. Without any arrival the pod does not count them."""
-    if not totals.arrivals and not totals.completions:
-        return
-    yield (
-        f"{totals.completions + totals.aborts} ended of {totals.arrivals} accepted requests",
-        totals.completions + totals.aborts > totals.arrivals,
-    )
-    yield (
-        f"{totals.arrivals} accepted requests, {totals.completions + totals.aborts} ended",
-        totals.arrivals - totals.completions - totals.aborts > MOST_WAITING,
-    )
-    yield (
-        f"{totals.uncached_prompt_tokens} prompt tokens of {totals.arrivals} requests",
-        longest > 0 and totals.uncached_prompt_tokens > totals.arrivals * longest,
-    )
+def _ended(totals: RequestTotals, longest: int) -> str:
+    """As `_disagreement`, of counters against one another. Without any arrival the pod does not count them."""
+    came, ended = totals.arrivals, totals.completions + totals.aborts
+    if not came and not totals.completions:
+        return ""
+    if ended > came:
+        return f"{ended} ended of {came} accepted requests"
+    if came - ended > MOST_WAITING:
+        return f"{came} accepted requests, {ended} ended"
+    if longest > 0 and totals.uncached_prompt_tokens > came * longest:
+        return f"{totals.uncached_prompt_tokens} prompt tokens of {came} requests"
+    return ""

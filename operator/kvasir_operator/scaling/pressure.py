@@ -2,11 +2,11 @@
 replica, and tokens drafted in vain. `window.py` measures them at each tick; `workload.py` and the loop read them."""
 
 from dataclasses import dataclass
-from itertools import takewhile
 from statistics import fmean
 from typing import Final
 
-from kvasir_operator.scaling.window import RECENT_S, LoadSample, LoadWindow
+from kvasir_operator.scaling.load_counts import LoadCounts, total
+from kvasir_operator.scaling.window import RECENT_S, LoadWindow
 
 LEAST_PREEMPTIONS: Final = 3
 PREEMPTED_SHARE: Final = 0.05
@@ -34,16 +34,18 @@ def pressure(window: LoadWindow) -> LoadPressure:
     last = window.last
     if last is None:
         return LoadPressure()
-    recent = reversed(window.since(last.at - RECENT_S))
-    alike: list[LoadSample] = list(takewhile(lambda sample: sample.serving == last.serving, recent))
-    counts = [sample.counts for sample in alike[:-1]]  # the oldest one counted for another number of replicas
-    preemptions, drafted = sum(c.preemptions for c in counts), sum(c.drafted for c in counts)
-    sequences = sum(c.arrivals for c in counts) + last.gauges.running
-    settled = last.at - alike[-1].at >= SETTLED_S
+    recent = window.since(last.at - RECENT_S)
+    others = [i for i, sample in enumerate(recent) if sample.serving != last.serving]
+    alike = recent[others[-1] + 1 :] if others else recent
+    each = [sample.counts for sample in alike[1:]]  # the oldest one counted for another number of replicas
+    # Most services lose no blocks and draft nothing, and sums over a minute are a large part of a tick.
+    counts = total(each) if any(c.preemptions or c.drafted for c in each) else LoadCounts()
+    sequences = counts.arrivals + last.gauges.running
+    settled = last.at - alike[0].at >= SETTLED_S
     return LoadPressure(
-        preemptions=preemptions,
-        exhausted=preemptions >= max(LEAST_PREEMPTIONS, PREEMPTED_SHARE * sequences),
-        imbalance=fmean(sample.imbalance for sample in alike) if settled else 0.0,
+        preemptions=counts.preemptions,
+        exhausted=counts.preemptions >= max(LEAST_PREEMPTIONS, PREEMPTED_SHARE * sequences),
+        imbalance=fmean([sample.imbalance for sample in alike]) if settled else 0.0,
         busiest=last.busiest,
-        acceptance=sum(c.accepted for c in counts) / drafted if drafted >= LEAST_DRAFTED else 1.0,
+        acceptance=counts.accepted / counts.drafted if counts.drafted >= LEAST_DRAFTED else 1.0,
     )

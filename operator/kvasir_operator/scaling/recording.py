@@ -6,7 +6,7 @@ and `state` are needed. The format is in docs/autoscaling.md.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -130,9 +130,9 @@ def replayed(lines: Iterable[bytes]) -> Iterator[bytes]:
             known = ReplayMemory(uid=line.uid, window=EMPTY, state=ScalingState(wanted=wanted, since=since))
         if known.window.last is not None and line.at <= known.window.last.at:
             raise InvalidRecordingError(f"line {number}: at {line.at:g} is not after {known.window.last.at:g}")
-        state = known.state if line.wanted is None else replace(known.state, wanted=line.wanted)
+        state = known.state if line.wanted is None else known.state._replace(wanted=line.wanted)
         if line.changes == 0:  # they are too old, or a mode was left in which another one set the count
-            state = replace(state, changes=())
+            state = state._replace(changes=())
         result = tick(spec, known.window, state, _inputs(line), by_hand=line.by_hand)
         memory[line.service] = ReplayMemory(uid=known.uid, window=result.window, state=result.state)
         if result.decision is not None:

@@ -1,6 +1,6 @@
 """Bounds by time of day: which of spec.autoscaling.schedules is in force. Called by `policy.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -24,15 +24,15 @@ def bounds(spec: Autoscaling, wall: float) -> tuple[ReplicaBound, ReplicaBound]:
     Of schedules that overlap the largest minimum counts and the largest maximum; a schedule without one of them leaves
     that of the spec. A minimum above the maximum lifts the maximum.
     """
-    now = {f"schedules[{i}]": s for i, s in enumerate(spec.schedules) if in_force(s, wall)}
-    least = _largest({path: s.min_replicas for path, s in now.items()}, "minReplicas", spec.min_replicas)
-    most = _largest({path: s.max_replicas for path, s in now.items()}, "maxReplicas", spec.max_replicas)
+    now = [(f"schedules[{i}]", s) for i, s in enumerate(spec.schedules) if in_force(s, wall)] if spec.schedules else ()
+    least = _largest([(s.min_replicas, path) for path, s in now], "minReplicas", spec.min_replicas)
+    most = _largest([(s.max_replicas, path) for path, s in now], "maxReplicas", spec.max_replicas)
     return least, most if most.replicas >= least.replicas else least
 
 
-def _largest(scheduled: Mapping[str, int | None], field: str, otherwise: int) -> ReplicaBound:
-    """Of the schedules that set the field, by path; that of the spec where none does."""
-    found = [(count, path) for path, count in scheduled.items() if count is not None]
+def _largest(scheduled: Iterable[tuple[int | None, str]], field: str, otherwise: int) -> ReplicaBound:
+    """Of the schedules that set the field, each with its path; that of the spec where none does."""
+    found = [(count, path) for count, path in scheduled if count is not None]
     if not found:
         return ReplicaBound(replicas=otherwise, field=f"spec.autoscaling.{field}")
     count, path = max(found)

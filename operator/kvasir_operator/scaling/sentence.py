@@ -72,6 +72,7 @@ def reason(asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
         "rate": "; the rate of change is limited",
     }
     lost += "; sequences lose their KV cache to others" if asked.load.exhausted else ""
+    lost += "; requests wait all the time" if asked.load.stuck else ""
     lost += "; replicas refuse requests" if asked.load.refused_per_s else ""
     unreachable = f"; {UNREACHABLE}" if asked.itl_unreachable else ""
     return f"{needs}{lost}{bound.get(limited_by, '')}{unreachable}"
@@ -79,6 +80,10 @@ def reason(asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
 
 def _refused(load: Workload) -> str:
     return f", of which {load.refused_per_s:.2f} are refused" if load.refused_per_s else ""
+
+
+def _growth(load: Workload) -> str:
+    return f", {60 * load.growth:.2f} more each minute" if load.growth else ""
 
 
 def arithmetic(asked: Demand) -> str:
@@ -90,7 +95,7 @@ def arithmetic(asked: Demand) -> str:
     parts = [
         f"{load.running:,.0f} running with {load.pinned_tokens:,.0f} pinned tokens",
         f"{load.waiting:,.0f} waiting with {load.waiting_tokens:,.0f} tokens",
-        f"{load.arrivals_per_s:.2f} requests/s{_refused(load)}",
+        f"{load.arrivals_per_s:.2f} requests/s{_refused(load)}{_growth(load)}",
         f"one has {load.prompt_tokens:,.0f} prompt tokens to compute and {load.output_tokens:,.0f} output tokens",
         f"it runs {load.seconds:.1f} s and pins {load.kv_tokens:,.0f} tokens",
         f"a replica has {each.kv_tokens:,.0f} tokens and {each.slots:,.0f} slots",

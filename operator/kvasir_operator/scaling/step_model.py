@@ -1,11 +1,10 @@
 """How long a step of decode takes by the number of its sequences: a line through what was measured, older samples less.
 
-Called by `window.py`, which adds each tick, and by `demand.py`, which asks what a batch would take. Sums of a weighted
+Called by `window.py`, which adds each tick, and by `workload.py`, which takes the line. Sums of a weighted
 least-squares fit, so that its memory is constant.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 HALF_LIFE_S: Final = 1_800.0
 LEAST_STEPS: Final = 10
@@ -14,8 +13,7 @@ LEAST_SPREAD: Final = 0.05
 """Standard deviation of the batches over their mean, below which they are alike and give no slope."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class StepModel(NamedTuple):
     """Weighted sums over steps: their number, sequences, seconds, sequences squared, and sequences times seconds."""
 
     weight: float = 0.0
@@ -51,37 +49,30 @@ class StepModel:
         )
 
     @property
-    def mean_s(self) -> float:
-        """Seconds of a step on the mean; 0 before one."""
-        return self.seconds / self.weight if self.weight else 0.0
+    def line(self) -> "StepLine":
+        """The line through what was measured."""
+        if not self.weight:
+            return StepLine()
+        mean_s, mean_batch = self.seconds / self.weight, self.rows / self.weight
+        spread = self.squares / self.weight - mean_batch**2
+        if spread <= (LEAST_SPREAD * mean_batch) ** 2:
+            return StepLine(mean_s=mean_s, mean_batch=mean_batch, base_s=mean_s)
+        slope_s = (self.products / self.weight - mean_batch * mean_s) / spread
+        slope_s = min(max(0.0, slope_s), mean_s / mean_batch)
+        base_s = mean_s - slope_s * mean_batch
+        return StepLine(mean_s=mean_s, mean_batch=mean_batch, base_s=base_s, slope_s=slope_s, varied=True)
 
-    @property
-    def mean_batch(self) -> float:
-        """Sequences of a step on the mean."""
-        return self.rows / self.weight if self.weight else 0.0
 
-    @property
-    def varied(self) -> bool:
-        """Whether batches differed enough to show how steps grow with them."""
-        return self._spread > (LEAST_SPREAD * self.mean_batch) ** 2
+class StepLine(NamedTuple):
+    """Seconds of a step: mean_s of one of mean_batch sequences, both 0 before one was measured; base_s beside what its
+    sequences add; slope_s that each of them adds, 0 where batches were alike, or larger ones no slower. varied: whether
+    batches differed enough to show how steps grow with them."""
 
-    @property
-    def slope_s(self) -> float:
-        """Seconds that each sequence adds; 0 where batches were alike, or larger ones no slower."""
-        if not self.varied:
-            return 0.0
-        slope = (self.products / self.weight - self.mean_batch * self.mean_s) / self._spread
-        return min(max(0.0, slope), self.mean_s / self.mean_batch)
-
-    @property
-    def _spread(self) -> float:
-        """Variance of the batches."""
-        return self.squares / self.weight - self.mean_batch**2 if self.weight else 0.0
-
-    @property
-    def base_s(self) -> float:
-        """Seconds of a step beside what its sequences add."""
-        return self.mean_s - self.slope_s * self.mean_batch
+    mean_s: float = 0.0
+    mean_batch: float = 0.0
+    base_s: float = 0.0
+    slope_s: float = 0.0
+    varied: bool = False
 
     def step_s(self, batch: float) -> float:
         """Seconds of a step with so many sequences; the mean where no slope is known."""

@@ -3,7 +3,7 @@
 Called by `loop/scaler.py`, `recording.py` and `simulation/kvasir_rule.py`, so that all three decide by the same code.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api.autoscaling import Autoscaling
@@ -56,7 +56,7 @@ def tick(
     if spec is None:
         return TickResult(window=window, state=ScalingState(wanted=by_hand, since=inputs.at))
     if spec.mode == "External":
-        state = replace(state, wanted=by_hand, changes=())
+        state = state._replace(wanted=by_hand, changes=())
     rules = policy(spec, inputs.cold_starts_s, wall=inputs.wall)
     decision, state = decide(rules, window, unplaced_s=inputs.unplaced_s, state=state, now=inputs.at)
     return TickResult(window=window, state=state, decision=decision)

@@ -8,23 +8,23 @@ contradicts itself is treated as silence.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
-from typing import Final
+from dataclasses import dataclass, field
+from operator import add, attrgetter
+from typing import Final, NamedTuple
 
 from kvasir_api.state import RuntimeState, ServiceDemand, restarted
 from kvasir_operator.scaling import last_known
 from kvasir_operator.scaling.balance import imbalance
-from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, capacity_of, of_next
+from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, alike, capacity_of, of_next
 from kvasir_operator.scaling.last_known import LastKnown
-from kvasir_operator.scaling.load_counts import LoadCounts, added
+from kvasir_operator.scaling.load_counts import LoadCounts, added, total
+from kvasir_operator.scaling.past_load import PastLoad, Stretch
 from kvasir_operator.scaling.plausibility import contradiction
 from kvasir_operator.scaling.step_model import StepModel
 
 KEPT_S: Final = 600.0
 RECENT_S: Final = 60.0
-"""So long every tick keeps its own sample; before, ticks are joined into samples of at least JOINED_S."""
-JOINED_S: Final = 10.0
+"""So long every tick keeps its own sample; what was counted before is in `past`."""
 LOST_S: Final = 120.0
 """A ready pod that was silent for so long is lost: it holds nothing back, and nothing is expected of it."""
 
@@ -49,8 +49,7 @@ class ScaledReplica:
     current: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadGauges:
+class LoadGauges(NamedTuple):
     """The load at one moment, summed over serving replicas."""
 
     pinned_tokens: float = 0.0
@@ -62,8 +61,7 @@ class LoadGauges:
 NO_LOAD: Final = LoadGauges()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSample:
+class LoadSample(NamedTuple):
     """One tick, or several joined ones. at: seconds of a steady clock, of the last tick.
 
     serving: replicas that take requests; fresh: those of them that were read now. supply: capacity of each that was
@@ -76,11 +74,11 @@ class LoadSample:
     serving: int = 0
     fresh: int = 0
     supply: tuple[ReplicaCapacity, ...] = ()
-    typical: ReplicaCapacity = field(default_factory=ReplicaCapacity)
-    gauges: LoadGauges = field(default_factory=LoadGauges)
+    typical: ReplicaCapacity = UNKNOWN
+    gauges: LoadGauges = NO_LOAD
     held: int = 0
     held_bytes: int = 0
-    counts: LoadCounts = field(default_factory=LoadCounts)
+    counts: LoadCounts = LoadCounts()
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     contradictions: tuple[tuple[str, str], ...] = ()
@@ -88,24 +86,25 @@ class LoadSample:
     busiest: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaLoad:
+class ReplicaLoad(NamedTuple):
     """The last good reading of one replica, and when it was taken. read: False before the first one."""
 
     at: float
-    reading: RuntimeState = field(default_factory=RuntimeState)
+    reading: RuntimeState = RuntimeState()
     read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWindow:
-    """Samples from the oldest to the newest, and the last good reading of each replica by uid.
+    """samples: of the last minute, one for each tick, from the oldest to the newest. past: counts of the minutes
+    before. records: the last good reading of each replica by uid.
 
     complete: the load when no replica was silent last; None before such a tick. step: what is known of steps. known:
     what counts while there is no replica.
     """
 
     samples: tuple[LoadSample, ...] = ()
+    past: PastLoad = field(default_factory=PastLoad)
     records: Mapping[str, ReplicaLoad] = field(default_factory=dict)
     complete: LoadGauges | None = None
     step: StepModel = field(default_factory=StepModel)
@@ -116,8 +115,13 @@ class LoadWindow:
         """The newest sample."""
         return self.samples[-1] if self.samples else None
 
+    @property
+    def stretches(self) -> tuple[Stretch | LoadSample, ...]:
+        """Everything that was counted, from the oldest to the newest."""
+        return (*self.past.stretches, *self.samples)
+
     def since(self, at: float) -> tuple[LoadSample, ...]:
-        """Samples taken after that time."""
+        """Samples taken after that time, which is not longer than RECENT_S ago."""
         return self.samples[bisect_right(self.samples, at, key=_AT) :]
 
 
@@ -148,11 +152,13 @@ def extended(
     gauges = _with_silent(now_read, _sum(records[m.uid].reading for m in silent), window.complete)
     span_s = now - window.samples[-1].at if window.samples else 0.0
     demands = list(gateways)
-    supply = tuple(capacity_of(records[m.uid].reading) for m in read)
+    supply = alike([capacity_of(records[m.uid].reading) for m in read])
     typical = of_next(supply, tuple(m.current for m in read), expected)
     counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
     uneven, busiest = imbalance({m.name: fresh[m.uid] for m in serving if m.uid in fresh})
-    known, counts = _known(window, counts, typical if supply else expected, fresh, demands, now=now)
+    past, leaving = _past(window, now)
+    known = last_known.with_past(window.known, leaving)
+    known, counts = _known(window, known, counts, typical if supply else expected, fresh, demands, now=now)
     last = window.last or FIRST
     sample = LoadSample(
         at=now,
@@ -172,7 +178,8 @@ def extended(
         busiest=busiest,
     )
     return LoadWindow(
-        samples=(*_joined(window.samples, now), sample),
+        samples=(*window.since(now - RECENT_S), sample),
+        past=past,
         records=records,
         complete=window.complete if silent else gauges,
         step=_step(window, fresh, span_s, now),
@@ -180,8 +187,16 @@ def extended(
     )
 
 
+def _past(window: LoadWindow, now: float) -> tuple[PastLoad, tuple[LoadCounts, ...]]:
+    """With the samples that are older than RECENT_S by now; without what is older than KEPT_S, which comes second."""
+    older = window.samples[: len(window.samples) - len(window.since(now - RECENT_S))]
+    past = window.past.extended(Stretch(sample.at, sample.counts) for sample in older)
+    return past.since(now - KEPT_S), past.until(now - KEPT_S)
+
+
 def _known(
     window: LoadWindow,
+    known: LastKnown,
     counts: LoadCounts,
     capacity: ReplicaCapacity,
     fresh: Mapping[str, RuntimeState],
@@ -190,14 +205,13 @@ def _known(
     now: float,
 ) -> tuple[LastKnown, LoadCounts]:
     """What counts while there is no replica, and the counts of this tick with what gateways had held of them."""
-    known = last_known.with_past(window.known, (s.counts for s in window.samples if s.at <= now - KEPT_S))
     arrivals = counts.arrivals + max(0.0, counts.refused)
     known = last_known.with_requests(known, fresh.values(), demands, arrivals=arrivals, now=now)
     released = (window.last.held if window.last else 0) - sum(d.held for d in demands)
     known, taken = last_known.with_release(known, released=released, arrivals=arrivals, now=now)
-    if capacity.kv_tokens:
-        known = replace(known, capacity=capacity)
-    return known, replace(counts, released=taken)
+    if capacity.kv_tokens and capacity != known.capacity:
+        known = known._replace(capacity=capacity)
+    return known, counts._replace(released=taken)
 
 
 def _records(
@@ -233,12 +247,9 @@ def _with_silent(read: LoadGauges, silent: LoadGauges, complete: LoadGauges | No
     if silent == NO_LOAD:
         return read
     if complete is None:
-        return LoadGauges(**{f.name: getattr(read, f.name) + getattr(silent, f.name) for f in fields(LoadGauges)})
-    merged = {}
-    for f in fields(LoadGauges):
-        seen, frozen, before = (getattr(load, f.name) for load in (read, silent, complete))
-        merged[f.name] = max(seen, min(seen + frozen, before))
-    return LoadGauges(**merged)
+        return LoadGauges._make(map(add, read, silent))
+    loads = zip(read, silent, complete, strict=True)
+    return LoadGauges._make([max(seen, min(seen + frozen, before)) for seen, frozen, before in loads])
 
 
 def _counts(
@@ -249,7 +260,7 @@ def _counts(
     span_s: float,
     now: float,
 ) -> LoadCounts:
-    total = LoadCounts(span_s=span_s, running_s=gauges.running * span_s, pinned_s=gauges.pinned_tokens * span_s)
+    found = [LoadCounts(span_s=span_s, running_s=gauges.running * span_s, pinned_s=gauges.pinned_tokens * span_s)]
     for uid, reading in fresh.items():
         known = before.get(uid)
         if known is None or not known.read:
@@ -257,9 +268,11 @@ def _counts(
         if known.reading.totals == reading.totals and known.reading.served == reading.served:
             continue
         gap_s = now - known.at
-        share = min(1.0, span_s / gap_s) if gap_s > 0 else 0.0
-        total = added(total, _difference(known.reading, reading, gap_s), share)
-    return total
+        if gap_s <= 0:
+            continue
+        counted = _difference(known.reading, reading, gap_s)
+        found.append(counted if gap_s == span_s else added(LoadCounts(), counted, min(1.0, span_s / gap_s)))
+    return total(found)
 
 
 def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> LoadCounts:
@@ -300,13 +313,3 @@ def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, 
         if steps <= MOST_STEPS_PER_S * gap_s and seconds <= gap_s + LONGEST_STEP_S:
             model = model.extended(steps=steps, rows=max(0, new.rows - old.rows), seconds=seconds)
     return model
-
-
-def _joined(samples: tuple[LoadSample, ...], now: float) -> tuple[LoadSample, ...]:
-    """Without those older than KEPT_S; at most one sample older than RECENT_S is joined with the one before it."""
-    kept = samples[next((i for i, s in enumerate(samples) if s.at > now - KEPT_S), len(samples)) :]
-    old = next((i for i, s in enumerate(kept) if s.at > now - RECENT_S), len(kept)) - 1
-    if old < 1 or kept[old - 1].counts.span_s + kept[old].counts.span_s > JOINED_S:
-        return kept
-    joined = replace(kept[old], counts=added(kept[old - 1].counts, kept[old].counts))
-    return (*kept[: old - 1], joined, *kept[old + 1 :])

@@ -28,6 +28,7 @@ FIGURES: Final = (
 )
 """What a run is judged by; `figures.py` computes them."""
 REACTION, STEADINESS, SERVED, COST = FIGURES[:2], FIGURES[2:3], FIGURES[3:5], FIGURES[5:]
+WITHOUT_STATIC: Final = (*FIGURES[:5], *FIGURES[6:])
 
 LARGE: Final = PodProfile()
 """Qwen3-32B on two H100 with the prefill rate that llm-d measured, two minutes until ready."""
@@ -37,14 +38,16 @@ SMALL: Final = PodProfile(
 """An 8B model on a small card, from a warm node."""
 CHAT: Final = LengthMix(prompt=600, output=300)
 _CHAT_PER_S: Final = pod_capacity(SMALL, CHAT).requests_per_s
-TO_ZERO: Final[dict[str, object]] = {"min_replicas": 0, "ttft_milliseconds": 0}
+TO_ZERO: Final[dict[str, object]] = {"min_replicas": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One stretch of traffic. load: replicas occupied at a time; most_load: its bound. goals: figures that mean
-    something there. start: replicas at the beginning; most: maxReplicas. steady: replicas that are enough; 0 for the
-    most that the load needs at any time.
+    something there: a share of static hours where an oracle needs 60 % of them at most, or little more; an objective
+    that is met where a rule could meet it without seeing the future; a bound of reversals where the load does not turn
+    by itself within a window. start: replicas at the beginning; most: maxReplicas. steady: replicas that are enough; 0
+    for the most that the load needs at any time.
 
     ttft_s, itl_s: the objective of a request, itl_s 0 for none; the autoscaler knows it. seed: of arrivals and lengths.
     """
@@ -83,7 +86,7 @@ class Scenario:
 
 def scenarios() -> list[Scenario]:
     """All of them, in the order in which they are told."""
-    return [*_shapes(), *_limits(), *_zero(), *_waves(), *_llm_d(), *_traces()]
+    return [*_shapes(), *_mixes(), *_limits(), *_zero(), *_waves(), *_llm_d(), *_traces()]
 
 
 def _shapes() -> list[Scenario]:
@@ -94,6 +97,7 @@ def _shapes() -> list[Scenario]:
             load=traffic.step(0.5, 2.4, at=600, back=2100),
             most_load=2.4,
             seconds=3000,
+            goals=WITHOUT_STATIC,
         ),
         Scenario(
             name="ramp",
@@ -108,7 +112,7 @@ def _shapes() -> list[Scenario]:
             load=traffic.step(0.8, 2.5, at=600, back=720),
             most_load=2.5,
             seconds=1800,
-            goals=("signal_to_pod_p95_s", "reversals_per_window", *SERVED),
+            goals=("signal_to_pod_p95_s", *STEADINESS, "p99_ttft_s"),
         ),
         Scenario(
             name="diurnal",
@@ -117,6 +121,12 @@ def _shapes() -> list[Scenario]:
             most_load=4.6,
             seconds=7200,
         ),
+    ]
+
+
+def _mixes() -> list[Scenario]:
+    """Requests that are unlike a chat's."""
+    return [
         Scenario(
             name="prefill-heavy",
             about="prompts of 4,000 tokens with answers of 20, half a replica to three",
@@ -127,6 +137,7 @@ def _shapes() -> list[Scenario]:
             profile=LARGE,
             start=1,
             ttft_s=10.0,
+            goals=(*REACTION, *STEADINESS, "p99_ttft_s", "replica_hours_of_oracle"),
         ),
         Scenario(
             name="long-streams",
@@ -135,6 +146,7 @@ def _shapes() -> list[Scenario]:
             most_load=2.4,
             seconds=3600,
             mix=LengthMix(prompt=300, output=1200, spread=0.3),
+            goals=WITHOUT_STATIC,
         ),
         Scenario(
             name="shared-prefixes",
@@ -169,6 +181,7 @@ def _limits() -> list[Scenario]:
                 kv_tokens=2_000_000, slots=512, prefill_tokens_per_s=40_000, step_slope_s=0.0005, cold_start_s=40.0
             ),
             itl_s=0.040,
+            goals=WITHOUT_STATIC,
         ),
         Scenario(
             name="refusals",
@@ -177,7 +190,7 @@ def _limits() -> list[Scenario]:
             most_load=8.0,
             seconds=3000,
             profile=replace(SMALL, max_waiting=4, cold_start_s=120.0),
-            goals=("overshoot", *STEADINESS, "objective_met_fraction", *COST),
+            goals=("overshoot", *STEADINESS, "replica_hours_of_oracle"),
         ),
         Scenario(
             name="burst",
@@ -195,7 +208,7 @@ def _limits() -> list[Scenario]:
 
 
 def _zero() -> list[Scenario]:
-    """minReplicas is 0, and no objective stands against it."""
+    """minReplicas is 0; a start leaves time of the objective, so that no replica stays for it."""
     return [
         Scenario(
             name="herd",
@@ -204,8 +217,8 @@ def _zero() -> list[Scenario]:
             most_load=100 / _CHAT_PER_S,
             seconds=5400,
             spec=TO_ZERO,
-            steady=2,
-            goals=("overshoot", *STEADINESS, *SERVED, "replica_hours_of_static"),
+            steady=4,
+            goals=("overshoot", *STEADINESS, "p99_ttft_s", "replica_hours_of_static"),
             ttft_s=60.0,
         ),
         Scenario(
@@ -230,7 +243,7 @@ def _waves() -> list[Scenario]:
             most_load=2.4,
             seconds=3600,
             start=3,
-            goals=(*STEADINESS, *SERVED, *COST),
+            goals=(*STEADINESS, *SERVED, "replica_hours_of_oracle"),
         ),
         Scenario(
             name="square-wave",
@@ -270,7 +283,7 @@ def _llm_d() -> list[Scenario]:
             profile=LARGE,
             mix=mix,
             most=10,
-            goals=(*REACTION, *SERVED),
+            goals=(*REACTION, "p99_ttft_s"),
         )
         for name, mix in mixes.items()
     ]
@@ -285,7 +298,7 @@ def _traces() -> list[Scenario]:
             most_load=6.0,
             seconds=3600,
             mix=LengthMix(prompt=2050, output=28, spread=0.9),
-            goals=(*STEADINESS, *SERVED, *COST),
+            goals=(*SERVED, *COST),
         ),
         Scenario(
             name="azure-conversation",
@@ -294,7 +307,7 @@ def _traces() -> list[Scenario]:
             most_load=6.0,
             seconds=3600,
             mix=LengthMix(prompt=1155, output=211, spread=0.8),
-            goals=(*STEADINESS, *SERVED, *COST),
+            goals=(*SERVED, *COST),
         ),
         Scenario(
             name="tool-agent",
@@ -305,6 +318,6 @@ def _traces() -> list[Scenario]:
             profile=LARGE,
             mix=LengthMix(prompt=8600, output=182, spread=0.7, groups=32, shared=5000),
             ttft_s=10.0,
-            goals=(*STEADINESS, *SERVED, *COST),
+            goals=(*SERVED, *COST),
         ),
     ]

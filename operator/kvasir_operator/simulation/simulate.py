@@ -4,23 +4,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Final
 
 from kvasir_operator.simulation.figures import figures
 from kvasir_operator.simulation.fleet import Fleet, FleetRun, ScalingRule
 from kvasir_operator.simulation.kvasir_rule import KvasirRule
-from kvasir_operator.simulation.peer_rules import peers
-from kvasir_operator.simulation.scenarios import Scenario, scenarios
+from kvasir_operator.simulation.peer_rules import PEERS, peers
+from kvasir_operator.simulation.reference_rules import REFERENCES, references
+from kvasir_operator.simulation.scenarios import FIGURES, Scenario, scenarios
 from kvasir_operator.simulation.traffic import requests
+
+RULES: Final = ("kvasir", *PEERS, *REFERENCES)
+"""All names of rules. References run where they are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRow:
-    """The figures of one scenario under one rule, and replicas by time, one value per slice."""
+    """One scenario under one rule. figures: those that the scenario has a goal for; measured: all. created: replicas by
+    time, one value per slice."""
 
     scenario: str
     by: str
     figures: dict[str, Any]
+    measured: dict[str, Any]
     created: tuple[int, ...]
 
     @property
@@ -57,9 +63,16 @@ def row(name: str, by: str, seed: int = 0) -> SimulationRow:
     lengths, 0 for the scenario's own."""
     scenario = {s.name: s for s in scenarios()}[name]
     scenario = replace(scenario, seed=seed or scenario.seed)
-    rule = {r.name: r for r in rules_for(scenario)}[by]
+    rule = {r.name: r for r in [*rules_for(scenario), *references(scenario)]}[by]
     done = run(scenario, rule)
-    return SimulationRow(scenario=name, by=by, figures=figures(scenario, done), created=tuple(done.created))
+    measured = figures(replace(scenario, goals=FIGURES), done)
+    return SimulationRow(
+        scenario=name,
+        by=by,
+        figures={figure: value for figure, value in measured.items() if figure in scenario.goals},
+        measured=measured,
+        created=tuple(done.created),
+    )
 
 
 def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1, seed: int = 0) -> Iterator[SimulationRow]:
@@ -73,11 +86,11 @@ def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1, seed: int = 0)
 
 
 def pairs(names: Sequence[str] = (), by: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Scenarios with rules; all of what is not narrowed."""
+    """Scenarios with rules; all scenarios, and Kvasir's rule and its peers', where they are not narrowed."""
     return [
-        (scenario.name, rule.name)
+        (scenario.name, rule)
         for scenario in scenarios()
         if not names or scenario.name in names
-        for rule in rules_for(scenario)
-        if not by or rule.name in by
+        for rule in RULES
+        if rule in (by or RULES[: -len(REFERENCES)])
     ]

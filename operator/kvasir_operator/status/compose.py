@@ -1,11 +1,12 @@
 """The whole status of a service, and how long a difference to the one written before may wait."""
 
-from statistics import median
+from collections.abc import Sequence
+from statistics import fmean, median
 from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.served_names import qualified_name
-from kvasir_api.state import RuntimeState
+from kvasir_api.state import RuntimeState, SpeculationState
 from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
@@ -25,6 +26,8 @@ COUNTERS_S: Final = 5.0
 NUMBERS_S: Final = 2.0
 
 MAX_CLASSES: Final = 8
+NEARLY: Final = 10
+"""Percent of drafts kept, by which what the status has may be wrong."""
 KEPT: Final = (
     "accelerator_class",
     "unavailable_classes",
@@ -189,7 +192,14 @@ def _measured(found: StatusInputs) -> Capacity:
     readings = [r.reading for r in current if r.reading is not None]
     if not readings:
         before = found.seen.status.capacity
-        kept = ("kv_tokens", "prefill_tokens_per_second", "device")
+        kept = (
+            "kv_tokens",
+            "prefill_tokens_per_second",
+            "device",
+            "draft_tokens",
+            "accepted_draft_percent",
+            "no_drafts",
+        )
         return Capacity(**{name: getattr(before, name) for name in kept})
     rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
     devices = sorted({_serving(reading) for reading in readings})
@@ -197,7 +207,24 @@ def _measured(found: StatusInputs) -> Capacity:
         kv_tokens=_counted(median(reading.kv.capacity_tokens for reading in readings)) or None,
         prefill_tokens_per_second=two_digits(median(rates)) if rates else None,
         device="; ".join(devices)[:253],
+        **_drafts([reading.speculation for reading in readings], found.seen.status.capacity),
     )
+
+
+def _drafts(told: Sequence[SpeculationState], before: Capacity) -> dict[str, Any]:
+    """What replicas draft; as it was before while it is nearly that, since each change of a status is written.
+
+    Each number is bounded before the mean: floats that a pod reports may be too large for a sum.
+    """
+    if not (drafting := [one for one in told if one.draft_tokens > 0]):
+        return {"no_drafts": next((one.why for one in told if one.why), "")[:253]}
+    tokens = max(1, _counted(fmean([min(one.draft_tokens, MOST) for one in drafting])))
+    percent = _counted(100 * fmean([max(0.0, min(one.acceptance_fraction, 1.0)) for one in drafting]))
+    known, kept = before.draft_tokens, before.accepted_draft_percent
+    return {
+        "draft_tokens": known if known is not None and abs(tokens - known) <= 1 else tokens,
+        "accepted_draft_percent": kept if kept is not None and abs(percent - kept) < NEARLY else round(percent, -1),
+    }
 
 
 def _serving(reading: RuntimeState) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_api.served_names import qualified_name
+from kvasir_api.speculation import draft_model
 from kvasir_api.status import Condition
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.status import decode_speed
@@ -146,8 +147,15 @@ def _worse(found: StatusInputs) -> list[tuple[str, str]]:
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"
         worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
-    if found.scaler.acceptance < LEAST_ACCEPTED:
-        worse.append(("DraftsRejected", "most tokens that replicas draft ahead are rejected"))
+    drafter = found.seen.spec.runtime.speculation
+    if found.scaler.acceptance < LEAST_ACCEPTED and drafter != "auto":  # which drafts no more than pays
+        kept = f"of the tokens that replicas draft ahead {found.scaler.acceptance:.0%} are kept"
+        advice = f"runtime.speculation: auto drafts only while that pays, {drafter} in every step"
+        if model := draft_model(drafter):
+            advice = f"drafts that do not pay are left out, but {model} takes memory: name a nearer model or auto"
+        elif drafter == "mtp":
+            advice = "drafts that do not pay are left out, but the layer that drafts takes memory: name suffix or off"
+        worse.append(("LowAcceptance", f"{kept}; {advice}"))
     if rungs := found.resolved.reductions:
         less = f"replicas run with less than the spec requests ({', '.join(rungs)} of spec.reductions)"
         worse.append(("Reduced", f"{less}, so that they start and keep their sequences"))

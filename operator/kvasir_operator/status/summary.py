@@ -41,9 +41,12 @@ def _waiting(found: StatusInputs) -> Summary | None:
 def _blocked(found: StatusInputs) -> Summary | None:
     if not found.applied.foreign:
         return None
-    what = ", ".join(found.applied.foreign)
-    advice = "delete it, or give the service another name"
-    return _reconciling("Progressing", f"{what} exists and does not belong to this service: {advice}")
+    if stays := [one.where for one in found.applied.foreign if not one.leaves]:
+        advice = "delete it, or give the service another name"
+        message = f"{', '.join(stays)} exists and does not belong to this service: {advice}"
+        return Summary(mode="stalled", reason="NameConflict", message=message)
+    rest = ", ".join(one.where for one in found.applied.foreign)
+    return _reconciling("Progressing", f"{rest} of a service that had this name before is not gone yet")
 
 
 def _trouble(found: StatusInputs) -> Summary | None:
@@ -90,6 +93,8 @@ def _refused(found: StatusInputs) -> Summary | None:
     if not refusal or found.updated_ready:
         return None
     reason = next((why for prefix, why in names.REFUSALS.items() if refusal.startswith(prefix)), "ModelLoadFailed")
+    if refusal.startswith(names.MODEL_UNAVAILABLE):
+        refusal = f"spec.model.uri: {refusal.removeprefix(names.MODEL_UNAVAILABLE)}"
     return Summary(mode="stalled", reason=reason, message=refusal)
 
 
@@ -208,8 +213,7 @@ def _why_not_ready(found: StatusInputs) -> Summary:
     """Why too few replicas are ready, without saying how long that has lasted."""
     how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
     if failed := found.first("failed"):
-        down = "DeviceFailed" if failed.device_fault else "CrashLooping"
-        reason = "Scaling" if found.updated_ready else down
+        reason = "Scaling" if found.updated_ready else _down(failed)
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'no reason was reported'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
@@ -221,6 +225,13 @@ def _why_not_ready(found: StatusInputs) -> Summary:
         return _reconciling("ModelDownloading", f"{how_many}{_start(found)}")
     reason = "ModelLoading" if _loading(found) else "MinimumNotAvailable"
     return _reconciling(reason, f"{how_many}{_start(found)}")
+
+
+def _down(failed: Replica) -> str:
+    """Why no replica is ready, by one that fails."""
+    if failed.image_failure:
+        return "ImagePullFailed"
+    return "DeviceFailed" if failed.device_fault else "CrashLooping"
 
 
 OUT_OF_MEMORY_TIMES: Final = 3

@@ -1,0 +1,104 @@
+"""A model that pods fetch: the version that all of them load, and what they need to fetch it.
+
+Called by `template` and `inspection`, and by `revision` for the version. The operator itself never reaches a source.
+"""
+
+from typing import Final
+
+from kvasir_api import model_uri, names
+from kvasir_kube.kinds import Json
+from kvasir_operator.desired.source import ModelSource, model_source
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
+
+CACHE_EXTRA_BYTES: Final = 256 * 2**20
+"""Beside a model's files: a file that is fetched again while the damaged one is still there, and lists."""
+_UNPACKED_TIMES: Final = {model_uri.HTTPS: 3, model_uri.OCI: 2}
+"""Disk for what is unpacked, in sizes of the archive, which lies beside it meanwhile; layers are unpacked in turn."""
+
+
+def pinned_source(seen: Observed) -> ModelSource:
+    """The source of a service's model, of the one version once it is known."""
+    uri = seen.spec.model.uri
+    found = commit(seen)
+    return model_source(model_uri.pinned(uri, found) if found else uri)
+
+
+def commit(seen: Observed) -> str:
+    """The version that a model's uri stands for: the one that it names, that was read of its source for this spec, or
+    that replicas of the same uri load. Empty while it is not known, and for a model that is not fetched."""
+    uri = seen.spec.model.uri
+    if not model_uri.is_fetched(uri):
+        return ""
+    if named := model_uri.version(uri):
+        return named
+    if seen.model is not None and seen.model.uri == uri and seen.model.commit:
+        return seen.model.commit
+    running = {workload.revision for workload in seen.workloads}
+    models = [r.inputs.get("model") or {} for r in seen.revisions if r.id in running]
+    return next((str(model.get("commit", "")) for model in reversed(models) if model.get("uri") == uri), "")
+
+
+def is_unresolved(seen: Observed) -> bool:
+    """Whether the model is fetched and its version is not known, so that no replica may start."""
+    return model_uri.is_fetched(seen.spec.model.uri) and not commit(seen)
+
+
+def secret(seen: Observed) -> list[Json]:
+    """The Secret by which a pod reaches the source, if there is one. The operator never reads it. Optional: without it
+    the runtime says what is missing, while a pod would wait."""
+    name = seen.spec.model.secret_name
+    return [{"name": "source", "secret": {"secretName": name, "optional": True}}] if name else []
+
+
+def variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    """How a container reaches the source and where it keeps what it fetches; none for a model that is not fetched."""
+    uri = seen.spec.model.uri
+    if not model_uri.is_fetched(uri):
+        return []
+    given = {names.ENV_SOURCE_SETTINGS: names.SOURCE_MOUNT}
+    if uri.startswith(model_uri.HUB):
+        given |= {
+            "HF_HUB_CACHE": names.MODEL_MOUNT,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        if settings.hub_endpoint:
+            given["HF_ENDPOINT"] = settings.hub_endpoint
+    else:
+        given[names.ENV_MODEL_CACHE] = names.MODEL_MOUNT
+    if node_cache(seen, settings) and settings.model_cache_bytes:
+        given[names.ENV_MODEL_CACHE_BYTES] = str(settings.model_cache_bytes)
+    return [{"name": name, "value": value} for name, value in given.items()]
+
+
+def startup_cache(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    """Where a replica finds what a start on its node has measured: beside the models that pods share. What it keeps in
+    a volume of its own goes with the pod."""
+    if not node_cache(seen, settings) and not seen.spec.model.cache_claim:
+        return []
+    return [{"name": names.ENV_STARTUP_CACHE, "value": f"{names.MODEL_MOUNT}/{names.STARTUP_CACHE}"}]
+
+
+def node_cache(seen: Observed, settings: OperatorSettings) -> str:
+    """Directory of the node where pods of the namespace share what they fetch, empty where a model lies elsewhere."""
+    model = seen.spec.model
+    if not settings.model_cache_dir or model.cache_claim or not model_uri.is_fetched(model.uri):
+        return ""
+    return f"{settings.model_cache_dir.rstrip('/')}/{seen.namespace}"
+
+
+def cache_bytes(seen: Observed, settings: OperatorSettings) -> int:
+    """Disk of the node for the files of a model that is fetched, of this pod alone; 0 while their size is not known,
+    and where pods share them."""
+    if node_cache(seen, settings):
+        return 0
+    uri = seen.spec.model.uri
+    size = download_bytes(seen) * _UNPACKED_TIMES.get(uri[: uri.find("://") + 3], 1)
+    return size + CACHE_EXTRA_BYTES if size and not seen.spec.model.cache_claim else 0
+
+
+def download_bytes(seen: Observed) -> int:
+    """Bytes of a model that is fetched, 0 while they are not known."""
+    known = seen.model
+    return (known.download_bytes or 0) if known is not None and known.uri == seen.spec.model.uri else 0
