@@ -16,6 +16,10 @@ CONTEXT: Final = "kvasir"
 NODE_GROUPS: Final = ("system:nodes", "kvasir:nodes")
 """Groups of a process node: what every kubelet may, and what NODE_RULES adds."""
 
+KUBE_PROXY: Final = "system:kube-proxy"
+"""Bound by name to what a proxy may read."""
+PROVISIONER: Final = "kvasir-provisioner"
+
 NODE_RULES: Final = (
     (("",), ("configmaps", "secrets", "persistentvolumeclaims", "pods", "nodes"), ("get", "list", "watch")),
     (("",), ("persistentvolumes",), ("get", "list", "watch", "create", "update", "patch", "delete")),

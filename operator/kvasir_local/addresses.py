@@ -14,6 +14,7 @@ from typing import Final
 
 from kvasir_local.component_flags import APISERVER, HOST, Network
 from kvasir_local.errors import LocalClusterError, PortTakenError
+from kvasir_local.kubelet.network import BridgeNetwork
 
 _LOWEST: Final = 20_000
 _HIGHEST: Final = 32_000
@@ -21,6 +22,8 @@ _FIRST_NETWORK: Final = 16
 _PORTS_EACH: Final = 50
 """Each pod network has ports of its own, so that a cluster that has the network has the ports."""
 _LISTEN: Final = "0A"
+_IP_FREEBIND: Final = 15
+"""Of linux/in.h, which `socket` does not name: the address need not be there yet."""
 
 
 def free_ports(count: int, *, seed: int | None = None, among: range = range(_LOWEST, _HIGHEST)) -> list[int]:
@@ -42,13 +45,14 @@ def lock_file() -> Path:
     return Path(tempfile.gettempdir()) / f"kvasir-addresses-{os.getuid()}.lock"
 
 
-def choose(*, apiserver: int | None = None, node_address: str | None = None) -> Network:
+def choose(*, apiserver: int | None = None, node_address: str | None = None, bridge: int | None = None) -> Network:
     """Ports and pod network for one cluster.
 
     apiserver: its port, refused when taken, None for a free one. node_address: None for one that no other cluster has.
+    bridge: the network of the cluster's kubelets, None with process nodes.
     """
     if apiserver is not None:
-        check_free(apiserver, APISERVER)
+        check_free(apiserver, APISERVER, address=BridgeNetwork(index=bridge).address if bridge is not None else HOST)
     pod_network = free_pod_network()
     first = _LOWEST + (int(pod_network.removeprefix("127.")) - _FIRST_NETWORK) * _PORTS_EACH
     etcd, etcd_peer, chosen, controller_manager, scheduler = free_ports(5, among=range(first, first + _PORTS_EACH))
@@ -60,20 +64,22 @@ def choose(*, apiserver: int | None = None, node_address: str | None = None) -> 
         scheduler=scheduler,
         pod_network=pod_network,
         node_address=node_address or f"{pod_network}.255.1",
+        bridge=bridge,
     )
 
 
-def check_free(port: int, component: str) -> None:
+def check_free(port: int, component: str, *, address: str = HOST) -> None:
     """Raises PortTakenError, with the holder where it can be seen."""
-    if is_free(port):
+    if is_free(port, address):
         return
-    raise PortTakenError(f"port {port} on {HOST}, wanted for {component}, is taken by {holder_of(port)}")
+    raise PortTakenError(f"port {port} on {address}, wanted for {component}, is taken by {holder_of(port)}")
 
 
 def is_free(port: int, address: str = HOST) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen there now, or once the machine has the address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not matter
+        probe.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
         try:
             probe.bind((address, port))
         except OSError:

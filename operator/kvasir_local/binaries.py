@@ -6,12 +6,13 @@ Called by `stack` and by the tests' fixtures. Two that need a build at once do n
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from kvasir_local import buildplan, gobuild, locks
-from kvasir_local.component_flags import BINARIES
+from kvasir_local.buildplan import Step
+from kvasir_local.component_flags import BINARIES, NODE_BINARIES
 from kvasir_local.errors import MissingToolError
 from kvasir_local.progress import Progress
 
@@ -26,20 +27,18 @@ def provide(*, progress: Progress, environment: Mapping[str, str] = os.environ) 
         if not absent:
             return Path(assets)
         progress.done(f"{ASSETS}={assets} lacks {', '.join(absent)}; using our own build")
-    wanted = cache_root(environment) / buildplan.CACHE_NAME
-    if not missing(wanted):
-        return wanted
-    if sys.platform != "linux" or os.uname().machine != "x86_64":
-        raise MissingToolError(
-            f"the local cluster is built for linux on x86_64, this is {sys.platform} on {os.uname().machine}"
-        )
-    _build_once(wanted, progress)
-    return wanted
+    return _cached(buildplan.CACHE_NAME, BINARIES, buildplan.steps(), progress=progress, environment=environment)
 
 
-def missing(directory: Path) -> list[str]:
+def provide_node(*, progress: Progress, environment: Mapping[str, str] = os.environ) -> Path:
+    """The directory that holds all of component_flags.NODE_BINARIES. MissingToolError when they cannot be provided."""
+    plan = buildplan.node_steps()
+    return _cached(buildplan.NODE_CACHE_NAME, NODE_BINARIES, plan, progress=progress, environment=environment)
+
+
+def missing(directory: Path, names: Sequence[str] = BINARIES) -> list[str]:
     """Names of the binaries that are not there or cannot be executed."""
-    return [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
+    return [name for name in names if not os.access(directory / name, os.X_OK)]
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -48,17 +47,31 @@ def cache_root(environment: Mapping[str, str]) -> Path:
     return Path(base) / "kvasir"
 
 
-def _build_once(wanted: Path, progress: Progress) -> None:
+def _cached(
+    name: str, names: Sequence[str], plan: Sequence[Step], *, progress: Progress, environment: Mapping[str, str]
+) -> Path:
+    wanted = cache_root(environment) / name
+    if not missing(wanted, names):
+        return wanted
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        raise MissingToolError(
+            f"the local cluster is built for linux on x86_64, this is {sys.platform} on {os.uname().machine}"
+        )
+    _build_once(wanted, names, plan, progress)
+    return wanted
+
+
+def _build_once(wanted: Path, names: Sequence[str], plan: Sequence[Step], progress: Progress) -> None:
     wanted.parent.mkdir(parents=True, exist_ok=True)
     # Without a deadline: the other one has one for each of its steps.
     lock = wanted.parent / f".{wanted.name}.lock"
     with locks.held(lock, progress=progress, waiting=f"another process builds {wanted.name}"):
-        if not missing(wanted):
+        if not missing(wanted, names):
             return
         work = wanted.parent / f".{wanted.name}.work"
         shutil.rmtree(work, ignore_errors=True)  # of a builder that was killed
         shutil.rmtree(wanted, ignore_errors=True)
         try:
-            gobuild.build(work, progress=progress).rename(wanted)
+            gobuild.build(work, plan, progress=progress).rename(wanted)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -14,6 +14,7 @@ ETCD: Final = "v3.6.5"
 LEAST_GO: Final = (1, 24)
 """As in go.mod of Kubernetes v1.34."""
 CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
+NODE_CACHE_NAME: Final = f"kubelet-{KUBERNETES}-linux-amd64"
 
 _VERSION_PACKAGES: Final = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
@@ -44,17 +45,12 @@ def steps() -> tuple[Step, ...]:
         flags=("-trimpath", "-ldflags", "-s -w"),
         expected_s=25,
     )
-    kubernetes = tuple(
-        Step(
-            binary=binary,
-            module="kubernetes",
-            package=f"k8s.io/kubernetes/cmd/{binary}",
-            flags=("-trimpath", "-tags", "providerless", "-ldflags", _version_flags()),
-            expected_s=seconds,
-        )
-        for binary, seconds in expected_s.items()
-    )
-    return (etcd, *kubernetes)
+    return (etcd, *(_kubernetes(binary, seconds) for binary, seconds in expected_s.items()))
+
+
+def node_steps() -> tuple[Step, ...]:
+    """What a real node needs besides; only `up --kubelet` builds it."""
+    return (_kubernetes(component_flags.KUBELET, 300), _kubernetes(component_flags.KUBE_PROXY, 30))
 
 
 def go_version(text: str) -> tuple[int, int] | None:
@@ -64,6 +60,16 @@ def go_version(text: str) -> tuple[int, int] | None:
         return int(numbers[0]), int(numbers[1])
     except (ValueError, IndexError):
         return None
+
+
+def _kubernetes(binary: str, expected_s: int) -> Step:
+    return Step(
+        binary=binary,
+        module="kubernetes",
+        package=f"k8s.io/kubernetes/cmd/{binary}",
+        flags=("-trimpath", "-tags", "providerless", "-ldflags", _version_flags()),
+        expected_s=expected_s,
+    )
 
 
 def _version_flags() -> str:

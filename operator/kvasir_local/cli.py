@@ -13,6 +13,7 @@ from kvasir_local import kubectl as kubectl_shell
 from kvasir_local.cluster_state import ClusterHealth
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import LocalClusterError, StaleStateError
+from kvasir_local.kubelet.network import MOST_NODES
 from kvasir_local.progress import TerminalProgress
 
 EXIT_DAMAGED = 1
@@ -45,7 +46,12 @@ def local() -> None:
 
 @local.command()
 @_state_dir
-@click.option("--nodes", type=click.IntRange(0, 16), default=1, show_default=True, help="Process nodes to run.")
+@click.option("--nodes", type=click.IntRange(0, 16), default=1, show_default=True, help="Nodes to run.")
+@click.option(
+    "--kubelet",
+    is_flag=True,
+    help="Real nodes: kubelet, containerd and kube-proxy, with images built from the checkout. Needs root.",
+)
 @click.option(
     "--fake-gpus",
     type=click.IntRange(0, 64),
@@ -69,6 +75,7 @@ def up(
     *,
     state_dir: Path,
     nodes: int,
+    kubelet: bool,
     fake_gpus: int | None,
     no_operator: bool,
     manifests: Path | None,
@@ -76,10 +83,14 @@ def up(
 ) -> None:
     """Start the cluster, or what is missing of it, and wait until it is ready."""
     progress = TerminalProgress()
+    if kubelet and (fake_gpus is not None or manifests is not None or nodes > MOST_NODES):
+        raise click.UsageError(f"--kubelet takes no --fake-gpus, no --manifests and {MOST_NODES} nodes at most")
     wanted = None if no_operator else manifests or install.find_manifests()
     if wanted is None and not no_operator:
         progress.done("no manifests/local/kustomization.yaml here: operator and gateway are left out")
-    options = stack.ClusterOptions(nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port)
+    options = stack.ClusterOptions(
+        nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port, kubelets=kubelet
+    )
     cluster = stack.up(state_dir, options, progress=progress)
     click.echo(f"kubeconfig  {cluster.kubeconfig}")
     click.echo(f"kubectl     export KUBECONFIG={cluster.kubeconfig}; {cluster.kubectl[0]} get nodes")
@@ -91,6 +102,9 @@ def up(
 @_state_dir
 def down(*, state_dir: Path) -> None:
     """Stop every process of the cluster and forget its objects; logs stay."""
+    if is_foreign(state_dir, os.geteuid()):
+        click.echo(f"{state_dir} belongs to another user, who can stop its cluster: it is left alone")
+        return
     if not state_dir.exists():
         click.echo(f"there is no {state_dir}: nothing to stop")
         return
@@ -138,6 +152,16 @@ def kubectl(*, arguments: tuple[str, ...]) -> NoReturn:
         raise StaleStateError(f"no cluster runs in {cluster.paths.root}; `kvasir local up` starts one")
     command = [*cluster.kubectl, *arguments]
     os.execv(command[0], command)
+
+
+def is_foreign(state_dir: Path, user: int) -> bool:
+    """Whether a state directory, or the cluster in it, is another user's; root may stop every cluster."""
+    if user == 0:
+        return False
+    try:
+        return any(path.stat().st_uid != user for path in (state_dir, state_dir / "lock") if path.exists())
+    except PermissionError:  # below a directory that only its owner may enter
+        return True
 
 
 def _pods(cluster: ControlPlane) -> list[str]:

@@ -19,26 +19,34 @@ from kvasir_local.state_paths import StatePaths
 
 SCHEMA: Final = 2
 NODE_PREFIX: Final = "node/"
+CONTAINERD_PREFIX: Final = "containerd/"
+KUBE_PROXY_PREFIX: Final = "kube-proxy/"
+PROVISIONER: Final = "provisioner"
+"""The process that makes the volumes of a cluster with kubelets."""
 WATCHDOG: Final = "watchdog"
 """The process that stops the cluster when its owner dies; only clusters with an owner have it."""
 
 
 class RecordedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of the cluster. name: one of component_flags.COMPONENTS, node/NAME, or WATCHDOG."""
+    """A process of the cluster. name: one of component_flags.COMPONENTS, node/NAME, containerd/NAME and kube-proxy/NAME
+    beside a kubelet, PROVISIONER, or WATCHDOG."""
 
     name: str
     process: ProcessIdentity
 
 
 class RecordedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a process node, so that it can be started again with the same ones.
+    """The options of a node, so that it can be started again with the same ones.
 
-    index: which /24 of the pod network is its own; fake_gpus: None means the GPUs that are present.
+    index: which /24 of the pod network is its own; fake_gpus: None means the GPUs that are present. kubelet: the
+    directory of kubelet and kube-proxy, None for a process node; store: of containerd's images, for a kubelet.
     """
 
     name: str
     index: int
     fake_gpus: int | None = None
+    kubelet: str | None = None
+    store: str = ""
 
     @property
     def process_name(self) -> str:

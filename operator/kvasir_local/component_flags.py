@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from kvasir_local.kubelet.network import BridgeNetwork
 from kvasir_local.state_paths import StatePaths
 
 HOST: Final = "127.0.0.1"
@@ -22,9 +23,13 @@ APISERVER: Final = "kube-apiserver"
 CONTROLLER_MANAGER: Final = "kube-controller-manager"
 SCHEDULER: Final = "kube-scheduler"
 KUBECTL: Final = "kubectl"
+KUBELET: Final = "kubelet"
+KUBE_PROXY: Final = "kube-proxy"
 COMPONENTS: Final = (ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER)
 """In the order of their start; they stop in the opposite order."""
 BINARIES: Final = (*COMPONENTS, KUBECTL)
+NODE_BINARIES: Final = (KUBELET, KUBE_PROXY)
+"""What a real node needs of Kubernetes; process nodes need nothing."""
 
 # Endpoints in 127.0.0.0/8 are refused by the API server's validation, and each refusal is a warning event; a process
 # node's pod addresses lie there. Readers of endpoints watch pods instead.
@@ -35,7 +40,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """TCP ports of the components on loopback, and the addresses of the pods.
 
     pod_network: the first two octets, "127.A"; each node gets one /24 of that /16.
-    node_address: of every node, and so of pods in the host's network: the gateway.
+    node_address: of every node, and so of pods in the host's network: the gateway. bridge: which network of kubelets is
+    the cluster's, None with process nodes.
     """
 
     etcd: int
@@ -45,6 +51,26 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: int
     pod_network: str
     node_address: str
+    bridge: int | None = None
+
+    @property
+    def kubelets(self) -> BridgeNetwork | None:
+        """The network of the kubelets; None for a cluster of process nodes."""
+        return BridgeNetwork(index=self.bridge) if self.bridge is not None else None
+
+    @property
+    def server_address(self) -> str:
+        """Where the API server listens: real pods reach only the bridge."""
+        return self.kubelets.address if self.kubelets is not None else HOST
+
+    def address_of(self, component: str) -> str:
+        """Where `component` listens."""
+        return self.server_address if component == APISERVER else HOST
+
+    @property
+    def service_address(self) -> str:
+        """The ClusterIP of the API server's own Service."""
+        return self.kubelets.service_address if self.kubelets is not None else SERVICE_ADDRESS
 
     @property
     def claim(self) -> str:
@@ -69,7 +95,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 def server_url(network: Network) -> str:
     """The address of the API server as clients write it."""
-    return f"https://{HOST}:{network.apiserver}"
+    return f"https://{network.server_address}:{network.apiserver}"
 
 
 def command_line(component: str, *, binaries: Path, paths: StatePaths, network: Network) -> list[str]:
@@ -111,9 +137,11 @@ def _etcd(paths: StatePaths, network: Network) -> dict[str, object]:
 
 def _apiserver(paths: StatePaths, network: Network) -> dict[str, object]:
     pki, config = paths.pki, paths.config
+    bridge = network.kubelets
     return {
-        "bind-address": HOST,
-        "advertise-address": HOST,  # else it looks for a default route, which a machine offline has not
+        "bind-address": network.server_address,
+        # Else it looks for a default route, which a machine offline has not.
+        "advertise-address": network.server_address,
         "secure-port": network.apiserver,
         "cert-dir": pki,
         "tls-cert-file": pki / "serving.crt",
@@ -124,13 +152,13 @@ def _apiserver(paths: StatePaths, network: Network) -> dict[str, object]:
         "etcd-cafile": pki / "etcd-ca.crt",
         "etcd-certfile": pki / "etcd.crt",
         "etcd-keyfile": pki / "etcd.key",
-        "service-cluster-ip-range": SERVICE_CIDR,
+        "service-cluster-ip-range": bridge.service_cidr if bridge is not None else SERVICE_CIDR,
         "authorization-mode": "Node,RBAC",
         "allow-privileged": "true",
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-key-file": pki / "service-account.pub",
         "service-account-signing-key-file": pki / "service-account.key",
-        "endpoint-reconciler-type": "none",
+        "endpoint-reconciler-type": "lease" if bridge is not None else "none",
         "kubelet-certificate-authority": pki / "ca.crt",
         "kubelet-client-certificate": pki / "kubelet-client.crt",
         "kubelet-client-key": pki / "kubelet-client.key",
@@ -146,6 +174,7 @@ def _apiserver(paths: StatePaths, network: Network) -> dict[str, object]:
 
 def _controller_manager(paths: StatePaths, network: Network) -> dict[str, object]:
     pki = paths.pki
+    disabled = DISABLED_CONTROLLERS if network.kubelets is None else ()
     return {
         "bind-address": HOST,
         "secure-port": network.controller_manager,
@@ -158,7 +187,7 @@ def _controller_manager(paths: StatePaths, network: Network) -> dict[str, object
         "leader-elect": "false",
         "kube-api-qps": 200,  # the default of 20 makes its own start wait for itself
         "kube-api-burst": 400,
-        "controllers": ",".join(["*", *(f"-{name}" for name in DISABLED_CONTROLLERS)]),
+        "controllers": ",".join(["*", *(f"-{name}" for name in disabled)]),
         "profiling": "false",
     }
 

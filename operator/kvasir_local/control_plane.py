@@ -6,8 +6,6 @@ in `component_flags`, the diagnosis of a recorded state in `cluster_state.diagno
 
 import contextlib
 import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,21 +21,31 @@ from kvasir_local import (
     health_checks,
     kubectl,
     locks,
+    process_commands,
     processes,
+    teardown,
 )
-from kvasir_local.cluster_state import WATCHDOG, ClusterHealth, ClusterState, Diagnosis, RecordedNode, RecordedProcess
+from kvasir_local.cluster_state import (
+    CONTAINERD_PREFIX,
+    KUBE_PROXY_PREFIX,
+    PROVISIONER,
+    WATCHDOG,
+    ClusterHealth,
+    ClusterState,
+    Diagnosis,
+    RecordedNode,
+    RecordedProcess,
+)
 from kvasir_local.errors import ComponentFailedError, LocalClusterError, StaleStateError
 from kvasir_local.health_checks import HealthCheck
-from kvasir_local.processes import ProcessIdentity
+from kvasir_local.kubelet import host
+from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.progress import Progress, SilentProgress
 from kvasir_local.state_paths import StatePaths
 
 READY_TIMEOUT_S: Final = 90.0
 LOCK_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.05
-_NODE_GRACE_S: Final = 20.0
-_MEMBER_GRACE_S: Final = 5.0
-_STRAGGLER_GRACE_S: Final = 3.0
 
 
 class ControlPlane:
@@ -56,11 +64,13 @@ class ControlPlane:
         owner: int | None = None,
         apiserver_port: int | None = None,
         node_address: str | None = None,
+        kubelets: bool = False,
         ready_timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
         """binaries: the directory of component_flags.BINARIES, needed only to start; owner: pid with which it ends.
 
-        apiserver_port, node_address: for a fresh start; None for what no other cluster uses.
+        apiserver_port, node_address: for a fresh start; None for what no other cluster uses. kubelets: a fresh cluster
+        gets a network for real nodes.
         """
         self.paths = StatePaths(root=state_dir.absolute())
         self._binaries = binaries
@@ -68,6 +78,7 @@ class ControlPlane:
         self._owner = owner
         self._apiserver_port = apiserver_port
         self._node_address = node_address
+        self._kubelets = kubelets
         self._ready_timeout_s = ready_timeout_s
 
     def __enter__(self) -> Self:
@@ -128,6 +139,31 @@ class ControlPlane:
             cluster_state.write(self.paths, recorded.with_node(node))
             self._spawn(node.process_name)
 
+    def start_kubelet(self, node: RecordedNode, *, images: Callable[[KubeletNode], None]) -> None:
+        """Starts a real node, or what of it died; returns without waiting for it to be Ready.
+
+        images: called once its containerd answers, to import what pods need.
+        """
+        with self._locked():
+            recorded = self.state
+            real = process_commands.kubelet_node(node, recorded, self.paths)
+            started = {item.name for item in recorded.processes}
+            made = {known.index for known in recorded.nodes if CONTAINERD_PREFIX + known.name in started}
+            if node.index not in made:  # it is new, or its start was interrupted
+                cluster_state.write(self.paths, recorded.with_node(node))
+                host.make_node(real, made)
+                credentials.write_kubelet(self.paths, recorded.network, real)
+            if recorded.process(PROVISIONER) is None:
+                kubectl.apply(self.kubectl, access.node_role())
+                credentials.write_provisioner(self.paths, recorded.network)
+                self._spawn(PROVISIONER)
+            self._spawn_dead(CONTAINERD_PREFIX + node.name)
+            answers = partial(health_checks.containerd, real)
+            self._await(CONTAINERD_PREFIX + node.name, answers, time.monotonic())
+            images(real)
+            self._spawn_dead(node.process_name)
+            self._spawn_dead(KUBE_PROXY_PREFIX + node.name)
+
     def await_node(self, name: str) -> None:
         """Returns when the node is Ready. MemberFailedError when it dies, or is not in time."""
         network = self.state.network
@@ -142,10 +178,9 @@ class ControlPlane:
             except StaleStateError as error:
                 self._progress.done(str(error))
                 recorded = None
-            stopped = _stop_processes(recorded, self._progress) if recorded is not None else []
-            stopped += _stop_stragglers(self.paths.root)
-            cluster_state.forget(self.paths)
-            _clear(self.paths)
+            stopped = teardown.end_processes(recorded, self.paths, self._progress) if recorded is not None else []
+            stopped += teardown.end_stragglers(self.paths.root)
+            self._forget()
             return stopped
 
     def health(self) -> dict[str, HealthCheck]:
@@ -157,7 +192,7 @@ class ControlPlane:
                 found[item.name] = HealthCheck(ok=False, text=f"dead (was pid {item.process.pid})")
             elif item.name in component_flags.COMPONENTS:
                 found[item.name] = health_checks.component(item.name, paths=self.paths, network=recorded.network)
-            elif item.name == WATCHDOG:
+            elif not item.name.startswith(cluster_state.NODE_PREFIX):
                 found[item.name] = HealthCheck(ok=True, text="alive")
             elif not found[component_flags.APISERVER].ok:
                 found[item.name] = HealthCheck(ok=False, text="alive; its state is unknown without the API server")
@@ -165,6 +200,11 @@ class ControlPlane:
                 name = item.name.removeprefix(cluster_state.NODE_PREFIX)
                 found[item.name] = health_checks.node(name, paths=self.paths, network=recorded.network)
         return found
+
+    def _spawn_dead(self, name: str) -> None:
+        process = self.state.process(name)
+        if process is None or not processes.alive(process):
+            self._spawn(name)
 
     def _check(self) -> None:
         """A process may live and not answer: stopped, starved, out of memory."""
@@ -175,16 +215,28 @@ class ControlPlane:
     def _fresh(self) -> None:
         if self._binaries is None:
             raise LocalClusterError("a control plane cannot be started without its binaries")
-        for line in _stop_stragglers(self.paths.root):
+        for line in teardown.end_stragglers(self.paths.root):
             self._progress.done(f"stopped a process left behind: {line}")
+        host.remove(self.paths.root)
         with contextlib.ExitStack() as choosing:
             choosing.enter_context(self._alone(addresses.lock_file(), "another cluster starts", "starting a cluster"))
-            self._begin(self._binaries, claimed=choosing.close)
+            try:
+                self._begin(self._binaries, claimed=choosing.close)
+            except BaseException:
+                if (begun := cluster_state.read(self.paths)) is not None:
+                    teardown.end_processes(begun, self.paths, self._progress)
+                self._forget()
+                raise
 
     def _begin(self, binaries: Path, *, claimed: Callable[[], None]) -> None:
-        network = addresses.choose(apiserver=self._apiserver_port, node_address=self._node_address)
-        _clear(self.paths)
-        _put_aside(self.paths.logs)
+        cluster_state.forget(self.paths)
+        teardown.clear(self.paths)
+        network = addresses.choose(
+            apiserver=self._apiserver_port,
+            node_address=self._node_address,
+            bridge=host.claim_network(self.paths.root).index if self._kubelets else None,
+        )
+        teardown.put_aside(self.paths.logs)
         credentials.write_control_plane(self.paths, network)
         owner = processes.identity(self._owner) if self._owner is not None else None
         cluster_state.write(
@@ -197,22 +249,25 @@ class ControlPlane:
                 owner=owner,
             ),
         )
-        try:
-            if owner is not None:
-                self._spawn(WATCHDOG)
-            self._bring_up(component_flags.COMPONENTS, claimed=claimed)
-        except BaseException:
-            _stop_processes(self.state, self._progress)
-            cluster_state.forget(self.paths)
-            _clear(self.paths)
-            raise
+        if network.kubelets is not None:
+            host.make_bridge(network.kubelets)
+        if owner is not None:
+            self._spawn(WATCHDOG)
+        self._bring_up(component_flags.COMPONENTS, claimed=claimed)
+
+    def _forget(self) -> None:
+        """Removes what the ended processes of the cluster had of this machine, and every file but logs."""
+        host.remove(self.paths.root)
+        cluster_state.forget(self.paths)
+        teardown.clear(self.paths)
 
     def _repair(self, dead: Sequence[str]) -> None:
         recorded = self.state
         for name in dead:
             self._progress.done(f"{name} died; it is started again. The end of its log:\n{self._end_of_log(name)}")
             if name in component_flags.COMPONENTS:
-                addresses.check_free(recorded.network.of(name), name)
+                network = recorded.network
+                addresses.check_free(network.of(name), name, address=network.address_of(name))
         for name in dead:
             if name not in component_flags.COMPONENTS:
                 self._spawn(name)
@@ -263,7 +318,7 @@ class ControlPlane:
             environment = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR") if key in os.environ}
             environment[processes.STATE_DIR_VARIABLE] = str(self.paths.root)
         process = processes.start(
-            _command(name, recorded, self.paths), log=self.paths.log(name), environment=environment
+            process_commands.command_line(name, recorded, self.paths), log=self.paths.log(name), environment=environment
         )
         cluster_state.write(self.paths, recorded.with_process(RecordedProcess(name=name, process=process)))
 
@@ -296,78 +351,6 @@ class ControlPlane:
             yield
 
 
-def _command(name: str, recorded: ClusterState, paths: StatePaths) -> list[str]:
-    if name in component_flags.COMPONENTS:
-        return component_flags.command_line(
-            name, binaries=Path(recorded.binaries), paths=paths, network=recorded.network
-        )
-    if name == WATCHDOG:
-        owner = recorded.owner
-        if owner is None:
-            raise LocalClusterError("a watchdog needs an owner, and the cluster has none")
-        words = ["--owner-pid", owner.pid, "--owner-start-ticks", owner.start_ticks, "--state-dir", paths.root]
-        return [sys.executable, "-m", "kvasir_local.watchdog", *map(str, words)]
-    node = next(node for node in recorded.nodes if node.process_name == name)
-    directory = paths.node(node.name)
-    words = ["--kubeconfig", directory / "kubeconfig", "--node-name", node.name, "--state-dir", directory]
-    words += ["--pod-cidr", recorded.network.pod_cidr(node.index), "--host-ip", recorded.network.node_address]
-    if node.fake_gpus is not None:
-        words += ["--fake-gpus", node.fake_gpus]
-    return [sys.executable, "-m", "kvasir_local.node", *map(str, words)]
-
-
 def _diagnosis(recorded: ClusterState | None) -> Diagnosis:
     living = {item.process for item in recorded.processes if processes.alive(item.process)} if recorded else set()
     return cluster_state.diagnose(recorded, boot_id=processes.boot_id(), living=living)
-
-
-def _stop_processes(recorded: ClusterState, progress: Progress) -> list[str]:
-    """Nodes first, since they end the pods' processes; etcd after the API server; the watchdog last."""
-    if recorded.boot_id != processes.boot_id():
-        return []
-    nodes = [item.name for item in recorded.processes if item.name.startswith(cluster_state.NODE_PREFIX)]
-    waves = [
-        (nodes, _NODE_GRACE_S),
-        ([component_flags.SCHEDULER, component_flags.CONTROLLER_MANAGER], _MEMBER_GRACE_S),
-        ([component_flags.APISERVER], _MEMBER_GRACE_S),
-        ([component_flags.ETCD], _MEMBER_GRACE_S),
-        ([WATCHDOG], _MEMBER_GRACE_S),
-    ]
-    stopped = []
-    for names, grace_s in waves:
-        found = {name: process for name in names if (process := recorded.process(name)) is not None}
-        living = {name: process for name, process in found.items() if _is_other(process) and processes.alive(process)}
-        if living:
-            progress.waiting(f"stopping {', '.join(living)}…")
-            killed = processes.stop(living.values(), grace_s=grace_s)
-            stopped += [f"{name} (killed)" if process in killed else name for name, process in living.items()]
-    return stopped
-
-
-def _stop_stragglers(state_dir: Path) -> list[str]:
-    found = processes.marked(state_dir)
-    titles = [processes.title(process) for process in found]
-    processes.stop(found, grace_s=_STRAGGLER_GRACE_S)
-    return titles
-
-
-def _is_other(process: ProcessIdentity) -> bool:
-    """The watchdog stops a cluster of which it is itself a process."""
-    return process.pid != os.getpid()
-
-
-def _clear(paths: StatePaths) -> None:
-    """Removes what describes the cluster; logs stay, since they say why it ended."""
-    for path in paths.temporary():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _put_aside(logs: Path) -> None:
-    """Keeps the logs of the cluster before this one, and no older ones."""
-    if logs.exists():
-        previous = logs.with_name(f"{logs.name}.previous")
-        shutil.rmtree(previous, ignore_errors=True)
-        logs.rename(previous)

@@ -8,9 +8,11 @@ import os
 import secrets as randomness
 from pathlib import Path
 
-from kvasir_local import access, certificates, component_flags
-from kvasir_local.certificates import KeyPair
+from kvasir_kube import certificates
+from kvasir_kube.certificates import KeyPair
+from kvasir_local import access, component_flags
 from kvasir_local.component_flags import Network
+from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.state_paths import StatePaths
 
 _SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
@@ -25,7 +27,7 @@ def write_control_plane(paths: StatePaths, network: Network) -> None:
         ca,
         user="kube-apiserver",
         names=_SERVER_NAMES,
-        addresses=(component_flags.HOST, component_flags.SERVICE_ADDRESS),
+        addresses=tuple({component_flags.HOST, network.server_address, network.service_address}),
         now=now,
     )
     etcd = certificates.leaf(
@@ -58,6 +60,25 @@ def write_control_plane(paths: StatePaths, network: Network) -> None:
         write_private(path, text.encode())
 
 
+def write_kubelet(paths: StatePaths, network: Network, node: KubeletNode) -> None:
+    """The files of a real node in its directory: `kubeconfig` and `serving` of the kubelet, `kube-proxy.kubeconfig`."""
+    now = dt.datetime.now(dt.UTC)
+    ca = _read_pair(paths.pki, "ca")
+    user = f"system:node:{node.name}"
+    serving = certificates.leaf(ca, user=user, names=(node.name,), addresses=(node.address,), now=now)
+    _write_pair(node.directory, "serving", serving)
+    write_private(node.directory / "ca.crt", ca.certificate)
+    _write_client(node.directory / "kubeconfig", network, ca, user, (access.NODE_GROUPS[0],))
+    _write_client(node.directory / "kube-proxy.kubeconfig", network, ca, access.KUBE_PROXY, ())
+
+
+def write_provisioner(paths: StatePaths, network: Network) -> Path:
+    """The kubeconfig of the process that makes the volumes of a cluster with kubelets."""
+    path = paths.config / "provisioner.kubeconfig"
+    _write_client(path, network, _read_pair(paths.pki, "ca"), access.PROVISIONER, (access.NODE_GROUPS[1],))
+    return path
+
+
 def write_node(paths: StatePaths, network: Network, name: str) -> Path:
     """The files of one process node in its own directory; returns its kubeconfig.
 
@@ -68,18 +89,13 @@ def write_node(paths: StatePaths, network: Network, name: str) -> Path:
     directory = paths.node(name)
     ca = _read_pair(paths.pki, "ca")
     user = f"system:node:{name}"
-    client = certificates.leaf(ca, user=user, groups=access.NODE_GROUPS, now=now)
     _write_pair(
         directory,
         "serving",
         certificates.leaf(ca, user=user, names=(name,), addresses=(network.node_address,), now=now),
     )
     write_private(directory / "ca.crt", ca.certificate)
-    credential = access.ClientCertificate(certificate=client.certificate, key=client.key)
-    text = access.kubeconfig(
-        server=component_flags.server_url(network), ca=ca.certificate, user=user, credential=credential
-    )
-    write_private(directory / "kubeconfig", text.encode())
+    _write_client(directory / "kubeconfig", network, ca, user, access.NODE_GROUPS)
     return directory / "kubeconfig"
 
 
@@ -92,6 +108,14 @@ def write_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     temporary.replace(path)
+
+
+def _write_client(path: Path, network: Network, ca: KeyPair, user: str, groups: tuple[str, ...]) -> None:
+    """A kubeconfig with a certificate of its own for this user."""
+    client = certificates.leaf(ca, user=user, groups=groups, now=dt.datetime.now(dt.UTC))
+    credential = access.ClientCertificate(certificate=client.certificate, key=client.key)
+    server = component_flags.server_url(network)
+    write_private(path, access.kubeconfig(server=server, ca=ca.certificate, user=user, credential=credential).encode())
 
 
 def _write_pair(directory: Path, name: str, pair: KeyPair) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,8 @@ _STEP_TIMEOUT_S: Final = 3600.0
 _POLL_S: Final = 0.2
 
 
-def build(work: Path, *, progress: Progress) -> Path:
-    """Builds every binary below `work` and returns their directory. MissingToolError when go is missing or fails."""
+def build(work: Path, plan: Sequence[Step], *, progress: Progress) -> Path:
+    """Builds the plan below `work`; returns the directory of binaries. MissingToolError when go is missing or fails."""
     go = find_go(path=os.environ.get("PATH", ""), scripts=sysconfig.get_path("scripts"))
     output = work / "bin"
     output.mkdir(parents=True)
@@ -41,11 +41,10 @@ def build(work: Path, *, progress: Progress) -> Path:
         "GOOS": "linux",
         "GOARCH": "amd64",
     }
-    plan = buildplan.steps()
     total_s = sum(step.expected_s for step in plan)
     progress.done(
-        f"building Kubernetes {buildplan.KUBERNETES} and etcd {buildplan.ETCD} from Go modules with {go}: "
-        f"once, about {total_s // 60 + 1} minutes on two cores"
+        f"building {', '.join(step.binary for step in plan)} (Kubernetes {buildplan.KUBERNETES}) from Go modules "
+        f"with {go}: once, about {total_s // 60 + 1} minutes on two cores"
     )
     for number, step in enumerate(plan, start=1):
         prefix = f"[{number}/{len(plan)}] {step.binary}"

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import subprocess
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Final
 
 from kvasir_local import component_flags
 from kvasir_local.component_flags import Network
+from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.state_paths import StatePaths
 
 _TIMEOUT_S: Final = 2.0
+_CONTAINERD_S: Final = 30.0
 _MOST_BYTES: Final = 1 << 20
 _PATHS: Final = {
     component_flags.ETCD: "/health",
@@ -33,7 +36,7 @@ class HealthCheck:
 
 def component(name: str, *, paths: StatePaths, network: Network) -> HealthCheck:
     """One health check of one component of the control plane."""
-    url = f"https://{component_flags.HOST}:{network.of(name)}{_PATHS[name]}"
+    url = f"https://{network.address_of(name)}:{network.of(name)}{_PATHS[name]}"
     if name == component_flags.ETCD:
         context = ssl.create_default_context(cafile=paths.pki / "etcd-ca.crt")
         context.load_cert_chain(paths.pki / "etcd.crt", paths.pki / "etcd.key")
@@ -62,6 +65,16 @@ def node(name: str, *, paths: StatePaths, network: Network) -> HealthCheck:
         return HealthCheck(ok=False, text="registered, no Ready condition yet")
     said = f"Ready={ready['status']} {ready.get('reason', '')} {ready.get('message', '')}".rstrip()
     return HealthCheck(ok=ready["status"] == "True", text=said)
+
+
+def containerd(node: KubeletNode) -> HealthCheck:
+    """Whether a real node's containerd answers."""
+    command = [*node.ctr, "version"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CONTAINERD_S)
+    except subprocess.TimeoutExpired:
+        return HealthCheck(ok=False, text=f"containerd does not answer within {_CONTAINERD_S:g} s")
+    return HealthCheck(ok=result.returncode == 0, text=result.stderr.strip() or "ok")
 
 
 def _get(url: str, context: ssl.SSLContext, *, token: str | None) -> HealthCheck:

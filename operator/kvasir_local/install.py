@@ -20,12 +20,18 @@ READY_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.25
 
 
-def find_manifests() -> Path | None:
-    """The local overlay of the checkout that we run from; None when we were installed without one."""
+def find_checkout() -> Path | None:
+    """The repository that we run from; None when we were installed without one."""
     for parent in (Path.cwd(), *Path.cwd().parents, *Path(__file__).resolve().parents):
         if (parent / "manifests" / "local" / "kustomization.yaml").is_file():
-            return parent / "manifests" / "local"
+            return parent
     return None
+
+
+def find_manifests() -> Path | None:
+    """The local overlay of the checkout that we run from, None without one."""
+    checkout = find_checkout()
+    return checkout / "manifests" / "local" if checkout is not None else None
 
 
 def apply(program: Sequence[str], overlay: Path, *, node_address: str, progress: Progress) -> None:

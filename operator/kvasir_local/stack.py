@@ -1,4 +1,4 @@
-"""The whole local stack, by one state directory: control plane, process nodes, our manifests.
+"""The whole local stack, by one state directory: control plane, nodes, our manifests.
 
 Called by `cli` and by the demo. It only orders the steps; each step belongs to another module.
 """
@@ -11,6 +11,9 @@ from kvasir_local import addresses, binaries, install
 from kvasir_local.cluster_state import ClusterHealth, RecordedNode
 from kvasir_local.component_flags import HOST
 from kvasir_local.control_plane import ControlPlane
+from kvasir_local.errors import MissingToolError, StaleStateError
+from kvasir_local.kubelet import cluster as kubelet_cluster
+from kvasir_local.kubelet.cluster import RealNodes
 from kvasir_local.progress import Progress
 
 
@@ -18,14 +21,16 @@ from kvasir_local.progress import Progress
 class ClusterOptions:
     """Options of `up`.
 
-    nodes: how many process nodes at least; fake_gpus: how many GPUs each reports, None for those that are present;
-    manifests: the kustomization to install, None for none; apiserver_port: None for a free one.
+    nodes: how many nodes at least; fake_gpus: how many GPUs each process node reports, None for those that are present;
+    manifests: the kustomization to install, None for none; apiserver_port: None for a free one; kubelets: real nodes,
+    with images built from the checkout, and manifests/base for `manifests`.
     """
 
     nodes: int = 1
     fake_gpus: int | None = None
     manifests: Path | None = None
     apiserver_port: int | None = None
+    kubelets: bool = False
 
 
 def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> ControlPlane:
@@ -34,20 +39,35 @@ def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> Contr
     Raises LocalClusterError. What a later step that fails has started stays for inspection; an interrupted run stops
     what it has started itself.
     """
+    real = _real_nodes(progress) if options.kubelets else None
     cluster = ControlPlane(
         state_dir=state_dir,
         binaries=binaries.provide(progress=progress),
         progress=progress,
         apiserver_port=options.apiserver_port,
         node_address=HOST if _taken() is None else None,
+        kubelets=options.kubelets,
     )
     found = cluster.diagnose().health
     fresh = found in {ClusterHealth.NOTHING, ClusterHealth.STALE}
-    if fresh and options.manifests is not None and (taken := _taken()) is not None:
+    if not fresh and (cluster.state.network.kubelets is not None) != options.kubelets:
+        kind = "process nodes" if options.kubelets else "kubelets"
+        raise StaleStateError(
+            f"the cluster in {cluster.paths.root} has {kind}: stop it with `kvasir local down`, "
+            "or choose another --state-dir"
+        )
+    if real is None and fresh and options.manifests is not None and (taken := _taken()) is not None:
         progress.done(
             f"{HOST}:{taken} is taken by {addresses.holder_of(taken)}; the gateway will be at another address"
         )
     try:
+        if real is not None:
+            with real.provided():
+                cluster.start()
+                real.start(cluster, options.nodes)
+            if options.manifests is not None:
+                real.install(cluster)
+            return cluster
         cluster.start()
         _start_nodes(cluster, options, progress)
         if options.manifests is not None:
@@ -65,7 +85,18 @@ def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> Contr
 
 def gateway_url(cluster: ControlPlane) -> str:
     """Where clients reach every service of this cluster, once the gateway is installed."""
+    if cluster.state.network.kubelets is not None:
+        return kubelet_cluster.gateway_url(cluster)
     return install.gateway_url(cluster.state.network.node_address)
+
+
+def _real_nodes(progress: Progress) -> RealNodes:
+    checkout = install.find_checkout()
+    if checkout is None:
+        raise MissingToolError("images for real nodes are built from the repository: run this in a checkout of it")
+    real = RealNodes(checkout=checkout, progress=progress)
+    real.check()
+    return real
 
 
 def _taken() -> int | None:

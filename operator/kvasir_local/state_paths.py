@@ -49,6 +49,11 @@ class StatePaths:
         """The generated kustomization that `up` applies."""
         return self.root / "overlay"
 
+    @property
+    def volumes(self) -> Path:
+        """Directories of claims in a cluster with kubelets: namespace/claim."""
+        return self.root / "volumes"
+
     def log(self, component: str) -> Path:
         return self.logs / f"{component.replace('/', '-')}.log"
 
@@ -58,7 +63,7 @@ class StatePaths:
 
     def temporary(self) -> tuple[Path, ...]:
         """What describes a running cluster and is removed with it."""
-        return (self.etcd, self.pki, self.config, self.overlay, self.root / "nodes", self.kubeconfig)
+        return (self.etcd, self.pki, self.config, self.overlay, self.root / "nodes", self.volumes, self.kubeconfig)
 
     def occupied(self) -> list[str]:
         """Names below the root that a cluster would overwrite and that exist."""

@@ -16,7 +16,7 @@ from kvasir_kube.state_reader import StateReader
 from kvasir_local import install, stack
 from kvasir_local.cluster_state import ClusterHealth
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.demo import scenario
+from kvasir_local.demo import hub_server, scenario
 from kvasir_local.demo.load import LoadGenerator
 from kvasir_local.demo.table import Screen
 from kvasir_local.demo.view import ServiceView
@@ -26,6 +26,7 @@ from kvasir_local.progress import TerminalProgress
 ROOT: Final = Path(__file__).parents[3]
 SAMPLE: Final = ROOT / "manifests" / "samples" / "tiny.yaml"
 NAMESPACE: Final = "default"
+REPOSITORY: Final = "kvasir/tiny"
 
 
 @click.command()
@@ -38,17 +39,21 @@ NAMESPACE: Final = "default"
     type=click.Path(path_type=Path),
     help="Where the local cluster keeps its state.",
 )
-def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
+@click.option("--kubelet", is_flag=True, help="Real nodes, with images built from the checkout. Needs root.")
+@click.option("--hub", is_flag=True, help="Serve the model from a hub on loopback, without the load.")
+def demo(*, load_seconds: float, streams: int, state_dir: Path, kubelet: bool, hub: bool) -> None:
     """Start a local cluster, serve a tiny model, stream an answer, and watch a load scale it up and down."""
+    if hub and kubelet:
+        raise click.UsageError("--hub and --kubelet: pods of real nodes do not reach a hub on loopback")
     console = Console()
     started = time.monotonic()
     before = ControlPlane(state_dir=state_dir).diagnose().health
     try:
-        options = stack.ClusterOptions(manifests=install.find_manifests())
+        options = stack.ClusterOptions(manifests=install.find_manifests(), kubelets=kubelet)
         cluster = stack.up(state_dir, options, progress=TerminalProgress())
         console.print(f"[green]✓[/] local cluster, operator and gateway run ({time.monotonic() - started:.0f} s)")
         plan = scenario.DemoPlan(load_s=load_seconds, streams=streams)
-        asyncio.run(_walk(str(cluster.kubeconfig), console, plan, started))
+        asyncio.run((_walk_from_hub if hub else _walk)(cluster, console, plan, started))
     except (scenario.DemoError, LocalClusterError, KubeError) as error:
         console.print(f"[red]✗[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)
@@ -60,23 +65,18 @@ def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
         }:  # a stack that ran before this command goes on running
             ControlPlane(state_dir=state_dir, progress=TerminalProgress()).stop()
         sys.exit(130)
-    _next_steps(console, cluster)
+    _next_steps(console, cluster, scenario.FROM_HUB if hub else "tiny")
 
 
-async def _walk(kubeconfig: str, console: Console, plan: scenario.DemoPlan, started: float) -> None:
-    async with Client(await configuration(kubeconfig)) as cluster, StateReader() as reader:
+async def _walk(stacked: ControlPlane, console: Console, plan: scenario.DemoPlan, started: float) -> None:
+    async with Client(await configuration(str(stacked.kubeconfig))) as cluster, StateReader() as reader:
         await scenario.put_model(cluster, SAMPLE, namespace=NAMESPACE, deadline_s=plan.bound_s)
         name = await scenario.apply_service(cluster, SAMPLE, namespace=NAMESPACE)
         console.print(f"[green]✓[/] applied {SAMPLE.relative_to(ROOT)}: InferenceService {NAMESPACE}/{name}")
         view = ServiceView(cluster=cluster, reader=reader, namespace=NAMESPACE, name=name)
-        address = await scenario.until_ready(view, console, deadline_s=plan.ready_s)
-        console.print(f"[green]✓[/] {name} is Ready at {address}")
-        async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=120.0) as client:
-            first_s = await scenario.chat(client, name, console)
-            console.print(
-                f"[green]✓[/] first token {1000 * first_s:.0f} ms after asking, "
-                f"{time.monotonic() - started:.0f} s after the start"
-            )
+        await _until_ready(view, console, plan, name)
+        async with _client(stacked) as client:
+            await _first_answer(client, name, console, started)
             load = LoadGenerator(client=client, model=name, streams=plan.streams)
             with Screen(console) as screen:
                 most, last = await scenario.scale_up_and_down(view, load, screen, plan)
@@ -86,15 +86,48 @@ async def _walk(kubeconfig: str, console: Console, plan: scenario.DemoPlan, star
         )
 
 
-def _next_steps(console: Console, cluster: ControlPlane) -> None:
+async def _walk_from_hub(stacked: ControlPlane, console: Console, plan: scenario.DemoPlan, started: float) -> None:
+    uri = f"hf://{REPOSITORY}@{hub_server.BRANCH}"
+    repository = hub_server.HubRepository.of_folder(REPOSITORY, scenario.MODEL)
+    async with Client(await configuration(str(stacked.kubeconfig))) as cluster, StateReader() as reader:
+        with hub_server.serving(repository) as served:
+            name = await scenario.apply_from_hub(cluster, SAMPLE, uri, served.url, namespace=NAMESPACE)
+            console.print(f"[green]✓[/] applied InferenceService {NAMESPACE}/{name}: {uri}, of the hub at {served.url}")
+            view = ServiceView(cluster=cluster, reader=reader, namespace=NAMESPACE, name=name)
+            await _until_ready(view, console, plan, name)
+        model = (await view.service())["status"]["model"]
+        console.print(f"[green]✓[/] {served.outcome(model)}", soft_wrap=True)
+        async with _client(stacked) as client:
+            await _first_answer(client, name, console, started)
+
+
+async def _until_ready(view: ServiceView, console: Console, plan: scenario.DemoPlan, name: str) -> None:
+    address = await scenario.until_ready(view, console, deadline_s=plan.ready_s)
+    console.print(f"[green]✓[/] {name} is Ready at {address}")
+
+
+def _client(stacked: ControlPlane) -> AsyncOpenAI:
+    """Of the gateway; the address in the status may be a name in the cluster."""
+    return AsyncOpenAI(base_url=f"{stack.gateway_url(stacked)}/v1", api_key="none", max_retries=0, timeout=120.0)
+
+
+async def _first_answer(client: AsyncOpenAI, name: str, console: Console, started: float) -> None:
+    first_s = await scenario.chat(client, name, console)
+    console.print(
+        f"[green]✓[/] first token {1000 * first_s:.0f} ms after asking, "
+        f"{time.monotonic() - started:.0f} s after the start"
+    )
+
+
+def _next_steps(console: Console, cluster: ControlPlane, name: str) -> None:
     console.print(
         "\nThe stack is still running. Try:\n"
         f"    export KUBECONFIG={cluster.kubeconfig}\n"
         "    kubectl get infsvc,pods\n"
-        "    kubectl describe infsvc tiny\n"
+        f"    kubectl describe infsvc {name}\n"
         "    kubectl logs deploy/$(kubectl get deploy -o name | head -1 | cut -d/ -f2)\n"
         f"    curl -s {stack.gateway_url(cluster)}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        '         -d \'{"model": "tiny", "messages": [{"role": "user", "content": "What is a block?"}]}\'\n'
+        f'         -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is a block?"}}]}}\'\n'
         "    make demo-down",
         highlight=False,
         soft_wrap=True,

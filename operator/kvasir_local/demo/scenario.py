@@ -1,4 +1,5 @@
-"""The walk through the product: model on a volume, service applied, Ready, one streamed answer, a load that scales it.
+"""The walk through the product: model on a volume or a hub, service applied, Ready, one streamed answer, a load that
+scales it.
 
 Each step either happens or raises DemoError with what did not. The cluster is already up; nothing is stopped here.
 """
@@ -28,6 +29,8 @@ VOLUME: Final = Kind(kind="PersistentVolume", plural="persistentvolumes", namesp
 MODEL: Final = Path(__file__).parent / "model"
 MANAGER: Final = "kvasir-demo"
 QUESTION: Final = "What is Kvasir?"
+FROM_HUB: Final = "tiny-hub"
+"""Name of the service, the Secret and the cache's claim of a model on a hub."""
 _KINDS: Final = {kind.kind: kind for kind in (kinds.CLAIM, kinds.INFERENCE_SERVICE)}
 _POLL_S: Final = 0.5
 
@@ -82,16 +85,35 @@ def _model_path(manifest: Path) -> str:
     return str(service["spec"]["model"]["uri"]).rstrip("/").rsplit("/", 1)[-1]
 
 
-async def _apply(cluster: Cluster, manifest: Path, kind: str, namespace: str) -> dict[str, Any]:
+def _document(manifest: Path, kind: str, namespace: str, name: str = "") -> dict[str, Any]:
+    """name: in place of the sample's."""
     document = next(item for item in _documents(manifest) if item["kind"] == kind)
-    document["metadata"]["namespace"] = namespace
-    return await cluster.apply(_KINDS[kind], document, manager=MANAGER)
+    document["metadata"] |= {"namespace": namespace} | ({"name": name} if name else {})
+    return document
+
+
+async def _apply(cluster: Cluster, manifest: Path, kind: str, namespace: str) -> dict[str, Any]:
+    return await cluster.apply(_KINDS[kind], _document(manifest, kind, namespace), manager=MANAGER)
 
 
 async def apply_service(cluster: Cluster, manifest: Path, *, namespace: str) -> str:
     """Applies the sample InferenceService; returns its name."""
     service = await _apply(cluster, manifest, names.KIND, namespace)
     return str(service["metadata"]["name"])
+
+
+async def apply_from_hub(cluster: Cluster, manifest: Path, uri: str, endpoint: str, *, namespace: str) -> str:
+    """Applies the sample's service with a model of a hub, and what it needs: a Secret with the hub's address, and a
+    claim that keeps what was fetched for replicas that start when this hub is gone. Returns its name."""
+    where = {"namespace": namespace, "name": FROM_HUB}
+    await cluster.apply(kinds.SECRET, {"metadata": where, "stringData": {"endpoint": endpoint}}, manager=MANAGER)
+    claim = _document(manifest, kinds.CLAIM.kind, namespace, FROM_HUB)
+    await cluster.apply(kinds.CLAIM, claim, manager=MANAGER)
+    service = _document(manifest, names.KIND, namespace, FROM_HUB)
+    service["spec"]["model"] = {"uri": uri, "secretName": FROM_HUB, "cacheClaim": FROM_HUB}
+    del service["spec"]["autoscaling"]
+    await cluster.apply(kinds.INFERENCE_SERVICE, service, manager=MANAGER)
+    return FROM_HUB
 
 
 async def until_ready(view: ServiceView, console: Console, *, deadline_s: float) -> str:

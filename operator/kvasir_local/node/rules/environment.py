@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvasir_api import names
 from kvasir_kube.kinds import Json
 from kvasir_local.node.rules import downward_api
 from kvasir_local.node.rules.kinds import ConfigError
@@ -54,7 +55,8 @@ def environment(
     base: Mapping[str, str],
     injected: Mapping[str, str],
 ) -> dict[str, str]:
-    """Variables of a container, later ones winning: base (the image), injected (the API server), envFrom, env.
+    """Variables of a container, later ones winning: base (the image), injected (the API server), envFrom, env. The
+    address to listen on is the pod's own, since all pods share this machine's network.
 
     ConfigError names the missing object or key; an optional reference that is missing leaves its variable out.
     """
@@ -94,6 +96,8 @@ def _value(
     sources: ConfigSources,
     known: Mapping[str, str],
 ) -> str | None:
+    if entry["name"] == names.ENV_LISTEN_ADDRESS:
+        return placement.pod_ip
     ref = entry.get("valueFrom")
     if not ref:
         return expand(entry.get("value") or "", known)

