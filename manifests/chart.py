@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import chart_schema
 import yaml
 
 from kvasir_api.generate import update
@@ -24,6 +25,7 @@ Path_ = tuple[str | int, ...]
 OPERATOR: Path_ = ("spec", "template", "spec", "containers", 0)
 ENVOY: Path_ = ("spec", "template", "spec", "containers", 0)
 PICKER: Path_ = ("spec", "template", "spec", "containers", 1)
+RELAY: Path_ = ("spec", "template", "spec", "containers", 2)
 BOOTSTRAP: Path_ = ("spec", "template", "spec", "initContainers", 0)
 
 VALUES: Final[dict[tuple[str, str, Path_], str]] = {
@@ -33,11 +35,13 @@ VALUES: Final[dict[tuple[str, str, Path_], str]] = {
     ("Deployment", "kvasir-gateway", (*ENVOY, "resources")): "gateway.envoy.resources",
     ("Deployment", "kvasir-gateway", (*ENVOY, "image")): "gateway.envoy.image",
     ("Deployment", "kvasir-gateway", (*PICKER, "resources")): "gateway.picker.resources",
+    ("Deployment", "kvasir-gateway", (*RELAY, "resources")): "gateway.relay.resources",
 }
 """Where the base has the default of a value."""
 IMAGES: Final[dict[tuple[str, str, Path_], str]] = {
     ("Deployment", "kvasir-operator", (*OPERATOR, "image")): "kvasir-operator",
     ("Deployment", "kvasir-gateway", (*PICKER, "image")): "kvasir-gateway",
+    ("Deployment", "kvasir-gateway", (*RELAY, "image")): "kvasir-gateway",
     ("Deployment", "kvasir-gateway", (*BOOTSTRAP, "image")): "kvasir-gateway",
 }
 EXTRA: Final = {
@@ -46,7 +50,10 @@ EXTRA: Final = {
 - --namespace={{ . }}
 {{- end }}
 {{- range .Values.operator.allowModelDirs }}
-- --allow-model-dir={{ . }}
+- {{ printf "--allow-model-dir=%s" . | quote }}
+{{- end }}
+{{- if .Values.operator.podTls }}
+- --pod-tls
 {{- end }}
 {{- range .Values.operator.extraArgs }}
 - {{ . | quote }}
@@ -60,13 +67,62 @@ EXTRA: Final = {
 {{- end }}""",
 }
 """Arguments behind those of the base, by Deployment."""
+POD: Final = """\
+{{{{- with .Values.images.pullSecrets }}}}
+imagePullSecrets:
+{{{{- range . }}}}
+- name: {{{{ . | quote }}}}
+{{{{- end }}}}
+{{{{- end }}}}
+{{{{- with .Values.{part}.priorityClassName }}}}
+priorityClassName: {{{{ . | quote }}}}
+{{{{- end }}}}
+{{{{- range $key, $value := pick .Values.{part} "nodeSelector" "tolerations" "affinity" }}}}
+{{{{- with $value }}}}
+{{{{ $key }}}}:
+  {{{{- toYaml . | nindent {indent} }}}}
+{{{{- end }}}}
+{{{{- end }}}}"""
+"""Where the pods of a Deployment run, and with which secrets their images are pulled."""
+SERVICE: Final = """\
+{{- with .Values.gateway.service.type }}
+type: {{ . }}
+{{- end }}
+{{- with .Values.gateway.service.loadBalancerSourceRanges }}
+loadBalancerSourceRanges:
+  {{- toYaml . | nindent 4 }}
+{{- end }}"""
+ANNOTATIONS: Final = """\
+{{- with .Values.gateway.service.annotations }}
+annotations:
+  {{- toYaml . | nindent 4 }}
+{{- end }}"""
+LABELS: Final = """\
+  {{- with .Values.monitoring.labels }}
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+"""
+TLS: Final = ROOT / "manifests" / "components" / "gateway-tls" / "kustomization.yaml"
+TLS_SECRET: Final = "kvasir-gateway-tls"
+ASK: Final = """\
+import os, ssl, urllib.error, urllib.request
+host, port = (os.environ["KVASIR_GATEWAY_SERVICE_" + of] for of in ("HOST", "PORT"))
+scheme = os.environ["SCHEME"]
+url = f"{scheme}://[{host}]:{port}/v1/models" if ":" in host else f"{scheme}://{host}:{port}/v1/models"
+try:
+    context = ssl._create_unverified_context()
+    print(urllib.request.urlopen(url, timeout=30, context=context).read().decode())
+except urllib.error.HTTPError as error:
+    if error.code != 401:
+        raise
+    print("the gateway requires a key")
+"""
+"""`helm test`: whether the gateway answers by its Service, without a name to resolve, which a certificate would be for.
+401 is the answer where all services are in namespaces with Tenants."""
+FURTHER: Final = {"kvasir-operator": "kvasir-operator-cluster", "kvasir-gateway": "kvasir-gateway-pods"}
+"""Of the component for one namespace: what each requires beside the rights of its role there."""
 OPTIONAL: Final = {"network-policies": "networkPolicies", "monitoring": "monitoring"}
 """Components that a value turns on."""
-OPTIONAL_WORDS: Final = {
-    "networkPolicies": "Whether network policies surround operator and gateway.",
-    "monitoring": "Whether monitors of the Prometheus operator come with it; its kinds must be known.",
-}
-QUANTITY: Final = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 
 
 def main(arguments: list[str]) -> int:
@@ -93,12 +149,16 @@ def files() -> dict[Path, str]:
     for part, value in OPTIONAL.items():
         documents_of_part = _documents(ROOT / "manifests" / "components" / part)
         found = "---\n".join(_homed(_escaped(dump(document))) for document in documents_of_part)
+        if part == "monitoring":
+            found = found.replace("\n  labels:\n", f"\n  labels:\n{LABELS}")
         made[CHART / "templates" / f"{part}.yaml"] = (
             f"{NOTE}{{{{- if .Values.{value}.enabled }}}}\n{found}{{{{- end }}}}\n"
         )
+    gateway = next(d for d in documents["gateway"] if d["kind"] == "Deployment")
+    made[CHART / "templates" / "tests" / "gateway.yaml"] = NOTE + _test(gateway)
     made[CHART / "Chart.yaml"] = NOTE + dump(_chart())
     made[CHART / "values.yaml"] = NOTE + dump(defaults)
-    made[CHART / "values.schema.json"] = json.dumps(_schema(), indent=2) + "\n"
+    made[CHART / "values.schema.json"] = json.dumps(chart_schema.schema(), indent=2) + "\n"
     return made
 
 
@@ -120,15 +180,81 @@ def _template(document: dict[str, Any]) -> str:
     for (k, n, path), image in IMAGES.items():
         if (k, n) == (kind, name):
             _put(document, path, f"@@image {image}@@")
+    over_tls = _over_tls(document)
     if kind == "Deployment":
         at = OPERATOR if name == "kvasir-operator" else PICKER
         container = _get(document, at)
         container["args"] = [_argument(text) for text in container["args"]] + ["@@extra@@"]
+        document["spec"]["template"]["spec"]["@@pod@@"] = name.removeprefix("kvasir-")
+    if kind == "Service":
+        document["metadata"]["@@block@@"], document["spec"]["@@block@@"] = ANNOTATIONS, SERVICE
     text = re.sub(r"^( *)- '@@extra@@'$", lambda m: _indented(EXTRA[name], m[1]), dump(document), flags=re.MULTILINE)
+    text = re.sub(r"^( *)- '@@tls (\d+)@@'$", lambda m: _indented(over_tls[int(m[2])], m[1]), text, flags=re.MULTILINE)
+    text = _filled(text)
+    return _scoped(text, kind) if kind == "ClusterRoleBinding" else text
+
+
+def _over_tls(document: dict[str, Any]) -> list[str]:
+    """Marks each place that the component for HTTPS changes; what the marks stand for, by their number."""
+    patches = yaml.safe_load(TLS.read_text())["patches"]
+    own = {"kind": document["kind"], "name": document["metadata"]["name"]}
+    found: list[str] = []
+    for step in (step for patch in patches if patch["target"] == own for step in yaml.safe_load(patch["patch"])):
+        *path, last = (int(part) if part.isdigit() else part for part in step["path"].split("/")[1:])
+        here, otherwise, mark = _get(document, tuple(path)), "", f"@@tls {len(found)}@@"
+        if step["op"] == "add":
+            assert last == "-"
+            here.append(mark)
+        else:
+            assert step["op"] == "replace"
+            otherwise, here[last] = "{{- else }}\n" + dump([here[last]]), mark
+        changed = dump([step["value"]]).replace(TLS_SECRET, "{{ .Values.gateway.tls.secretName | quote }}")
+        found.append("{{- if .Values.gateway.tls.secretName }}\n" + changed + otherwise + "{{- end }}")
+    return found
+
+
+def _test(gateway: dict[str, Any]) -> str:
+    """The pod of `helm test`, which may run wherever the gateway may."""
+    pod = gateway["spec"]["template"]["spec"]
+    container = {
+        "name": "ask",
+        "image": "@@image kvasir-gateway@@",
+        "command": ["/opt/kvasir/bin/python", "-c", ASK],
+        "env": [{"name": "SCHEME", "value": '{{ ternary "https" "http" (ne .Values.gateway.tls.secretName "") }}'}],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": _get(gateway, (*PICKER, "securityContext")),
+    }
+    hook = {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation"}
+    metadata = {"name": "kvasir-test", "namespace": NAMESPACE, "annotations": hook}
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": pod["securityContext"],
+        "@@pod@@": "gateway",
+        "containers": [container],
+    }
+    return _filled(dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
+
+
+def _filled(text: str) -> str:
+    """A document with the expressions of its places."""
+    text = re.sub(r"^( *)'@@pod@@': (\w+)$", _pod, text, flags=re.MULTILINE)
+    text = re.sub(r"^( *)'@@block@@': \|-\n((?:\1  .*\n)+)", _block, text, flags=re.MULTILINE)
     text = re.sub(r"'@@image ([\w-]+)@@'", _image, text)
     text = re.sub(r"^( *)([\w-]+): '@@([\w.]+)@@'$", _value, text, flags=re.MULTILINE)
-    text = _homed(text.replace("'{{", "{{").replace("}}'", "}}"))
-    return _scoped(text, kind) if kind == "ClusterRoleBinding" else text
+    return _homed(text.replace("'{{", "{{").replace("}}'", "}}"))
+
+
+def _pod(found: re.Match[str]) -> str:
+    return _indented(POD.format(part=found[2], indent=len(found[1]) + 2), found[1])
+
+
+def _block(found: re.Match[str]) -> str:
+    indent = found[1]
+    return "".join(
+        line.removeprefix(indent + "  ") and indent + line.removeprefix(indent + "  ")
+        for line in found[2].splitlines(keepends=True)
+    )
 
 
 def _argument(text: str) -> str:
@@ -146,20 +272,19 @@ def _value(found: re.Match[str]) -> str:
     indent, key, value = found[1], found[2], found[3]
     if key == "resources":
         return f"{indent}{key}:\n{indent}  {{{{- toYaml .Values.{value} | nindent {len(indent) + 2} }}}}"
-    return f"{indent}{key}: {{{{ .Values.{value} }}}}"
+    quoted = " | quote" if key == "image" else ""
+    return f"{indent}{key}: {{{{ .Values.{value}{quoted} }}}}"
 
 
 def _scoped(text: str, kind: str) -> str:
     """With a namespace to watch, the same rights in that namespace alone; what has no namespace is read everywhere."""
     role = text.replace(f"kind: {kind}", "kind: RoleBinding", 1)
-    role = role.replace("metadata:\n", "metadata:\n  namespace: {{ .Values.watchNamespace }}\n", 1)
+    role = role.replace("metadata:\n", "metadata:\n  namespace: {{ .Values.watchNamespace | quote }}\n", 1)
     name = re.search(r"^  name: (\S+)$", text, re.MULTILINE)
     assert name is not None
-    if name[1] != "kvasir-operator":
-        return f"{{{{- if .Values.watchNamespace }}}}\n{role}{{{{- else }}}}\n{text}{{{{- end }}}}\n"
     documents = _documents(ROOT / "manifests" / "components" / "namespaced")
-    everywhere = [d for d in documents if d["metadata"]["name"] == "kvasir-operator-cluster"]
-    narrow = "---\n".join((role, *(_homed(dump(document)) for document in everywhere)))
+    further = [d for d in documents if d["metadata"]["name"] == FURTHER[name[1]]]
+    narrow = "---\n".join((role, *(_homed(dump(document)) for document in further)))
     return f"{{{{- if .Values.watchNamespace }}}}\n{narrow}{{{{- else }}}}\n{text}{{{{- end }}}}\n"
 
 
@@ -170,6 +295,7 @@ def _escaped(text: str) -> str:
 
 def _homed(text: str) -> str:
     """In the release's namespace, words for people included."""
+    text = re.sub(rf"(?<=[:-] ){NAMESPACE}$", "{{ .Release.Namespace | quote }}", text, flags=re.MULTILINE)
     return text.replace(NAMESPACE, "{{ .Release.Namespace }}")
 
 
@@ -182,13 +308,21 @@ def _crd(text: str) -> str:
 
 def _defaults(documents: list[dict[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "images": {"registry": "", "tag": ""},
+        "images": {"registry": "", "tag": "", "pullSecrets": []},
         "crds": {"install": True},
         "watchNamespace": "",
         **{value: {"enabled": False} for value in OPTIONAL.values()},
-        "operator": {"allowModelDirs": [], "extraArgs": []},
-        "gateway": {"envoy": {}, "picker": {"extraArgs": []}},
+        "operator": {"allowModelDirs": [], "podTls": False, "extraArgs": [], **_placement()},
+        "gateway": {
+            "envoy": {},
+            "picker": {"extraArgs": []},
+            "relay": {},
+            "tls": {"secretName": ""},
+            "service": {"type": "", "annotations": {}, "loadBalancerSourceRanges": []},
+            **_placement(),
+        },
     }
+    values["monitoring"]["labels"] = {}
     found = {(d["kind"], d["metadata"]["name"]): d for d in documents}
     for (kind, name, path), value in VALUES.items():
         *parents, last = value.split(".")
@@ -197,6 +331,11 @@ def _defaults(documents: list[dict[str, Any]]) -> dict[str, Any]:
             here = here[parent]
         here[last] = _get(found[kind, name], path)
     return values
+
+
+def _placement() -> dict[str, Any]:
+    """Defaults: wherever there is room, with the priority of pods that name none."""
+    return {"priorityClassName": "", "nodeSelector": {}, "tolerations": [], "affinity": {}}
 
 
 def _chart() -> dict[str, Any]:
@@ -214,59 +353,6 @@ def _chart() -> dict[str, Any]:
         "appVersion": version[1],
         "kubeVersion": ">=1.30.0-0",
     }
-
-
-def _schema() -> dict[str, Any]:
-    def shape(properties: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": False, "properties": properties}
-
-    def told(what: str, **rest: Any) -> dict[str, Any]:
-        return {"type": "string", **rest, "description": what}
-
-    def several(what: str, **rest: Any) -> dict[str, Any]:
-        return {"type": "array", "items": {"type": "string", "minLength": 1, **rest}, "description": what}
-
-    def pods(what: str) -> dict[str, Any]:
-        return {"type": "integer", "minimum": 1, "maximum": 20, "description": what}
-
-    def switch(what: str) -> dict[str, Any]:
-        return shape({"enabled": {"type": "boolean", "description": what}})
-
-    amounts = {"type": "object", "additionalProperties": {"type": ["string", "integer"], "pattern": QUANTITY}}
-    asked = {"description": "What the container asks of its node, by resource.", **amounts}
-    limits = {"description": "What the container may take at most, by resource.", **amounts}
-    resources = shape({"requests": asked, "limits": limits})
-    arguments = several("Further arguments of its command.")
-    properties = {
-        "images": shape(
-            {
-                "registry": told("Before each image's name; ends with a slash.", pattern="^$|/$"),
-                "tag": told("Tag of our images; empty takes the chart's appVersion.", maxLength=128),
-            }
-        ),
-        "crds": shape(
-            {"install": {"type": "boolean", "description": "Whether the definitions come with this release."}}
-        ),
-        "watchNamespace": told("Serve only this namespace; empty serves all.", maxLength=63),
-        **{value: switch(OPTIONAL_WORDS[value]) for value in OPTIONAL.values()},
-        "operator": shape(
-            {
-                "replicas": pods("Operators, of which the holder of the Lease acts."),
-                "resources": resources,
-                "allowModelDirs": several("Directories of nodes below which file:// models may lie.", pattern="^/"),
-                "extraArgs": arguments,
-            }
-        ),
-        "gateway": shape(
-            {
-                "replicas": pods("Gateways, all of which serve."),
-                "envoy": shape({"image": told("Image of Envoy, whole.", minLength=1), "resources": resources}),
-                "picker": shape({"resources": resources, "extraArgs": arguments}),
-            }
-        ),
-        "global": {"type": "object", "description": "Of charts that have this one as a part; nothing here reads it."},
-    }
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **shape(properties)}
 
 
 def _get(document: Any, path: Path_) -> Any:
