@@ -30,6 +30,8 @@ TESTS = Path(__file__).parent
 END_TO_END = ("e2e", "kvasir_local")
 """Folders of the tests that are `e2e`: `make test-e2e` looks nowhere else, which saves it half a minute."""
 
+LONGEST_ID = 80
+
 
 def pytest_configure() -> None:
     """What a script runs in its background inherits an ignored ctrl-C, and so would every program that tests
@@ -42,7 +44,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Long texts by their length: what a run draws at random would have another name in each worker."""
+    return f"{len(val)}-long" if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's own puts the group into the test's id
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
@@ -55,7 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds before any test runs, since a first build takes longer than a test may."""
-    wanted = any(item.get_closest_marker("e2e") for item in session.items)
+    wanted = [item for item in session.items if item.get_closest_marker("e2e")]
+    if hasattr(session.config, "workerinput") and session.config.getvalue("loadgroup"):
+        lost = [item.nodeid for item in wanted if not item.nodeid.endswith(f"@{_lane(item)}")]
+        assert not lost, f"several workers would run tests that share a control plane: {lost}"
     if wanted and not session.config.option.collectonly:
         with _on_screen(session.config):
             binaries.provide(progress=TerminalProgress())

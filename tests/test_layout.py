@@ -1,7 +1,4 @@
-"""The rules of the house that can be read from the files: lengths, places, words, freshness.
-
-Everything here is decided from text and syntax trees, so that the whole file runs in a second or two.
-"""
+"""The rules of the house that can be read from text and syntax trees: lengths, places, words, freshness."""
 
 import ast
 import gc
@@ -35,7 +32,11 @@ MAX_GLOSSARY_TERMS = 40
 
 PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
-    "kvasir_gateway": ("choose", "load_history", "prefix", "router", "routing_table"),
+    "kvasir_gateway": (
+        *["backends", "choose", "held_places", "hold_queue", "load_history", "model_routes", "placements", "prefix"],
+        *["rate_limits", "relay/backend_answer", "relay/splice", "router", "routing_table", "tenant_access"],
+        "wake_forecast",
+    ),
     "kvasir_local": ("node/rules",),
     "kvasir_runtime": (
         "core",
@@ -336,7 +337,16 @@ def test_every_operation_has_a_reference_and_cases():
     table = next(node for node in ast.parse((kernels / "ops.py").read_text()).body if isinstance(node, ast.ClassDef))
     named = [node.target.id for node in table.body if isinstance(node, ast.AnnAssign)]
     # Facts of a table, and what is used once at start and has tests of its own.
-    others = {"name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes"}
+    others = {
+        "name",
+        "fallback",
+        "quantize",
+        "decoder_step",
+        "row_sampler",
+        "set_threads",
+        "invariant_dtypes",
+        "collectives",
+    }
     fields = [name for name in named if name not in others]
     assert fields
     breaches = []

@@ -1,4 +1,5 @@
-"""How long drawing tokens takes beside a greedy step's argmax: `PYTHONPATH=tests python -m bench.cpu_sampling`.
+"""How long drawing tokens and their logprobs take beside a greedy step's argmax: `python -m bench.cpu_sampling`, with
+PYTHONPATH=tests.
 
 Rows of bfloat16 logits as the head of a large vocabulary gives them, drawn in several ways. Candidates take turns, and
 figures are the medians of the rounds, in milliseconds: torch's operations, the C++ kernel, and both against the argmax.
@@ -8,7 +9,7 @@ With one thread its processor time counts instead of the time on the clock, whic
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Final
@@ -16,9 +17,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import sample
-from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
+from kvasir_runtime.kernels import logprobs, sample
+from kvasir_runtime.kernels.cpu.bindings import CpuKernels, cpu_kernels
 from kvasir_runtime.kernels.cpu.library import absence, library
+from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.sample import Draws
 
 VOCAB: Final = 151_936
@@ -30,8 +32,12 @@ WAYS: Final = {
     "mixed": ((0.8, 0, 0.95, 0.0), (0.7, 20, 0.8, 0.0), (1.0, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0), (1.0, 0, 0.9, 0.05)),
 }
 """Temperature, top_k, top_p and min_p of rows, in turn."""
+NUM_TOP: Final = (0, 20)
 SPREADS: Final = {"flat": 0.5, "peaked": 3.0}
 """Standard deviations of logits: of random weights, and about that of trained ones."""
+
+
+Compute = Callable[[], Tensor]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,18 +59,23 @@ def main(arguments: Sequence[str]) -> int:
     for rows in given.rows:
         for spread, scale in SPREADS.items():
             logits = (torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * scale).bfloat16()
-            for way in WAYS:
-                draws = draws_of(rows, way)
-                candidates: tuple[Callable[[], Tensor], ...] = (
-                    partial(kernels.argmax, logits),
-                    partial(kernels.sample, logits, draws),
-                    partial(sample.cpu, logits, draws),
-                )
+            for way, *candidates in candidates_of(kernels, logits):
                 greedy, ours, torchs = taken(candidates, given.rounds, clock)
                 name = f"{rows} {spread}, {way}"
                 sys.stdout.write(f"{name:<32}{greedy:>9.3f}{ours:>9.3f}{torchs:>9.2f}{torchs / ours:>16.1f}\n")
                 sys.stdout.flush()
     return 0
+
+
+def candidates_of(kernels: CpuKernels, logits: Tensor) -> Iterator[tuple[str, Compute, Compute, Compute]]:
+    """What is computed, and how: as a greedy step, by the kernel, by torch's operations."""
+    rows, greedy = len(logits), partial(kernels.argmax, logits)
+    for way in WAYS:
+        draws = draws_of(rows, way)
+        yield way, greedy, partial(kernels.sample, logits, draws), partial(sample.cpu, logits, draws)
+    for num_top in NUM_TOP:
+        args = logits, kernels.argmax(logits), WantedLogprobs(num_top=num_top)
+        yield f"logprobs={num_top}", greedy, partial(kernels.logprobs, *args), partial(logprobs.reference, *args)
 
 
 def draws_of(rows: int, way: str) -> Draws:
@@ -83,7 +94,7 @@ def draws_of(rows: int, way: str) -> Draws:
     )
 
 
-def taken(candidates: Sequence[Callable[[], Tensor]], rounds: int, clock: Callable[[], float]) -> list[float]:
+def taken(candidates: Sequence[Compute], rounds: int, clock: Callable[[], float]) -> list[float]:
     """Milliseconds of each, medians over rounds in which they take turns; the first round does not count."""
     times: list[list[float]] = [[] for _ in candidates]
     for _ in range(rounds + 1):

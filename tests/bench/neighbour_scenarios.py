@@ -7,9 +7,11 @@ knows it by its two ports and its processes.
 import asyncio
 import json
 import random
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,18 +23,22 @@ from fakes.sse_stream import Address
 SETTLE_S: Final = 120.0
 POLL_S: Final = 0.05
 IDLE_POLLS: Final = 5
-WARM_FRACTION: Final = 0.25
-"""Of a run, left out of the slope: buffers and caches fill."""
+RAMP_FRACTION: Final = 0.1
+"""Of a run, in which its streams begin: left out of the slope."""
+MOST_STEP_TOKENS: Final = 1024
+FILL_TOKENS: Final = 1024
+FILLED_AT_ONCE: Final = 32
+"""Requests with prompts of FILL_TOKENS that take all of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server that runs. pids: its processes."""
+    """A server that runs. pids: its processes, the API's and the engine's."""
 
     model: str
     http: Address
     ops: Address
-    pids: tuple[int, ...]
+    pids: tuple[int, int]
 
     def body(self, prompt_tokens: int, max_tokens: int, first: int = 5) -> dict[str, Any]:
         """A request of so many tokens. first: another one makes a prompt that shares nothing."""
@@ -53,30 +59,48 @@ class Figure:
 
 
 async def streams(target: Target, *, count: int, seconds: float, max_tokens: int) -> list[Figure]:
-    """So many streams at once: each that ends is followed by another."""
-    clock, seen, memory = asyncio.get_running_loop().time, [0, 0], list[tuple[float, float]]()
-    ends = clock() + seconds
+    """So many streams at once: each that ends is followed by another. Their lengths are drawn, max_tokens in the mean.
 
-    async def client(number: int) -> None:
+    What a server takes once and keeps is taken before: products are compiled for numbers of tokens in a step, pages of
+    the KV cache are taken when they are first written, and those of the heap by a first wave of streams that is as
+    long as the measured one, and of which one fewer runs after the other until none does.
+    """
+    await _compute_sizes(target)
+    await _fill_cache(target)
+    clock, seen, memory = asyncio.get_running_loop().time, [0, 0], list[tuple[float, float, float]]()
+
+    async def client(number: int, ends: float) -> None:
+        rng = random.Random(number)
         while clock() < ends:
-            one = await sse_stream.read(target.http, target.body(16, max_tokens, number))
+            body = target.body(16, rng.randint(1, 2 * max_tokens - 1), number)
+            one = await sse_stream.read(target.http, body)
             seen[0] += 1
             seen[1] += not one.is_whole
 
     async def sample() -> None:
         while True:
-            memory.append((clock(), sum(map(_rss_bytes, target.pids))))
+            api, engine = map(_rss_bytes, target.pids)
+            memory.append((clock(), api, engine))
             await asyncio.sleep(min(1.0, seconds / 20))
 
+    async def all_clients(seconds: float) -> None:
+        ends = clock() + seconds
+        await asyncio.gather(*(client(number, ends) for number in range(count)))
+
+    await all_clients(seconds)
+    seen[0] = 0
     sampling = asyncio.create_task(sample())
-    await asyncio.gather(*(client(number) for number in range(count)))
+    await all_clients(seconds)
     sampling.cancel()
-    slope = _slope(memory[int(len(memory) * WARM_FRACTION) :]) * 3600 / 1e6
-    name = f"{count:,} streams at once for {seconds:,.0f} s"
+    times, *processes = zip(*memory[int(len(memory) * RAMP_FRACTION) :], strict=True)
+    api, engine = (slope(list(zip(times, held, strict=True))) * 3600 / 1e6 for held in processes)
+    name, growth = f"{count:,} streams at once for {seconds:,.0f} s", api + engine
     return [
         Figure(scenario=name, name="streams that ended", value=seen[0]),
         Figure(scenario=name, name="broken", value=seen[1], goal="0", is_met=seen[1] == 0),
-        Figure(scenario=name, name="growth of memory", value=slope, unit="MB/h", goal="≤ 1", is_met=slope <= 1),
+        Figure(scenario=name, name="growth of memory, of the API process", value=api, unit="MB/h"),
+        Figure(scenario=name, name="growth of memory, of the engine", value=engine, unit="MB/h"),
+        Figure(scenario=name, name="growth of memory", value=growth, unit="MB/h", goal="≤ 1", is_met=growth <= 1),
     ]
 
 
@@ -84,7 +108,8 @@ async def aborts(target: Target, *, count: int, at_once: int, longest_s: float, 
     """Clients that go away at random moments: in the middle of a request, before the first token, or in the answer."""
     rng = random.Random(seed)
     await _settled(target)
-    before = await _least_descriptors(target)
+    descriptors, tasks = partial(_num_descriptors, target), partial(_num_tasks, target)
+    before = await _least(descriptors), await _least(tasks)
     gate = asyncio.Semaphore(at_once)
 
     async def client(after_s: float, sent: float, tokens: int) -> None:
@@ -102,7 +127,8 @@ async def aborts(target: Target, *, count: int, at_once: int, longest_s: float, 
     figures = {
         "blocks that stay pinned": blocks,
         "requests that stay open": state["running"] + state["waiting"] + state["server_load"],
-        "descriptors more than before": await _least_descriptors(target, before) - before,
+        "descriptors more than before": await _least(descriptors, before[0]) - before[0],
+        "tasks of the event loop more than before": await _least(tasks, before[1]) - before[1],
     }
     name = f"{count:,} aborts at random moments"
     return [
@@ -179,6 +205,28 @@ def quantile(q: float, values: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
+async def _compute_sizes(target: Target) -> None:
+    """Prompts that are alone in their steps, of each number of tokens that products are compiled for."""
+    for size in [*range(1, 8), *(first << doubled for doubled in range(8) for first in range(8, 16))]:
+        if size <= MOST_STEP_TOKENS:
+            await sse_stream.read(target.http, target.body(size, 1, size))
+
+
+async def _fill_cache(target: Target) -> None:
+    """Prompts that share nothing, until no block of the KV cache is free."""
+    kv = (await _settled(target))["kv"]
+    most = 4 * (FILLED_AT_ONCE + kv["capacity_tokens"] // FILL_TOKENS)  # a busy server may refuse some
+    for first in range(0, most, FILLED_AT_ONCE):
+        bodies = [target.body(FILL_TOKENS, 1) for _ in range(FILLED_AT_ONCE)]
+        for number, body in enumerate(bodies, first):
+            body["prompt"][:3] = [5 + number // 50**place % 50 for place in range(3)]
+        await asyncio.gather(*(sse_stream.read(target.http, body) for body in bodies))
+        kv = (await _settled(target))["kv"]
+        if not kv["free_tokens"]:
+            return
+    raise RuntimeError(f"{kv['free_tokens']} tokens of the KV cache stay free")
+
+
 async def _forever(client: Callable[[int], Awaitable[object]], number: int) -> None:
     """One after the other; each with another prompt."""
     turn = 0
@@ -215,9 +263,13 @@ async def _until(holds: Callable[[dict[str, Any]], bool], target: Target) -> dic
 
 
 async def _get(address: Address, path: str) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://{address[0]}:{address[1]}{path}") as response:
+    async with aiohttp.ClientSession() as session, session.get(_url(address, path)) as response:
         found: dict[str, Any] = await response.json()
         return found
+
+
+def _url(address: Address, path: str) -> str:
+    return f"http://{address[0]}:{address[1]}{path}"
 
 
 def _rss_bytes(pid: int) -> float:
@@ -226,20 +278,32 @@ def _rss_bytes(pid: int) -> float:
     return 1024.0 * int(status.partition("VmRSS:")[2].split()[0])
 
 
-async def _least_descriptors(target: Target, goal: int = 0) -> int:
-    """Open in all processes, once connections that have just ended are closed: the least number for a while.
+async def _least(count: Callable[[], Awaitable[int]], goal: int = 0) -> int:
+    """The least number for a while, since connections that have just ended are closed a moment later.
 
     goal: as few are enough; without one a second is.
     """
     clock = asyncio.get_running_loop().time
     ends, least = clock() + (SETTLE_S if goal else 1.0), sys.maxsize
     while clock() < ends and least > goal:
-        least = min(least, sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in target.pids))
+        least = min(least, await count())
         await asyncio.sleep(POLL_S)
     return least
 
 
-def _slope(points: Sequence[tuple[float, float]]) -> float:
+async def _num_descriptors(target: Target) -> int:
+    """Open in all processes."""
+    return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in target.pids)
+
+
+async def _num_tasks(target: Target) -> int:
+    """Of the API process, that of this scrape among them."""
+    async with aiohttp.ClientSession() as session, session.get(_url(target.http, "/metrics")) as response:
+        samples = re.findall(r"^kvasir_event_loop_tasks\{.*\} (\S+)$", await response.text(), re.MULTILINE)
+    return int(float(samples[0]))
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
     """By least squares; 0 for fewer than two points."""
     if len(points) < 2:
         return 0.0

@@ -29,8 +29,9 @@ from fakes.kubelet import FakeKubelet
 from fakes.operator_rig import USER, Rig, install, standing
 from kvasir_api import names
 from kvasir_kube.informer import Informer
-from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Json, Key
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, NODE, POD, Json, Key
 from kvasir_local import audit, binaries
+from kvasir_local.component_flags import COMPONENTS
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.progress import SilentProgress
 
@@ -50,7 +51,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 @dataclass(slots=True, kw_only=True)
 class Phase:
     """One part of a run. requests: of the operator, by verb. cpu_s: of its process. rss, peak: bytes at the end, and
-    the most so far."""
+    the most so far. others_s: processor seconds of each other process, since all share the machine."""
 
     name: str
     seconds: float
@@ -58,6 +59,7 @@ class Phase:
     cpu_s: float
     rss: int
     peak: int
+    others_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,9 @@ async def fleet(control: ControlPlane, services: int, tmp: Path) -> AsyncGenerat
     """A namespace with as many nodes of stubs as the services need."""
     async with standing(control, tmp) as rig, contextlib.AsyncExitStack() as stack:
         for number in range(1, math.ceil(services / PODS_PER_NODE) + 1):
-            await stack.enter_async_context(FakeKubelet(rig.client, node=f"{rig.namespace}-{number}"))
+            node = f"{rig.namespace}-{number}"
+            stack.push_async_callback(rig.client.delete, NODE, "", node)  # else pods of others wait there for ever
+            await stack.enter_async_context(FakeKubelet(rig.client, node=node))
         yield rig
 
 
@@ -203,13 +207,24 @@ async def watching(rig: Rig) -> AsyncGenerator[Seen]:
 @contextlib.contextmanager
 def phase(run: Run, rig: Rig, name: str) -> Iterator[None]:
     """Measure the operator while the context is open."""
-    mark, began, before = rig.audit_mark(), time.monotonic(), processor_s(rig.pid)
+    mark, began, before, others = rig.audit_mark(), time.monotonic(), processor_s(rig.pid), beside(rig)
     yield
     seconds, cpu_s = time.monotonic() - began, processor_s(rig.pid) - before
+    others_s = {name: spent - others[name] for name, spent in beside(rig).items()}
     found = [r for r in audit.read(rig.control.paths.audit_log, since=mark)[0] if r.user == USER]
     rss, peak = memory(rig.pid)
     requests = dict(Counter(request.verb for request in found))
-    run.phases.append(Phase(name=name, seconds=seconds, requests=requests, cpu_s=cpu_s, rss=rss, peak=peak))
+    run.phases.append(
+        Phase(name=name, seconds=seconds, requests=requests, cpu_s=cpu_s, rss=rss, peak=peak, others_s=others_s)
+    )
+
+
+def beside(rig: Rig) -> dict[str, float]:
+    """Processor seconds so far of what runs beside the operator: the control plane, and this process with its nodes."""
+    found = {name: rig.control.state.process(name) for name in COMPONENTS}
+    return {name: processor_s(process.pid) for name, process in found.items() if process} | {
+        "client and nodes": time.process_time()
+    }
 
 
 async def each(count: int, act: Any) -> None:
@@ -274,6 +289,12 @@ def table(run: Run) -> str:
             f"| {found.name} | {found.seconds:.1f} | {rate:.1f} | {counts} | {found.cpu_s:.1f} s, {share:.1f} % | "
             f"{found.rss >> 20} MiB ({found.peak >> 20}) |"
         )
+    if others := [(found.name, found.others_s) for found in run.phases if found.others_s]:
+        lines += ["", "| processor seconds beside the operator | " + " | ".join(others[0][1]) + " |"]
+        lines.append("|---|" + "---|" * len(others[0][1]))
+        lines += [
+            f"| {name} | " + " | ".join(f"{spent:.1f}" for spent in each.values()) + " |" for name, each in others
+        ]
     return "\n".join(lines)
 
 

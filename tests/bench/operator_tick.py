@@ -27,6 +27,7 @@ from fakes import manifests
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from kvasir_api import names
+from kvasir_kube import process
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD, Json, Key
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.operator import Operator
@@ -68,6 +69,7 @@ async def measure(
     async with StateReader() as reader, serving(pods, idle=idle) as ports:
         operator = Operator(FakeCluster(), reader, settings=OperatorSettings(), instance="bench", clock=clock)
         fill(operator, services, ports)
+        process.collect_rarely()
         queue = asyncio.create_task(operator.workqueue.run(reconcile))
         for number in range(WARM_TICKS + ticks):
             if number == WARM_TICKS:

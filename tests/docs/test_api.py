@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from kvasir_api.options import ReasoningParser, ToolCallParser
+from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_runtime.frontend.parsing import formats
 from kvasir_runtime.frontend.pooling import protocol as pooled
 from kvasir_runtime.frontend.protocol import generation, ignored_fields

@@ -4,6 +4,7 @@ import pytest
 
 from bench import operator_tick
 from bench.operator_scale import MARKS, PAGE, Phase, Run, Times, measure, table, write
+from kvasir_local.component_flags import COMPONENTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -20,6 +21,9 @@ async def test_a_small_run_measures_everything(control, tmp_path):
     assert made.requests["patch"] >= 10 * 2, "revision and status"
     assert made.requests.get("get", 0) < 10, "no child is read before it is created"
     assert made.cpu_s > 0
+    assert set(made.others_s) == {*COMPONENTS, "client and nodes"}
+    assert min(made.others_s.values()) >= 0
+    assert "| processor seconds beside the operator | etcd | kube-apiserver |" in table(run)
     assert 0 < made.rss <= made.peak
     restarted = {phase.name: phase.requests for phase in run.phases}["restart"]
     assert set(restarted) <= {"list", "watch", "get"}, "a new operator changes nothing"

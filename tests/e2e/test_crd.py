@@ -55,14 +55,34 @@ def test_a_service_of_three_lines_stays_one_of_three_lines(kubectl: Kubectl) -> 
     assert kubectl.json("infsvc", "tiny")["spec"] == {**MODEL, "replicas": 1}
 
 
+def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
+    digest = "0" * 64
+    for uri in (
+        "hf://org/name@v1",
+        "s3://bucket",
+        f"s3://bucket/models/tiny/v=1/@sha256:{digest}",
+        "gs://bucket/models/tiny.gguf",
+        "oci://127.0.0.1:5000/org/name",
+        f"oci://registry.example/org/name:v1@sha256:{digest}",
+        f"https://host:8443/~me/a%20b.tar.gz#sha256={digest}",
+    ):
+        done = kubectl.apply({"model": {"uri": uri, "secretName": "keys", "cacheClaim": "models"}})
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"model": {"uri": "s3://b/name"}}, 'spec.model.uri: Invalid value: "object": model.uri must be hf://'),
+        ({"model": {"uri": "ftp://b/name"}}, 'spec.model.uri: Invalid value: "object": model.uri must be hf://'),
+        ({"model": {"uri": "s3://b/a b"}}, "model.uri of form s3:// and gs:// needs s3://BUCKET/PREFIX"),
+        ({"model": {"uri": "oci://host"}}, "model.uri of form oci:// needs oci://HOST/REPOSITORY:TAG"),
+        ({"model": {"uri": "https://host/a.tar"}}, "and its checksum: https://HOST/PATH.tar.gz#sha256="),
+        ({"model": {"uri": f"https://host/a.tar?key=x#sha256={'0' * 64}"}}, "without query or password"),
+        ({"model": {"uri": f"https://me:secret@host/a.tar#sha256={'0' * 64}"}}, "without query or password"),
         ({"model": {"uri": "hf://name"}}, "model.uri of form hf:// needs hf://ORG/NAME"),
         ({"model": {"uri": "hf://org/name@../x"}}, "model.uri of form hf:// needs hf://ORG/NAME"),
-        ({"model": {"uri": "pvc://a/b", "secretName": "hub"}}, "model.secretName is for models on the hub"),
-        ({"model": {"uri": "pvc://a/b", "cacheClaim": "c"}}, "model.cacheClaim is for models on the hub"),
+        ({"model": {"uri": "pvc://a/b", "secretName": "hub"}}, "model.secretName is for models that replicas fetch"),
+        ({"model": {"uri": "pvc://a/b", "cacheClaim": "c"}}, "model.cacheClaim is for models that replicas fetch"),
         ({"model": {"uri": "pvc://Claim/x"}}, "needs a claim name of lower-case letters"),
         ({"model": {"uri": "pvc://claim/../x"}}, "must not climb"),
         ({}, "spec.model: Required value"),
@@ -91,7 +111,20 @@ def test_a_service_of_three_lines_stays_one_of_three_lines(kubectl: Kubectl) -> 
         ({**MODEL, "rollout": {"promote": "a", "abort": "a"}}, "promote and rollout.abort name the same revision"),
         ({**MODEL, "pod": {"labels": {"a/b": "x"}}}, "spec.pod.labels"),
         ({**MODEL, "autoscaling": {"minReplicas": -1}}, "should be greater than or equal to 0"),
+        (
+            {**MODEL, "runtime": {"speculation": "sufix"}},
+            "speculation must be off, auto, ngram, suffix, mtp, hf://ORG/NAME",
+        ),
+        ({**MODEL, "runtime": {"speculation": "/model/$(HOME)"}}, "speculation must be off, auto, ngram, suffix"),
         ({**MODEL, "runtime": {"maxBatchTokens": 8}}, "maxBatchTokens must be 0 or at least runtime.blockSize"),
+        (
+            {**MODEL, "runtime": {"tensorParallelSize": 2}, "resources": {"accelerator": {"count": 1}}},
+            "runtime.tensorParallelSize is for replicas on CPUs",
+        ),
+        (
+            {**MODEL, "runtime": {"tensorParallelSize": 2, "kvHostBytes": 1}},
+            "kvHostBytes needs runtime.tensorParallelSize",
+        ),
         ({**MODEL, "runtime": {"blockSize": 17}}, "Unsupported value: 17"),
         ({**MODEL, "resources": {"memory": "lots"}}, "spec.resources.memory"),
         ({**MODEL, "replicas": -1}, "spec.replicas"),

@@ -52,11 +52,18 @@ def test_demo_shows_the_whole_thread_and_leaves_the_stack(state_dir: Path, tmp_p
     assert "Kvasir serves large language models on Kubernetes" in said
     assert "scaled up to" in said
     assert " 0 broken" in said
+    output = tmp_path / "demo-hub.log"  # on the cluster that runs
+    code = _demo(state_dir, output, "--hub").wait(LIMIT_S)
+    said = output.read_text()
+    assert code == 0, said
+    assert "were fetched from the hub; every replica loads commit" in said
+    assert "Kvasir serves large language models on Kubernetes" in said
     pods = subprocess.run(
         [KVASIR, "local", "status", "--state-dir", state_dir], capture_output=True, text=True, check=False
     )
     assert pods.returncode == 0, pods.stdout
     assert "default/tiny-" in pods.stdout
+    assert "default/tiny-hub-" in pods.stdout
     assert subprocess.run([KVASIR, "local", "down", "--state-dir", state_dir], check=False).returncode == 0
     assert _processes_of(state_dir) == []
 

@@ -2,12 +2,14 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from kvasir_local import kubectl
 from kvasir_local.control_plane import ControlPlane
 
 OVERLAY = Path(__file__).parents[2] / "manifests" / "overlay.sh"
@@ -30,3 +32,32 @@ def test_rendered_manifests_name_the_tagged_images(cluster: ControlPlane, tmp_pa
     last = {argument.split("=")[0]: argument.split("=")[1] for argument in arguments}
     assert last["--runtime-image"] == f"{registry}kvasir-runtime:1.2.3"
     assert last["--runtime-image-cpu"] == f"{registry}kvasir-runtime-cpu:1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("role", "may", "may_not"),
+    [
+        ("view", ("get infsvc", "list modelroutes", "watch tenants"), ("create infsvc", "patch infsvc/scale")),
+        ("edit", ("get infsvc", "create infsvc", "delete modelroutes", "patch infsvc/scale"), ("create tenants",)),
+        ("admin", ("create infsvc", "create tenants"), ("patch infsvc/status", "create acceleratorclasses")),
+    ],
+)
+def test_kubernetes_own_roles_reach_our_kinds(
+    installed: ControlPlane, namespace: str, role: str, may: tuple[str, ...], may_not: tuple[str, ...]
+) -> None:
+    """Whoever may view, edit or administrate a namespace needs no role of ours."""
+    person = f"{role}-of-{namespace}"
+    program = [*installed.kubectl, f"--namespace={namespace}"]
+    kubectl.run(program, "create", "rolebinding", role, f"--clusterrole={role}", f"--user={person}")
+
+    def allowed(asked: str) -> bool:
+        verb, kind = asked.split()
+        kind, _, part = kind.replace("infsvc", "inferenceservices").partition("/")
+        words = [verb, f"{kind}.serving.kvasir.dev", f"--subresource={part}", f"--as={person}"]
+        return kubectl.attempt(program, "auth", "can-i", *words).strip() == "yes"
+
+    deadline = time.monotonic() + 60.0  # the controller that aggregates roles works beside the API server
+    while not all(map(allowed, may)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {asked: allowed(asked) for asked in may} == dict.fromkeys(may, True)
+    assert {asked: allowed(asked) for asked in may_not} == dict.fromkeys(may_not, False)

@@ -1,5 +1,6 @@
 """The gateway as the pod of its manifests, on a real control plane, before pods that stand in for runtimes."""
 
+import base64
 import json
 import sys
 import time
@@ -14,14 +15,15 @@ import pytest
 import yaml
 
 from fakes.stub_runtime import StubRuntime
-from kvasir_api import names
+from kvasir_api import names, tenant_keys
+from kvasir_api.tenant_keys import TenantKeys
 from kvasir_kube.kinds import Json
 from kvasir_local import kubectl
 from kvasir_local.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests" / "base" / "gateway"
-CRD = ROOT / "crds" / "inferenceservices.yaml"
+CRDS = [ROOT / "crds" / f"{plural}.yaml" for plural in (names.PLURAL, names.ROUTE_PLURAL)]
 DEADLINE_S = 60.0
 
 
@@ -100,7 +102,8 @@ def stand_in(service: str, replicas: int, owner: Json) -> Json:
 
 
 def manifests(namespace: str) -> Iterator[Json]:
-    """The gateway's own manifests, moved to a namespace, one replica instead of two."""
+    """The gateway's own manifests, moved to a namespace, one replica instead of two, and no tenants, which an operator
+    would have written."""
     listed = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
     for name in listed:
         for found in yaml.safe_load_all((MANIFESTS / name).read_text()):
@@ -110,16 +113,19 @@ def manifests(namespace: str) -> Iterator[Json]:
                 found["metadata"]["name"] += f"-{namespace}"
             if found["kind"] == "ClusterRoleBinding":
                 found["roleRef"]["name"] += f"-{namespace}"
-                found["subjects"][0]["namespace"] = namespace
+            for subject in found.get("subjects", ()):
+                subject["namespace"] = namespace
             if found["kind"] == "Deployment":
                 found["spec"]["replicas"] = 1
+            if found["kind"] == "Secret":
+                found["data"] = {tenant_keys.ENTRY: base64.b64encode(tenant_keys.encode(TenantKeys())).decode()}
             yield found
 
 
 @pytest.fixture
 def bench(cluster_node: ControlPlane, namespace: str) -> Iterator[Bench]:
     found = Bench(cluster_node, namespace)
-    found.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    found.kubectl("apply", "--server-side", "--force-conflicts", *(f"--filename={path}" for path in CRDS))
     found.kubectl("wait", "--for=condition=Established", f"crd/{names.PLURAL}.{names.GROUP}", "--timeout=60s")
     written = list(manifests(namespace))
     found.apply(*written)
@@ -159,6 +165,7 @@ def test_the_gateways_pod_routes_drains_and_is_replaced(bench: Bench):
     status, models = get(address, names.PORT_GATEWAY, "/v1/models")
     assert {"org/one", "org/two"} <= {card["id"] for card in json.loads(models)["data"]}
 
+    bench.kubectl("patch", names.PLURAL, "two", "--type=merge", "--patch", '{"spec": {"replicas": 0}}')
     bench.kubectl("scale", "deployment", "two", "--replicas=0")
     until(lambda: ask(address, "org/two")[0] == 503, "nobody serves the second service")
     status, body, headers = ask(address, "org/two")
@@ -186,13 +193,18 @@ def inflight(address: str, service: str) -> int:
     return sum(found["inflight"] for found in document["services"] if found["name"] == service)
 
 
-def test_the_gateway_may_read_four_kinds_and_write_none(bench: Bench):
+def test_the_gateway_may_read_five_kinds_and_one_secret_and_write_none(bench: Bench):
     account = f"system:serviceaccount:{bench.namespace}:{names.GATEWAY}"
     said = bench.kubectl("auth", "can-i", "--list", f"--as={account}")
     granted = {line.split()[0]: line[line.rindex("[") :] for line in said.splitlines() if "[" in line}
     ours = {name: verbs for name, verbs in granted.items() if not name.startswith(("self", "["))}
-    kinds = {"pods", "deployments.apps", "replicasets.apps", f"{names.PLURAL}.{names.GROUP}"}
-    assert ours == dict.fromkeys(kinds, "[list watch]")
+    kinds = {
+        "pods",
+        "deployments.apps",
+        "replicasets.apps",
+        *(f"{plural}.{names.GROUP}" for plural in (names.PLURAL, names.ROUTE_PLURAL)),
+    }
+    assert ours == dict.fromkeys(kinds, "[list watch]") | {"secrets": "[get]"}
 
 
 def test_the_manifests_pass_kustomize(cluster: ControlPlane):
@@ -203,6 +215,9 @@ def test_the_manifests_pass_kustomize(cluster: ControlPlane):
         "ClusterRoleBinding",
         "Deployment",
         "PodDisruptionBudget",
+        "Role",
+        "RoleBinding",
+        "Secret",
         "Service",
         "ServiceAccount",
     ]

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from openai import AsyncOpenAI
 
-from fakes.life import DEADLINE_S, SAMPLE, STREAMS, Life, answer, answers
+from fakes.life import DEADLINE_S, SAMPLE, Life, answer, answers
 from kvasir_api import names
 from kvasir_kube import kinds
 from kvasir_kube.client import Client, configuration
@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 NAMESPACE = "restarted"
 NODE = RecordedNode(name="kvasir-0", index=0, fake_gpus=0)
 TOKENS = 900
+STREAMS = 8
+"""Of which the cache of one replica holds three."""
 
 
 @pytest.fixture

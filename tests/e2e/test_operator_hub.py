@@ -83,6 +83,7 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
         assert TOKEN not in shown + logs
 
         found.fault = "gated"
+        await life.until(lambda: len(life.uids()) == 2, "the first revision's pod has left")
         served = life.uids()
         apply(life, "hf://org/name@v2", 2, cacheClaim="cache")
         await life.until(

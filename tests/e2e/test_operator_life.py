@@ -193,7 +193,8 @@ async def test_foreign_service_is_not_taken_over(rig):
     foreign = {"metadata": {"namespace": rig.namespace, "name": "tiny"}, "spec": {"ports": [{"port": 1}]}}
     await rig.client.apply(SERVICE, foreign, manager="somebody")
     await rig.apply()
-    blocked = await rig.until_condition("Reconciling")
+    blocked = await rig.until_condition("Stalled", reason="NameConflict")
+    assert [blocked["message"]] == await rig.events("NameConflict")
     assert blocked["message"].startswith("Service/tiny exists and does not belong to this service")
     await rig.client.delete(SERVICE, rig.namespace, "tiny")
     await rig.until_condition("Ready")

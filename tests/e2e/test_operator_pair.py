@@ -69,7 +69,7 @@ async def test_a_leader_that_leaves_is_followed_at_once(pair):
     await first.until_condition("Ready")
     uids = await first.pod_uids()
     assert first.stop() == 0
-    await second.until(lambda: leads(second), second.tail, s=10.0)
+    await second.until(lambda: leads(second), second.tail)
     assert "it was given back" in second.tail()
     kubectl(second.control, "scale", "infsvc/tiny", "--replicas=2", f"--namespace={second.namespace}")
     await second.until_pods(2)

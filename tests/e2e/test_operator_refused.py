@@ -7,7 +7,7 @@ import pytest
 
 from fakes.operator_rig import kubectl
 from kvasir_api import names
-from kvasir_kube.kinds import DEPLOYMENT, Kind
+from kvasir_kube.kinds import DEPLOYMENT, SERVICE, Kind, labels
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 QUOTA = Kind(kind="ResourceQuota", plural="resourcequotas")
@@ -27,11 +27,11 @@ async def quota(rig, **hard):
 async def test_a_quota_of_pods_is_told_in_its_words_and_passes_when_it_is_raised(rig):
     await quota(rig, pods="1")
     await rig.apply(replicas=2)
-    stalled = await rig.until_condition("Stalled", reason="QuotaExceeded")
-    assert stalled["message"] == (
+    told = (
         "1 of 2 replicas ready; another pod is forbidden: "
         "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1"
     )
+    await rig.until_condition("Stalled", reason="QuotaExceeded", message=told)
     assert len(await rig.until_pods(1)) == 1
     await rig.until_condition("CapacityLimited", reason="QuotaExceeded")
     await quota(rig, pods="5")
@@ -107,3 +107,26 @@ async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
         )
         await asyncio.sleep(0.05)
     assert len([w for w in rig.writes_since(mark) if w.resource == "deployments"]) == 5
+
+
+async def test_a_rival_that_takes_a_child_out_of_our_watch_is_restored_as_rarely(rig):
+    """Without the label the API server reports the child as deleted."""
+    await rig.apply(replicas=1)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    mark = rig.audit_mark()
+    taken = {"metadata": {"labels": {names.LABEL_PART_OF: None}}}
+
+    async def back():
+        found = await rig.client.get(SERVICE, rig.namespace, "tiny")
+        return names.LABEL_PART_OF in labels(found)
+
+    for _ in range(5):
+        await rig.client.merge(SERVICE, rig.namespace, "tiny", taken, manager="rival")
+        await rig.until(back, lambda: "the label is back")
+    (note,) = await rig.events("ConflictingWriter")
+    assert note.startswith("Service/tiny is changed repeatedly")
+    await rig.client.merge(SERVICE, rig.namespace, "tiny", taken, manager="rival")
+    await rig.heard()
+    assert not await back()
+    written = [w.verb for w in rig.writes_since(mark) if w.resource == "services" and w.code < 400]
+    assert written == ["patch"] * 5

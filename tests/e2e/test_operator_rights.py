@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fakes.gateway import tenants_secret
 from fakes.operator_rig import ROOT, account_kubeconfig, kubectl
 from kvasir_api import names
+from kvasir_api.tenant_keys import TenantKeys
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
     CLAIM,
@@ -19,10 +21,12 @@ from kvasir_kube.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     LEASE,
+    MODEL_ROUTE,
     NETWORK_POLICY,
     POD,
     SECRET,
     SERVICE,
+    TENANT,
     labels,
 )
 from kvasir_local import addresses, audit
@@ -30,6 +34,12 @@ from kvasir_operator.desired.revision import KEPT_REVISIONS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 BASE = ROOT / "manifests" / "base"
+OWN_TENANT = {
+    "apiVersion": names.API_VERSION,
+    "kind": names.TENANT_KIND,
+    "metadata": {"name": "own", "namespace": names.SYSTEM_NAMESPACE},
+    "spec": {"secretName": names.SIGNING_SECRET},
+}
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
@@ -64,7 +74,8 @@ def used(requests: list[audit.AuditedRequest]) -> set[Right]:
     for request in requests:
         if request.resource:
             resource = f"{request.resource}/{request.subresource}" if request.subresource else request.resource
-            where = request.namespace if request.resource in (LEASE.plural, SECRET.plural) else ""
+            is_own = request.resource in (LEASE.plural, SECRET.plural) and request.name != names.POD_TLS_SECRET
+            where = request.namespace if is_own else ""
             found.add(Right(request.group, resource, request.verb, where))
             if request.verb == "patch" and request.code == 201:
                 found.add(Right(request.group, resource, "create", where))
@@ -82,9 +93,10 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
         await rig.client.delete(LEASE, names.SYSTEM_NAMESPACE, names.OPERATOR)
     nothing = {"metadata": {}, "data": None}
     await rig.client.merge(SECRET, names.SYSTEM_NAMESPACE, names.SIGNING_SECRET, nothing, manager="test")
+    kubectl(rig.control, "apply", "-f", "-", text=yaml.safe_dump(OWN_TENANT))
     mark = rig.audit_mark()
-    # As the Deployment of the base runs it: for all namespaces, under a Lease.
-    flags = ("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
+    # As the Deployment of the base runs it, for all namespaces, under a Lease; and with TLS to pods.
+    flags = ("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}", "--pod-tls")
     rig.start(*flags)
     await rig.claim()
 
@@ -95,16 +107,40 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
     await rig.until(bound, lambda: "the claim has its volume")
     await rig.apply(model={"uri": "pvc://models/tiny", "inspect": "Always"}, replicas=2)
     await rig.until_condition("Ready", reason="AllReplicasReady")
+    await routes(rig)
     assert rig.stop() == 0
     await spoiled(rig)
     rig.start(*flags)
     await restored(rig)
     await overstays(rig)
     await forgets_revisions(rig)
+    await judges_tenants(rig)
     assert rig.stop() == 0
+    kubectl(rig.control, "delete", names.TENANT_PLURAL, "own", f"--namespace={names.SYSTEM_NAMESPACE}")
     requests = asked(rig.control, mark, names.OPERATOR)
     assert [request for request in requests if request.denied] == []
     assert used(requests) == granted("operator")
+
+
+async def routes(rig):
+    """A route to a service that is there and to one that is not."""
+    targets = [{"service": "tiny"}, {"service": "absent"}]
+    route = {"apiVersion": names.API_VERSION, "kind": names.ROUTE_KIND, "metadata": {"name": "route"}}
+    route["metadata"]["namespace"] = rig.namespace
+    await rig.client.create(MODEL_ROUTE, {**route, "spec": {"modelName": "tiny", "rules": [{"targets": targets}]}})
+
+    async def told():
+        status = (await rig.client.get(MODEL_ROUTE, rig.namespace, "route")).get("status") or {}
+        found = {c["type"]: (c["status"], c["message"]) for c in status.get("conditions", ())}
+        missing = "spec.rules[0].targets[1].service: absent"
+        return (
+            found
+            and found["Accepted"][0] == "True"
+            and found["ResolvedRefs"][0] == "False"
+            and (missing in found["ResolvedRefs"][1])
+        )
+
+    await rig.until(told, lambda: "the route's conditions")
 
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, CONTROLLER_REVISION, DEPLOYMENT)
@@ -149,6 +185,14 @@ async def overstays(rig):
     await rig.until(gone, lambda: "the pod was cut short")
 
 
+async def judges_tenants(rig):
+    async def judged():
+        status = (await rig.client.get(TENANT, names.SYSTEM_NAMESPACE, "own")).get("status") or {}
+        return [condition["reason"] for condition in status.get("conditions", ())] == ["KeysMissing"]
+
+    await rig.until(judged, lambda: "a tenant of the operator's own namespace, where it reads two Secrets")
+
+
 async def forgets_revisions(rig):
     """So many edits that old revisions are deleted."""
     for number in range(KEPT_REVISIONS + 3):
@@ -170,6 +214,8 @@ async def forgets_revisions(rig):
 async def test_the_gateway_uses_all_of_its_rights_and_no_others(rig, tmp_path):
     for name in ("serviceaccount", "rbac"):
         kubectl(rig.control, "apply", "--server-side", "-f", str(BASE / "gateway" / f"{name}.yaml"))
+    no_tenants = {"apiVersion": "v1", "kind": "Secret", **tenants_secret(TenantKeys())}
+    kubectl(rig.control, "apply", "--server-side", "--force-conflicts", "-f", "-", text=yaml.safe_dump(no_tenants))
     config = account_kubeconfig(rig.control, tmp_path / "gateway.kubeconfig", names.GATEWAY)
     await rig.apply()
     await rig.until_condition("Ready")
@@ -198,7 +244,7 @@ def gateway(config: Path, tmp: Path):
     (port,) = addresses.free_ports(1)
     command = [
         str(Path(sys.executable).with_name("kvasir")), "gateway", f"--config-dir={tmp / 'shared'}",
-        f"--kubeconfig={config}", f"--state-port={port}",
+        f"--kubeconfig={config}", f"--state-port={port}", f"--gateway-namespace={names.SYSTEM_NAMESPACE}",
     ]  # fmt: skip
     with (tmp / "gateway.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -228,7 +274,11 @@ async def test_for_one_namespace_rights_in_that_one_are_enough(still, tmp_path):
     requests = [r for r in audit.read(rig.control.paths.audit_log, since=mark)[0] if r.user == user]
     assert [request for request in requests if request.denied] == []
     assert {request.namespace for request in requests} == {rig.namespace, home}
-    for verb, what, where in (("list", "pods", home), ("patch", "deployments", "default"), ("list", "pods", "default")):
+    for verb, what, where in (
+        ("delete", "pods", home),
+        ("patch", "deployments", "default"),
+        ("list", "pods", "default"),
+    ):
         can = ["auth", "can-i", verb, what, f"--namespace={where}", f"--as={user}"]
         assert kubectl(rig.control, *can, check=False).strip() == "no"
     for document in made:

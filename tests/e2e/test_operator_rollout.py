@@ -98,6 +98,27 @@ async def test_a_refused_revision_goes_back_and_the_spec_may_be_mended(rig):
     assert (await rig.status())["rollout"]["currentRevision"] == old
 
 
+async def test_a_service_without_an_image_takes_the_operators_next_one_and_one_that_serves_keeps_its_own(still):
+    still.kubelet.unknown_image = "nowhere/runtime:1"
+    still.start("--allow-model-dir=/srv", "--runtime-image-cpu=nowhere/runtime:1")
+    await still.apply(replicas=2)
+    ready = await still.until_condition("Ready", status="False", reason="ImagePullFailed")
+    words = "image nowhere/runtime:1 cannot be pulled: no registry has nowhere/runtime:1"
+    assert ready["message"].endswith(words)
+    first = (await still.status())["rollout"]["currentRevision"]
+    still.kill("--allow-model-dir=/srv", "--runtime-image-cpu=runtime:2")
+    await still.until_condition("Ready", reason="AllReplicasReady")
+    rollout = (await still.status())["rollout"]
+    assert rollout["currentRevision"] != first
+    assert rollout["history"][0]["changed"] == "runtimeImage"
+    pods = await still.pod_uids()
+    still.kill("--allow-model-dir=/srv", "--runtime-image-cpu=runtime:3")
+    await still.apply(replicas=3)
+    await still.until_condition("Ready", reason="AllReplicasReady")
+    assert pods < await still.pod_uids()
+    assert (await still.status())["rollout"]["currentRevision"] == rollout["currentRevision"]
+
+
 async def test_a_paused_rollout_stands_still_and_an_aborted_one_goes_back(rig):
     old = await ready(rig, 3)
     rig.kubelet.hold = True

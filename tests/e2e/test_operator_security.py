@@ -58,7 +58,8 @@ def strict(control, spec):
         ({"model": {"uri": "pvc://models/a b"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/x;reboot"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/../etc"}}, "must not climb"),
-        ({"model": {"uri": "https://evil/x"}}, "must be hf://"),
+        ({"model": {"uri": "https://evil/x"}}, "and its checksum"),
+        ({"model": {"uri": "ftp://evil/x"}}, "must be hf://"),
         ({"model": {**CLAIMED["model"], "servedName": "$(POD_IP)"}}, "spec.model.servedName"),
         ({"model": {**CLAIMED["model"], "servedName": "--host"}}, "spec.model.servedName"),
         ({"model": {**CLAIMED["model"], "servedName": "a\nb"}}, "spec.model.servedName"),
@@ -130,7 +131,7 @@ async def test_objects_of_somebody_else_are_neither_changed_nor_deleted(still, l
     for kind, was in ours.items():
 
         async def named(wanted=f"{kind}/{was['name']}"):
-            found = [c for c in (await rig.status()).get("conditions", ()) if c["type"] == "Reconciling"]
+            found = [c for c in (await rig.status()).get("conditions", ()) if c["type"] == "Stalled"]
             return any(wanted in c["message"] and "does not belong to this service" in c["message"] for c in found)
 
         await rig.until(named, lambda kind=kind: f"{kind}: {rig.dump('tiny')}")

@@ -48,6 +48,11 @@ async def test_a_replica_takes_what_the_operator_signs_and_nothing_else(life: Li
     # The kubelet writes the annotation into the file when it looks at the pod again.
     await life.until(lambda: reset(instance) == 200, "the pod trusts the operator's key")
     assert reset("another") == 401
+
+    def keys() -> str:
+        return state.decode(call(pod, "GET", names.PATH_STATE)[1]).continuation_keys
+
+    await life.until(lambda: bool(keys()), "the pod has its service's keys of continuation tokens")
     assert call(pod, "POST", names.PATH_RESET_PREFIX_CACHE)[0] == 401
     assert call(pod, "POST", names.PATH_DRAIN)[0] == 401
     assert call(pod, "GET", names.PATH_READYZ)[0] == 200

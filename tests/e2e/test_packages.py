@@ -85,6 +85,8 @@ def test_for_one_namespace_nothing_is_granted_elsewhere(control, tmp_path):
     assert {name: d["metadata"]["namespace"] for name, d in there.items()} == {
         "kvasir-operator": "team",
         "kvasir-gateway": "team",
+        "kvasir-gateway-keys": names.SYSTEM_NAMESPACE,
+        "kvasir-gateway-pods": names.SYSTEM_NAMESPACE,
         "kvasir-operator-lease": names.SYSTEM_NAMESPACE,
     }
     for name, number in ((names.OPERATOR, 0), (names.GATEWAY, 1)):

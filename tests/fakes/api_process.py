@@ -60,7 +60,8 @@ class ApiProcess:
     @property
     def base_url(self) -> str:
         """For the openai client."""
-        return f"http://{self.http[0]}:{self.http[1]}/v1"
+        scheme = "https" if "https://" in self.output() else "http"
+        return f"{scheme}://{self.http[0]}:{self.http[1]}/v1"
 
     def strict_openai(self) -> openai.OpenAI:
         """The real client, which refuses what is not of its types and never tries again. Use as a context manager."""
@@ -111,7 +112,7 @@ class ApiProcess:
     def wait_listening(self) -> None:
         """Until both ports are known and open."""
         found = self.until(
-            "listening", lambda: re.search(r"http://(\S+?):(\d+)\D.*?http://(\S+?):(\d+)\b", self.text())
+            "listening", lambda: re.search(r"https?://(\S+?):(\d+)\D.*?https?://(\S+?):(\d+)\b", self.text())
         )
         self.http = (found[1], int(found[2]))
         self.ops = (found[3], int(found[4]))

@@ -2,10 +2,13 @@
 
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,24 +17,34 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.drafters import Drafter
+from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.guide.compiler import GrammarCompiler
+from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu.ops import CPU
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.layers.ranks import LeadingDecoder, NewCache, follow
+from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.models.sharded_places import sharded_places
+from kvasir_runtime.runner.draft_model import DraftModel
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
 from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.launched_step import LaunchedStep
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.runner.startup.build import assemble
+from kvasir_runtime.runner.startup.build import allocate_cache, assemble
 from kvasir_runtime.runner.state.device_stream import DeviceStream
+from kvasir_runtime.runner.text_draft_model import TextDraftModel
+from kvasir_runtime.runner.vocabulary_pair import VocabularyPair
 from kvasir_runtime.weights import quant_formats as weight_formats
-from kvasir_runtime.weights.loader import load
-from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, SamplingConfig
+from kvasir_runtime.weights.loader import kinds, load
+from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, Logprobs, SamplingConfig
 
 CPU_DEVICE = torch.device("cpu")
 GREEDY = SamplingConfig(temperature=0.0, max_tokens=1)
@@ -54,23 +67,62 @@ def runner_of(
     longest: int = 0,
     attentions: tuple[LayerAttention, ...] | None = None,
     grammars: GrammarCompiler | None = None,
+    group: Sequence[Collectives] = (),
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
 
-    num_blocks: for each cache group. attentions: of each layer, in place of the family's.
+    num_blocks: for each cache group. attentions: of each layer, in place of the family's. group: of ranks, each
+    of which computes its part; those behind the first do so in threads, until `fakes.ranks.group_of` ends.
     """
     config = read_config(folder, hf_overrides)
-    family = family_of(config)
-    spec = family.spec(config)
+    whole = family_of(config).spec(config)
     if attentions is not None:
-        spec = replace(spec, attentions=attentions)
-    block_size = spec.block_size(block_size, dtype.itemsize)
-    limit, groups = longest or config.max_position_embeddings, spec.cache_groups
-    with torch.inference_mode():
-        places, shapes = family.places(spec), parameter_shapes(spec)
-        formats = weight_formats.formats(quantization, spec, shapes, places, {})
-        tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats, ops.quantize)
-        model = Decoder(spec, ops, tensors, num_positions=limit)
+        whole = replace(whole, attentions=attentions)
+    limit = longest or config.max_position_embeddings
+
+    def decoder_of(index: int) -> Decoder:
+        own = replace(ops, collectives=group[index]) if group else ops
+        return _decoder(folder, whole, Rank(index, max(len(group), 1)), own, device, quantization, dtype, limit)
+
+    model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
+    for decoder, rank in zip(others, group[1:], strict=True):
+        threading.Thread(target=_follow, args=(decoder, rank, dtype), daemon=True).start()
+    return runner_with(
+        model,
+        eos_token_ids=read_eos_token_ids(folder, config),
+        limit=limit,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_sequences=max_sequences,
+        ops=ops,
+        device=device,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        device_stream=device_stream,
+        new_capturer=new_capturer,
+        grammars=grammars,
+    )
+
+
+def runner_with(
+    model: Decoder,
+    *,
+    eos_token_ids: tuple[int, ...],
+    limit: int,
+    num_blocks: int = 512,
+    block_size: int = 8,
+    max_sequences: int = 32,
+    ops: Ops = CPU,
+    device: torch.device = CPU_DEVICE,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    device_stream: DeviceStream | None = None,
+    new_capturer: Callable[[], GraphCapturer] | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> ModelRunner:
+    """A runner of a model of dtype, as `runner_of` makes it. limit: tokens of the longest sequence."""
+    spec, block_size = model.spec, model.spec.block_size(block_size, dtype.itemsize)
+    groups = spec.cache_groups
     facts = EngineFacts(
         device=device.type,
         kernels=ops.name,
@@ -82,7 +134,7 @@ def runner_of(
         max_sequences=max_sequences,
         max_batch_tokens=4096,
         vocab_size=spec.vocab_size,
-        eos_token_ids=read_eos_token_ids(folder, config),
+        eos_token_ids=eos_token_ids,
         weights_bytes=0,
         kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize, block_size=block_size),
         hidden_size=spec.hidden_size,
@@ -91,6 +143,68 @@ def runner_of(
         attentions=tuple(group.attention for group in groups),
     )
     return assemble(model, ops, facts, device, cache_dtype or dtype, grammars, device_stream, new_capturer)
+
+
+@torch.inference_mode()
+def use_draft_model(
+    runner: ModelRunner,
+    folder: Path,
+    *,
+    ops: Ops = CPU,
+    dtype: torch.dtype = torch.float32,
+    longest: int = 0,
+    wrap: Callable[[Decoder], Any] = lambda model: model,
+    pair: VocabularyPair | None = None,
+) -> Any:
+    """Let a model draft for a runner; returns it as it is wrapped. longest: text that it reads, 0 for its own limit.
+
+    pair: of one of another vocabulary.
+    """
+    config, facts = read_config(folder, ""), runner.facts
+    spec, limit = family_of(config).spec(config), longest or config.max_position_embeddings
+    drafter = wrap(_decoder(folder, spec, Rank(), ops, CPU_DEVICE, "none", dtype, limit))
+    groups = [range(spec.num_layers)]
+    cache = allocate_cache(spec, facts.num_blocks, facts.block_size, dtype, CPU_DEVICE, groups)
+    if pair is None:
+        runner.use_drafter(partial(DraftModel, drafter, cache, limit))
+    else:
+        runner.use_drafter(partial(TextDraftModel, drafter, cache, limit, pair))
+    return drafter
+
+
+@torch.inference_mode()
+def _decoder(
+    folder: Path,
+    whole: DecoderSpec,
+    rank: Rank,
+    ops: Ops,
+    device: torch.device,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    limit: int,
+) -> Decoder:
+    spec, family = sharding.shard(whole, rank), family_of(read_config(folder, ""))
+    of_rank, shapes = sharded_places(family.places, whole, spec), parameter_shapes(spec)
+    formats = weight_formats.formats(quantization, spec, shapes, of_rank, kinds(folder))
+    tensors = load(
+        folder, of_rank, shapes, dtype, device, lambda read, total: None, formats, ops.quantize, unused=family.unused
+    )
+    return (LeadingDecoder if ops.collectives and not rank.index else Decoder)(spec, ops, tensors, num_positions=limit)
+
+
+def _follow(decoder: Decoder, rank: Collectives, dtype: torch.dtype) -> None:
+    """One rank behind the first. What it raises ends the others."""
+
+    def allocate(made: NewCache) -> KvCache:
+        return allocate_cache(decoder.spec, made.num_blocks, made.block_size, getattr(torch, made.dtype), CPU_DEVICE)
+
+    try:
+        follow(decoder, rank, allocate, dtype)
+    except RankLostError:
+        return
+    except BaseException as error:
+        rank.abort(f"rank {rank.rank}: {error!r}")
+        raise
 
 
 def use_host_file(
@@ -107,7 +221,14 @@ def use_host_file(
     runner.use_host_tier(TransferThread(store, blocks.numpy()))
 
 
-def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True) -> Scheduler:
+def scheduler_of(
+    runner: ModelRunner,
+    *,
+    budget: int,
+    prefix_cache: bool = True,
+    speculation: str = "off",
+    drafter: Drafter | None = None,
+) -> Scheduler:
     """For all that a runner has, with at most budget tokens a step."""
     facts = runner.facts
     return Scheduler(
@@ -122,7 +243,9 @@ def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True)
             attentions=facts.attentions,
             host_blocks=facts.host_blocks,
             hash_salt=runner.hash_salt,
-        )
+            speculation=speculation,
+        ),
+        drafter=drafter,
     )
 
 
@@ -151,7 +274,7 @@ def last_outputs(
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds.
+    """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds, logprobs.
 
     columns: for each block_size positions a block of every cache group.
     """
@@ -160,6 +283,7 @@ class Stream:
     sampling: SamplingConfig = GREEDY
     min_tokens: int = 0
     answer: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     computed: int = 0
     row: int = -1
     columns: list[tuple[int, ...]] = field(default_factory=list)
@@ -216,6 +340,7 @@ class Hand:
         assert [sampled.row for sampled in results.sampled] == [stream.row for stream in sampling]
         for stream, sampled in zip(sampling, results.sampled, strict=True):
             stream.answer += sampled.tokens
+            stream.logprobs += sampled.logprobs
 
     def run(self, streams: Sequence[Stream], num_tokens: int, *, chunk: int = 1 << 30) -> None:
         """Until every stream has an answer of num_tokens, all together, chunk tokens of each at most in a step."""

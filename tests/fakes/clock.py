@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""Clocks that stand still until a test moves them."""
 
 
 class FakeClock:
@@ -19,3 +19,13 @@ class FakeClock:
 
     def jump(self, seconds: float) -> None:
         self._wall += seconds
+
+
+class Now:
+    """Where the clock is a function: seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

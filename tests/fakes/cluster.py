@@ -6,11 +6,11 @@ collection. Those are tested against a real API server. A status that generic to
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from fakes.flux import breaches
-from kvasir_kube.cluster import Listing, WatchEvent, WatchVerb
+from kvasir_kube.cluster import Known, Listing, WatchEvent, WatchVerb, as_it_is, none_known
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, Kind, key, labels
 
@@ -30,13 +30,14 @@ def merged(old: Any, new: Any) -> Any:
 
 class FakeCluster:
     """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a verb raise, None for
-    a call that goes well; "write" are creations of children and applies. `owned_by_others`: fields of statuses that
-    applying does not remove."""
+    a call that goes well; "write" are creations of children and applies. `reads`: of which objects `get` was called.
+    `owned_by_others`: fields of statuses that applying does not remove."""
 
     def __init__(self) -> None:
         self.owned_by_others: dict[str, Json] = {}
         self.objects: dict[str, dict[Key, Json]] = {}
         self.writes: list[tuple[str, str, Key]] = []
+        self.reads: list[Key] = []
         self.errors: dict[str, list[KubeError | None]] = {}
         self.expired = False
         self._version = 100
@@ -62,15 +63,24 @@ class FakeCluster:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         self._raise("get")
+        self.reads.append((namespace, name))
         found = self.objects.get(kind.plural, {}).get((namespace, name))
         if found is None:
             raise NotFoundError(f'{kind.plural} "{name}" not found', status=404)
         return copy.deepcopy(found)
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str = "",
+        selector: str = "",
+        *,
+        known: Known = none_known,
+        transform: Callable[[Json], Json] = as_it_is,
+    ) -> Listing:
         self._raise("list")
         found = [
-            copy.deepcopy(obj)
+            known(key(obj), obj["metadata"]["resourceVersion"]) or transform(copy.deepcopy(obj))
             for obj in self.objects.get(kind.plural, {}).values()
             if (not namespace or key(obj)[0] == namespace) and _matches(obj, selector)
         ]

@@ -1,10 +1,10 @@
 """A runner with memory for small steps only: it raises what Python, numpy or torch raise, and passes on the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir_runtime.core.plan import StepPlan, StepResults
+from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
 
 
 @dataclass(slots=True)
@@ -13,6 +13,7 @@ class CrampedRunner:
 
     fits_tokens: query tokens of a step that there is memory for. never: a request for no token of which there is.
     fail: raises the error. at_launch: the plan does not reach the runner; else it is computed and its results are lost.
+    fails_before: calls of host_changes that fail, from 0 on.
     """
 
     inner: Any
@@ -20,13 +21,23 @@ class CrampedRunner:
     fail: Callable[[], object]
     never: str = ""
     at_launch: bool = False
+    fails_before: Container[int] = ()
     num_failed: int = 0
     largest: int = 0
     """Query tokens of the largest step that succeeded."""
     _rows: dict[int, str] = field(default_factory=dict)
+    _num_asked: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def host_changes(self) -> HostChanges | None:
+        """Before each plan."""
+        self._num_asked += 1
+        if self._num_asked - 1 in self.fails_before:
+            self.fail()
+        changes: HostChanges | None = self.inner.host_changes()
+        return changes
 
     def launch(self, plan: StepPlan) -> Any:
         """Fails for a plan that is too large."""

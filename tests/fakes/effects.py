@@ -145,7 +145,7 @@ EFFECTS: Final[dict[str, Effect]] = {
 MODES: Final = "tests/e2e/test_operator_modes.py::"
 ELSEWHERE: Final = {
     "autoscaling.idleSeconds": "tests/e2e/test_operator_zero.py"
-    "::test_a_service_goes_to_zero_and_the_next_request_starts_it_again",
+    "::test_a_service_goes_to_zero_and_the_next_requests_start_it_again",
     "autoscaling.itlMilliseconds": f"{MODES}test_slow_steps_require_smaller_batches",
     **{
         f"autoscaling.schedules[].{name}": f"{MODES}test_a_schedule_sets_other_bounds_while_it_is_in_force"

@@ -12,9 +12,9 @@ from typing import Final
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir_kube import certificates
 from kvasir_kube.client import Client
 from kvasir_kube.kinds import SERVICE, Json, Kind
-from kvasir_local import certificates
 
 GROUP: Final = "external.metrics.k8s.io"
 VERSION: Final = "v1beta1"

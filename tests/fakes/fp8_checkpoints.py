@@ -20,7 +20,7 @@ def convert(folder: Path, style: str, *, num_shards: int = 1) -> dict[str, Tenso
     """Rewrite a folder of one file. style: tensor, channel or block. Returns what its tensors are worth, in float32."""
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
-        if not name.endswith("proj.weight"):
+        if not name.endswith(("proj.weight", "proj_with_mqa.weight")):
             stored[name] = worth[name] = weight
             continue
         values, scale, wide = rounded(weight.float(), style)

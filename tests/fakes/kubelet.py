@@ -5,20 +5,25 @@ writes the pod's status as a kubelet would. No process is started, so a service 
 """
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import random
 import socket
+import ssl
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Self
 
+from fakes import tls_files
 from fakes.stub_runtime import StubRuntime
 from kvasir_api import names
 from kvasir_kube.client import Client
 from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_kube.informer import Informer
-from kvasir_kube.kinds import POD, Json, Key, Kind, key, labels, uid
+from kvasir_kube.kinds import POD, SECRET, Json, Key, Kind, key, labels, uid
 
 NODE: Final = Kind(kind="Node", plural="nodes", namespaced=False)
 CAPACITY: Final = {"cpu": "64", "memory": "256Gi", "pods": "200", "nvidia.com/gpu": "4"}
@@ -51,6 +56,7 @@ class FakeKubelet:
         self.first_words: dict[str, Any] = {}  # more of what /state of a new pod says
         self.facts = ""  # last words of pods that look at a model; without any they fail
         self.refusal: Callable[[StubPod], str] = lambda pod: ""  # the last line of a new pod, empty when it starts
+        self.unknown_image = ""  # no registry has it
         self.looked: list[Json] = []  # those pods, as they were started
         self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
         self._client, self._node, self._refuse = client, node, refuse
@@ -140,10 +146,12 @@ class FakeKubelet:
                     await self._look(pod)
                 elif pod["metadata"].get("deletionTimestamp"):
                     await self._terminate(pod)
-                elif name[1] not in self.pods:
-                    await self._start(pod)
-                else:
+                elif name[1] in self.pods:
                     await self._report(pod, self.pods[name[1]])
+                elif pod["spec"]["containers"][0]["image"] == self.unknown_image:
+                    await self._fail_pull(pod)
+                else:
+                    await self._start(pod)
             except NotFoundError:
                 continue
             except KubeError:
@@ -165,6 +173,18 @@ class FakeKubelet:
             POD, {"metadata": pod_reference(pod), "status": status}, manager="fake-kubelet", subresource="status"
         )
 
+    async def _fail_pull(self, pod: Json) -> None:
+        """A pod whose image is nowhere waits."""
+        if (pod.get("status") or {}).get("containerStatuses"):
+            return
+        image = pod["spec"]["containers"][0]["image"]
+        waiting = {"reason": "ErrImagePull", "message": f"no registry has {image}"}
+        container = {"name": names.CONTAINER_RUNTIME, "image": image, "imageID": "", "ready": False, "restartCount": 0}
+        status = {"phase": "Pending", "containerStatuses": [{**container, "state": {"waiting": waiting}}]}
+        await self._client.apply(
+            POD, {"metadata": pod_reference(pod), "status": status}, manager="fake-kubelet", subresource="status"
+        )
+
     async def _start(self, pod: Json) -> None:
         stub = StubPod(pod, self._address())
         stub.set_state(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
@@ -174,8 +194,20 @@ class FakeKubelet:
         stub.refused = stub.refused or self.refusal(stub)
         self.pods[stub.name] = stub
         stub.on_drain = lambda: self._dirty.put_nowait(key(pod))
+        stub.tls = await self._certificate(pod)
         await stub.start_ops(stub.ip, names.PORT_OPS)
         await self._report(pod, stub)
+
+    async def _certificate(self, pod: Json) -> ssl.SSLContext | None:
+        """Of a pod that mounts one, which has to be there by then."""
+        mounted = [(volume.get("secret") or {}).get("secretName") for volume in pod["spec"].get("volumes") or ()]
+        if names.POD_TLS_SECRET not in mounted:
+            return None
+        found = (await self._client.get(SECRET, key(pod)[0], names.POD_TLS_SECRET))["data"]
+        with tempfile.TemporaryDirectory() as directory:
+            for entry in (names.TLS_CERTIFICATE, names.TLS_KEY):
+                (Path(directory) / entry).write_bytes(base64.b64decode(found[entry]))
+            return tls_files.server_side(Path(directory))
 
     def _address(self) -> str:
         """The next one of the subnet that no pod has; a long run takes each many times."""

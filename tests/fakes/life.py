@@ -70,7 +70,13 @@ class Life:
             if answer := await asyncio.to_thread(found):
                 return answer
             await asyncio.sleep(0.05)
-        raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{self.kubectl('get', 'infsvc,pods', '-oyaml')}")
+        shown = self.kubectl("get", "infsvc,pods", "-oyaml")
+        raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{shown}\n{self._operator_says()}")
+
+    def _operator_says(self) -> str:
+        """The end of the operator's log, or why there is none."""
+        where = f"--namespace={names.SYSTEM_NAMESPACE}"
+        return kubectl.attempt([*self.cluster.kubectl, where], "logs", f"deployment/{names.OPERATOR}", "--tail=40")
 
     async def until_ready(self) -> None:
         """Also after a change, while Ready stays True: nothing goes on any more."""
@@ -90,13 +96,15 @@ class Life:
         own = {self.namespace, names.SYSTEM_NAMESPACE, ""}
         return [w for w in ours if w.namespace in ({self.namespace} if w.user.startswith("system:node:") else own)]
 
+    def state_of(self, pod: dict[str, Any]) -> state.RuntimeState:
+        """What a pod says."""
+        url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
+        with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
+            return state.decode(response.read())
+
     def busiest(self) -> dict[str, Any] | None:
         """Metadata of the pod with most streams, once it has half of them."""
-        running: list[tuple[int, dict[str, Any]]] = []
-        for pod in self.pods():
-            url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
-            with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
-                running.append((state.decode(response.read()).running, pod["metadata"]))
+        running = [(self.state_of(pod).running, pod["metadata"]) for pod in self.pods()]
         count, metadata = max(running, key=lambda found: found[0])
         return metadata if count >= STREAMS / 2 else None
 

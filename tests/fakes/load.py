@@ -9,8 +9,8 @@ from kvasir_operator.scaling.policy import ScalingPolicy
 from kvasir_operator.scaling.window import LoadGauges, LoadSample, LoadWindow
 
 NOW = 1000.0
-GAUGES = set(LoadGauges.__dataclass_fields__)
-COUNTS = set(LoadCounts.__dataclass_fields__)
+GAUGES = set(LoadGauges._fields)
+COUNTS = set(LoadCounts._fields)
 
 
 def steady(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fakes.by_hand import scheduler_of
+from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
@@ -62,9 +63,11 @@ def served(
     budget: int = 40,
     every: int = 1,
     aborts: Collection[int] = (),
+    scheduler: Scheduler | None = None,
 ) -> Story:
-    """Events by request, aborted ones left out. every: steps between arrivals. aborts: places of requests and steps."""
-    scheduler = scheduler_of(runner, budget=budget)
+    """Events by request, aborted ones left out. every: steps between arrivals. aborts: places of requests and steps.
+    scheduler: in place of a new one with that budget."""
+    scheduler = scheduler or scheduler_of(runner, budget=budget)
     story: Story = {}
     waiting, gone = deque(requests), set()
     flying: deque[Any] = deque()

@@ -43,13 +43,14 @@ VOLUME: Final = Kind(kind="PersistentVolume", plural="persistentvolumes", namesp
 
 
 def install(control: ControlPlane) -> None:
-    """CRD, namespace and the operator's account and rights, without its Deployment."""
-    for plural in (names.PLURAL, names.ACCELERATOR_PLURAL):
+    """CRDs, namespace and the operator's account, rights and Secrets, without its Deployment."""
+    plurals = (names.PLURAL, names.ROUTE_PLURAL, names.ACCELERATOR_PLURAL, names.TENANT_PLURAL)
+    for plural in plurals:
         kubectl(control, "apply", "--server-side", "-f", str(ROOT / "crds" / f"{plural}.yaml"))
     kubectl(control, "apply", "--server-side", "-f", str(ROOT / "manifests/base/namespace.yaml"))
-    for name in ("serviceaccount", "rbac", "secret"):
-        kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/operator/{name}.yaml"))
-    crds = [f"crd/{plural}.{names.GROUP}" for plural in (names.PLURAL, names.ACCELERATOR_PLURAL)]
+    for name in ("operator/serviceaccount", "operator/rbac", "operator/secret", "gateway/secret"):
+        kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/{name}.yaml"))
+    crds = [f"crd/{plural}.{names.GROUP}" for plural in plurals]
     kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=60s")
 
 

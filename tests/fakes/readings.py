@@ -5,23 +5,33 @@ from typing import Any
 
 from kvasir_api import names
 from kvasir_api.state import GatewayState, RuntimeState
+from kvasir_kube.pod_tls import PodTls
 from kvasir_kube.state_reader import Sign, unsigned
 
 
 class FakeReader:
-    """`says`: what each URL answers; a URL without an entry is silent. `drains`: what was asked of whom.
-    `signed`: their headers.
-    `introduced`: who was told of which peers; `deaf`: those that confirm nothing."""
+    """`says`: what each URL answers; a URL without an entry is silent, one of https also while no
+    authority is known, which `unverified` counts. `drains`: what was asked of whom.
+    `signed`: the headers of all calls, in their order.
+    `introduced`: who was told of which peers; `given`: who got which sealed keys;
+    `deaf`: those that confirm nothing."""
 
     def __init__(self) -> None:
         self.says: dict[str, RuntimeState] = {}
+        self.unverified = 0
         self.gateways: dict[str, GatewayState] = {}
         self.drains: list[tuple[str, bool]] = []
         self.introduced: list[tuple[str, tuple[str, ...]]] = []
+        self.given: list[tuple[str, str]] = []
         self.deaf: set[str] = set()
         self.signed: list[str] = []
+        self.tls = PodTls()
 
     async def states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, RuntimeState]:
+        if self.tls.context is None:
+            unverified = {name for name, base in targets.items() if base.startswith("https:")}
+            self.unverified += len(unverified)
+            targets = {name: base for name, base in targets.items() if name not in unverified}
         return {name: self.says[base] for name, base in targets.items() if base in self.says}
 
     async def gateway_states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, GatewayState]:
@@ -36,4 +46,10 @@ class FakeReader:
         self, base: str, peers: Sequence[str], *, sign: Sign = unsigned, deadline_s: float = 1.0
     ) -> bool:
         self.introduced.append((base, tuple(peers)))
+        self.signed.append(sign("POST", names.PATH_PEERS))
+        return base not in self.deaf
+
+    async def give_keys(self, base: str, sealed: str, *, sign: Sign = unsigned, deadline_s: float = 1.0) -> bool:
+        self.given.append((base, sealed))
+        self.signed.append(sign("POST", names.PATH_CONTINUATION_KEYS))
         return base not in self.deaf

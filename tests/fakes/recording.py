@@ -99,10 +99,12 @@ def attention(
     sinks: Tensor | None = None,
     chunk: int = 0,
     value_dim: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Attention that asks the host for nothing: every token has the positions of its sequence gathered for itself."""
     assert softcap == 0.0
     assert sinks is None
+    assert slopes is None
     starts, lens = (lengths.long() for lengths in attn_metadata.lengths())
     token = torch.arange(query.shape[0], device=query.device)
     owner = torch.searchsorted(starts[1:].contiguous(), token, right=True)

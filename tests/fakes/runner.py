@@ -15,6 +15,7 @@ from fakes.host import FakeHost
 from fakes.model import EOS, FakeModel
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS
 from kvasir_runtime.engine.interfaces import Grammars
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, Logprobs
@@ -53,6 +54,7 @@ class FakeRunner:
     max_batch_tokens: int = 1 << 20
     fail_steps: frozenset[int] = frozenset()
     fail_words: str = ""
+    failure: str = ""
     vector_size: int = 0
     idle_work: int = 0
     late_every: int = 0
@@ -119,6 +121,8 @@ class FakeRunner:
     def launch(self, plan: StepPlan) -> StepResults:
         """Applies the plan in its order; the handle is the result itself."""
         assert plan.num_tokens <= self.max_batch_tokens
+        num_samples = sum(1 + len(chunk.drafts) for chunk in plan.chunks if chunk.samples)
+        assert num_samples <= max(self.max_rows, 1 + MAX_DRAFTS)
         if self.host is not None:
             self.host.submit(plan, self)
         elif plan.stores or plan.loads or plan.drops:
@@ -250,8 +254,11 @@ class FakeRunner:
         assert chunk.start == row.computed, "a chunk begins where the last one ended"
         assert row.undecided <= 1, "a guided row waits for all tokens but its last"
         end = chunk.start + chunk.num_tokens
-        assert end <= len(row.tokens)
-        assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)
+        known = end - len(chunk.drafts)
+        assert known <= len(row.tokens)
+        assert chunk.samples == (known == len(row.tokens) and row.join.pooling is None)
+        assert not chunk.drafts or (chunk.samples and known == chunk.start + 1), "drafts go with the last token"
+        row.tokens += chunk.drafts
         start, row.kept = max(chunk.start, row.kept), 0
         for group, attention in enumerate(self.attentions):
             if attention.kind == "state":
@@ -302,9 +309,9 @@ class FakeRunner:
         row = self.rows[chunk.row]
         if chunk.pools[0] < chunk.pools[1]:
             assert chunk.start <= chunk.pools[0]
-            assert chunk.pools[1] == row.computed
+            assert chunk.pools[1] <= row.computed
             row.pooled += row.tokens[slice(*chunk.pools)]
-        if row.join.pooling is None or chunk.pools[1] != len(row.tokens):
+        if row.join.pooling is None or row.computed != len(row.tokens):
             return b""
         if self.vector_size:
             size = len(row.join.pooling.token_ids) or self.vector_size
@@ -314,15 +321,24 @@ class FakeRunner:
     def _sampled(self, chunk: Chunk) -> SampledTokens:
         row = self.rows[chunk.row]
         said = row.join.sampling.logprobs
-        likeliest = (self.model.likeliest(row.tokens, said),) if said > 0 else ()
-        return SampledTokens(chunk.row, (self._sample(chunk),), likeliest)
+        known = chunk.start + chunk.num_tokens - len(chunk.drafts)
+        tokens, likeliest = [], []
+        for place in range(len(chunk.drafts) + 1):
+            del row.tokens[known + place :]
+            row.computed = known + place
+            if said > 0:
+                likeliest.append(self.model.likeliest(row.tokens, said))
+            tokens.append(self._sample(chunk, chunk.min_tokens_left - place))
+            if tokens[-1:] != list(chunk.drafts[place : place + 1]):
+                break
+        return SampledTokens(chunk.row, tuple(tokens), tuple(likeliest))
 
-    def _sample(self, chunk: Chunk) -> int:
+    def _sample(self, chunk: Chunk, min_tokens_left: int) -> int:
         row = self.rows[chunk.row]
         assert row.computed == len(row.tokens)
         context = list(row.tokens)  # which every group was found to hold
         sampling = row.join.sampling
-        forbidden = {*self.eos_token_ids, *sampling.stop_token_ids} if chunk.min_tokens_left > 0 else ()
+        forbidden = {*self.eos_token_ids, *sampling.stop_token_ids} if min_tokens_left > 0 else ()
         seed = sampling.seed if sampling.temperature > 0 else 0
         token = self.model.next_token(context, seed, forbidden)
         row.tokens.append(token)

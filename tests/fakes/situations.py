@@ -11,7 +11,7 @@ from kvasir_api.served_names import NameConflict
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.service import Observed, Revision, observed
+from kvasir_operator.observed.service import ForeignObject, Observed, Revision, observed
 from kvasir_operator.stages import (
     Applied,
     ClassChoice,
@@ -150,7 +150,7 @@ def situations(draw: Any) -> StatusInputs:
         waiting=draw(st.sampled_from(["", "", "a pod reads the model's config"])),
         forecast=draw(st.sampled_from(FORECASTS)),
         forecasts=(ClassForecast(name="l4", fit="Fits", kv_tokens=64, requests=1),) if draw(st.booleans()) else (),
-        foreign=draw(st.sampled_from([(), ("Service/x",)])),
+        foreign=draw(st.sampled_from([(), (ForeignObject("Service/x"),)])),
         overdue=draw(st.booleans()),
         autoscaling=draw(st.sampled_from(SCALINGS)),
         missing=draw(st.sampled_from([(), ("p0",)])),

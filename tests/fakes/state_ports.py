@@ -17,8 +17,8 @@ from kvasir_api import state
 CAPACITY: Final = 100_000
 SEQUENCES: Final = 64
 PROMPT, ANSWER = 500, 200
-ENDED: Final = 2
-"""Requests that end between two reads."""
+ENDED: Final = 4
+"""Requests that end between two reads: no fewer than by which running falls, or fewer would have come than before."""
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
 
 

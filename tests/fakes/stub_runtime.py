@@ -6,14 +6,17 @@ Gateway tests, the fake kubelet and the tests of readings run it in their own pr
 
 import asyncio
 import json
+import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 import msgspec
 from aiohttp import web
 
-from kvasir_api import names, state
+from kvasir_api import ended_requests, names, state
+from kvasir_api.ended_requests import EndedRequest, EndedRequests
 
 
 class StubRuntime:
@@ -22,8 +25,9 @@ class StubRuntime:
     state: what /state returns; `set_state` changes fields of it. silent: /state fails. raw_state: bytes that /state
     returns instead. hold_state: /state waits for it. tokens: pieces of each stream. failure: status and body instead of
     a stream. hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a
-    piece. drains: methods of the drain calls so far. state_queries: of the reads of /state. Streams of /v1/slow wait
-    after their first piece until /release of the ops port is read.
+    piece. drains: methods of the drain calls so far. state_queries: of the reads of /state. ended: what /ended_requests
+    lists; prompt_tokens: of each there. Streams of /v1/slow wait after their first piece until /release of the ops port
+    is read. tls: of both ports, set before they listen.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,10 +40,13 @@ class StubRuntime:
         self.silent = False
         self.raw_state: bytes | None = None
         self.hold_state: asyncio.Event | None = None
+        self.tls: ssl.SSLContext | None = None
         self.drains: list[str] = []
         self.on_drain: Callable[[], None] = lambda: None
         self.state_queries: list[str] = []
         self.seen: list[web.Request] = []
+        self.ended: list[EndedRequest] = []
+        self.prompt_tokens = 11
         self.open = 0
         self.aborted = 0
         self.http_port = self.ops_port = 0
@@ -71,6 +78,7 @@ class StubRuntime:
         """Listen on the ops port alone."""
         control = web.Application()
         control.router.add_get(names.PATH_STATE, self._state)
+        control.router.add_get(names.PATH_ENDED_REQUESTS, self._ended_requests)
         control.router.add_route("*", names.PATH_DRAIN, self._drain)
         control.router.add_get("/release", self._release)
         self.ops_port = await self._listen(control, address, port)
@@ -105,9 +113,14 @@ class StubRuntime:
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         self._runners.append(runner)
-        await web.TCPSite(runner, address, port).start()
+        await web.TCPSite(runner, address, port, ssl_context=self.tls).start()
         taken: int = runner.addresses[0][1]
         return taken
+
+    async def _ended_requests(self, request: web.Request) -> web.Response:
+        """All, whatever the reader has already."""
+        document = EndedRequests(instance=self.name, last=len(self.ended), requests=tuple(self.ended))
+        return web.Response(body=ended_requests.encode(document))
 
     async def _stop_listening(self) -> None:
         for runner in self._runners:
@@ -143,6 +156,10 @@ class StubRuntime:
             raise
         finally:
             self.open -= 1
+            if inflight_id := request.headers.get(names.HEADER_INFLIGHT_ID):
+                self.ended.append(
+                    EndedRequest(id=inflight_id, prompt_tokens=self.prompt_tokens, completion_tokens=self.tokens)
+                )
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         hold_headers, hold_tokens = self.hold_headers, self.hold_tokens
@@ -162,6 +179,17 @@ class StubRuntime:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+@asynccontextmanager
+async def stub_runtimes(number: int) -> AsyncGenerator[list[StubRuntime]]:
+    """So many that listen on loopback: pod-0 and the following."""
+    async with AsyncExitStack() as stack:
+        stubs = []
+        for index in range(number):
+            stubs.append(await StubRuntime(f"pod-{index}").start())
+            stack.push_async_callback(stubs[-1].stop)
+        yield stubs
 
 
 async def main(address: str, name: str) -> None:

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from kvasir_api.cache_groups import (
     FULL,
     MAX_GROUPS,
+    CacheGroup,
     LayerAttention,
     blocks_of_sequence,
     group_layers,
+    keeps_nothing,
     longest_sequence,
     sliding,
 )
@@ -125,3 +127,12 @@ def test_a_sequence_never_needs_more_than_is_counted(attention, block_size, chun
         needed = 1 + (computed > 0) if attention.kind == "state" else last - first
         assert min(needed, last) <= attention.most_blocks(end, block_size, max(chunks))
         computed = end
+
+
+def test_layers_that_keep_nothing_are_one_group_without_memory():
+    both, near = LayerAttention("bidirectional"), LayerAttention("bidirectional", 8)
+    (group,) = group_layers([both, near, near, both])
+    assert group == CacheGroup(both, (0, 1, 2, 3))
+    assert keeps_nothing([both, near])
+    assert not keeps_nothing([both, FULL])
+    assert (both.most_seen(40), near.most_seen(40), near.most_seen(9)) == (40, 17, 9)

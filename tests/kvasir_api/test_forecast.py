@@ -88,6 +88,14 @@ def test_fields_of_experts_count(field: str, value: object, active: int) -> None
     assert forecast.shape({**QWEN3_MOE_30B, field: value}).active_parameters == active
 
 
+def test_a_checkpoint_in_fewer_bits_stays_so() -> None:
+    shape = forecast.shape(QWEN3_MOE_30B | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    plain = shape.parameters - shape.matrices
+    assert shape.weights_bytes("bfloat16") == plain * 2 + shape.matrices * 10 // 16
+    assert shape.weights_bytes("bfloat16", "none") == shape.parameters * 2
+    assert shape.weights_bytes("bfloat16", "int8") == forecast.shape(QWEN3_MOE_30B).weights_bytes("bfloat16", "int8")
+
+
 def test_routers_are_not_quantized() -> None:
     shape = forecast.shape(QWEN3_MOE_30B)
     routers = 48 * 128 * 2048
@@ -157,7 +165,13 @@ def test_verdict_follows_memory(gib: int, verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("hidden_size", None), ("num_hidden_layers", 0), ("vocab_size", "many"), ("intermediate_size", True)],
+    [
+        ("hidden_size", None),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", "many"),
+        ("intermediate_size", True),
+    ],
 )
 def test_senseless_field_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
@@ -206,3 +220,36 @@ def test_weights_on_the_host_leave_room_for_two_layers_less(limit_bytes: int, la
     assert (fit.host_weights_bytes, fit.verdict) == (layers * LAYER_BYTES, verdict)
     assert fit.weights_bytes == model.weights_bytes("bfloat16") - max(0, layers - 2) * LAYER_BYTES
     assert ("of them on the host" in fit.message) == (layers > 0)
+
+
+BGE_M3 = {
+    "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 250002, "max_position_embeddings": 8194,
+    "type_vocab_size": 1, "pad_token_id": 1, "torch_dtype": "float32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "max_model_len", "verdict"),
+    [(16, 0, "Fits"), (4, 0, "TooSmall"), (4, 512, "Fits"), (2, 16, "TooSmall")],
+)
+def test_an_encoder_fits_where_weights_and_its_largest_step_do(
+    memory_gib: int, max_model_len: int, verdict: str
+) -> None:
+    model = forecast.shape(BGE_M3)
+    assert (model.parameters, model.max_positions) == (566_705_152, 8192)
+    fit = forecast.fit(
+        model,
+        memory_bytes=memory_gib << 30,
+        memory_fraction=0.9,
+        dtype="float32",
+        max_model_len=max_model_len,
+        max_batch_tokens=512,
+        max_sequences=64,
+    )
+    step_tokens = max(512, max_model_len or 8192)
+    assert (fit.verdict, fit.kv_bytes_per_token) == (verdict, 0)
+    assert fit.activation_bytes == step_tokens * 12 * 4096 * 4
+    assert fit.kv_tokens == (64 * (max_model_len or 8192) if verdict == "Fits" else 0)
+    assert fit.longest_sequence == ((max_model_len or 8192) if verdict == "Fits" else 0)
+    assert "KV cache" not in fit.message

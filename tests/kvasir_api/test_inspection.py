@@ -1,5 +1,6 @@
 """What a config tells fits into a pod's last words, and the forecast from it says TooSmall only of what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ def test_anything_else_is_refused(document: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("schema", 1, "schema 1, expected 2"),
+        ("schema", 1, "schema 1, expected 5"),
         ("layers", 0, "without layers"),
         ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
         ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
@@ -112,6 +113,53 @@ def test_a_cache_of_a_fixed_size_is_that_size() -> None:
     )
 
 
+def test_a_draft_model_takes_memory_where_it_drafts() -> None:
+    """A model with a quarter of the layers beside it, in float32, and its keys and values of each token."""
+    small = forecast.shape({**LLAMA_8B, "num_hidden_layers": 8})
+    name = "/model/small"
+    read = facts(draft_model=name, drafter=small)
+    assert inspection.decode(inspection.encode(read).decode()) == read
+    assert len(inspection.encode(read)) < inspection.MAX_BYTES / 2
+    alone, beside = (judged(64, "cpu", of=read, speculation=value) for value in ("off", name))
+    left = alone.kv_tokens * 256 * 1024
+    want = (left - small.weights_bytes("float32")) / (320 * 1024)
+    assert beside.kv_tokens == pytest.approx(want, rel=0.01)
+    assert "the draft model" in beside.message
+    assert judged(40, "cpu", of=read).verdict == "Fits"
+    refused = judged(40, "cpu", of=read, speculation=name)
+    assert refused.verdict == "TooSmall"
+    assert "the weights (29.92 GiB), the draft model (" in refused.message
+    fixed = judged(40, "cpu", of=read, speculation=name, kv_cache_tokens=1024)
+    assert (fixed.verdict, judged(40, "cpu", of=read, kv_cache_tokens=1024).verdict) == ("TooSmall", "Fits")
+    # None drafts on a card, of another the sizes say nothing, and one whose config could not be read counts as nothing.
+    assert judged(24, of=read, speculation=name) == judged(24, of=read)
+    assert judged(64, "cpu", of=read, speculation="/model/other") == alone
+    assert judged(64, "cpu", of=facts(draft_model=name), speculation=name) == alone
+
+
+@pytest.mark.parametrize("way", ["mtp", "auto"])
+def test_a_layer_that_drafts_takes_memory_where_it_is_used(way: str) -> None:
+    own = replace(facts().shape, layers=1, parameters=facts().shape.parameters // 8)
+    read = facts(own_drafter=own)
+    assert judged(64, "cpu", of=read, speculation=way).kv_tokens < judged(64, "cpu", of=read).kv_tokens
+    assert judged(64, "cpu", of=read, speculation="suffix") == judged(64, "cpu", of=read)
+    assert judged(64, "cpu", of=facts(), speculation=way) == judged(64, "cpu", of=facts())
+    two = judged(64, "cpu", of=read, speculation=way, tensor_parallel_size=2)
+    assert (two == judged(64, "cpu", of=read, tensor_parallel_size=2)) is (way == "auto")
+
+
+def test_a_draft_model_that_makes_no_sense_is_refused() -> None:
+    said = msgspec.json.decode(inspection.encode(facts(draft_model="/d", drafter=facts().shape)))
+    said["drafter"]["layers"] = 0
+    with pytest.raises(ValueError, match="without layers"):
+        inspection.decode(msgspec.json.encode(said).decode())
+
+
+def test_each_rank_is_a_process() -> None:
+    one, two = (judged(64, "cpu", tensor_parallel_size=ranks) for ranks in (1, 2))
+    assert 0 < one.kv_tokens - two.kv_tokens <= one.kv_tokens // 10
+
+
 def test_a_processor_computes_in_the_type_that_it_is_good_at() -> None:
     assert judged(64, "cpu").weights_bytes == 2 * judged(64, "cuda").weights_bytes
     assert judged(64, "cpu", dtype="bfloat16").weights_bytes == judged(64, "cuda").weights_bytes
@@ -127,3 +175,21 @@ def test_a_card_computes_a_model_in_32_bits_in_16() -> None:
 def test_what_is_not_served_is_unknown() -> None:
     found = judged(8, of=facts(supported=False))
     assert (found.verdict, found.message) == ("Unknown", "architecture LlamaForCausalLM is not known")
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "options", "want"),
+    [
+        (24, {}, ("Fits", 256 * 512, 256)),
+        (24, {"max_sequences": 8, "max_model_len": 128}, ("Fits", 8 * 128, 8)),
+        (24, {"kv_cache_tokens": 1 << 20}, ("Fits", 256 * 512, 256)),
+        (0.1, {}, ("TooSmall", 0, 0)),
+    ],
+)
+def test_an_encoder_takes_as_many_texts_as_may_run(memory_gib: float, options: dict[str, int], want: Any) -> None:
+    bert = {
+        "model_type": "bert", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "vocab_size": 30522, "type_vocab_size": 2, "architectures": ["BertModel"],
+    }  # fmt: skip
+    held = judged(memory_gib, of=facts(shape=forecast.shape(bert)), **options)
+    assert (held.verdict, held.kv_tokens, held.requests) == want

@@ -7,6 +7,8 @@ from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 
 W = sliding(8)
 STATE = LayerAttention("state")
+BOTH = LayerAttention("bidirectional")
+NEAR_8, NEAR_64 = LayerAttention("bidirectional", 8), LayerAttention("bidirectional", 64)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,11 @@ STATE = LayerAttention("state")
         ("qwen3_next", {"full_attention_interval": 2, "sliding_window": 8}, (STATE, FULL, STATE, FULL)),
         ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, (FULL, STATE, FULL, STATE)),
         ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (W, W, FULL, W)),
+        ("bert", {}, (BOTH,) * 4),
+        ("xlm-roberta", {"sliding_window": 8}, (BOTH,) * 4),
+        ("modernbert", {}, (BOTH, NEAR_64, NEAR_64, BOTH)),
+        ("modernbert", {"sliding_window": 16, "full_attention_interval": 2}, (BOTH, NEAR_8, BOTH, NEAR_8)),
+        ("modernbert", {"layer_types": ["sliding_attention", "full_attention"] * 2}, (NEAR_64, BOTH) * 2),
     ],
 )
 def test_attentions(family: str, fields: dict[str, object], want: tuple[LayerAttention, ...]) -> None:

@@ -41,6 +41,13 @@ def test_a_token_is_accepted_once():
     assert [refusal(verifier, one) for one in (token, other, token)] == ["", "", "the token was used before"]
 
 
+def test_it_is_judged_before_the_body_without_a_use():
+    signer, verifier, _ = parties()
+    token = signer.authorization("a", *CALL)
+    found = [refusal(verifier, token, body=body) for body in (None, None, b"x", b"", None)]
+    assert found == ["", "", "the token is for another call", "", "the token was used before"]
+
+
 @pytest.mark.parametrize(
     ("called", "why"),
     [

@@ -19,8 +19,10 @@ CHANGED = {
     "prefix_warmup_seconds": 30,
     "cuda_graphs": False,
     "batch_invariant": True,
+    "speculation": "auto",
     "kv_host_bytes": 1 << 30,
     "weights_host_bytes": 4_096,
+    "tensor_parallel_size": 2,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,
@@ -36,6 +38,7 @@ CHANGED = {
     "matryoshka": True,
     "scoring": "yes-no",
     "revision": "v1.0",
+    "model_impl": "transformers",
     "chat_template": "template.jinja",
     "served_model_name": ("a", "b"),
     "host": "127.0.0.2",
@@ -57,6 +60,7 @@ CHANGED = {
     "watchdog_timeout": 90,
     "continuation_key_file": "/continuation",
     "ops_key_file": "/ops-keys",
+    "tls_dir": "/tls",
     "log_format": "json",
     "trace": "plans.bin",
     "profile": "steps.json",
@@ -116,3 +120,6 @@ def test_contradiction_is_described_in_one_line() -> None:
     with pytest.raises(ValidationError) as caught:
         ServeOptions(model="m", max_batch_tokens=8, block_size=16)
     assert command.describe(caught.value) == "maxBatchTokens 8 is less than blockSize 16"
+    with pytest.raises(ValidationError) as caught:
+        ServeOptions(model="m", kv_host_bytes=1, tensor_parallel_size=2)
+    assert command.describe(caught.value).startswith("kvHostBytes needs tensorParallelSize 1")

@@ -31,6 +31,14 @@ def test_bad_document_is_no_reading(document: bytes) -> None:
         state.decode(document)
 
 
+@pytest.mark.parametrize("instance", ["a" * 65, "a b", "a\\n", "é"])
+def test_an_instance_that_cannot_be_a_name_is_no_reading(instance: str) -> None:
+    """Readers put it into their next request."""
+    assert state.decode(b'{"instance":"0a-B_c:1.~"}').instance
+    with pytest.raises(msgspec.ValidationError, match="instance"):
+        state.decode(f'{{"instance":"{instance}"}}'.encode())
+
+
 @pytest.mark.parametrize(
     "field", ['"running":%s', '"waiting_uncached_tokens":-%s', '"kv":{"pinned_tokens":%s}', '"totals":{"arrivals":%s}']
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvasir_gateway.choose import (
     MOST_COST_S,
@@ -20,7 +21,9 @@ POLICY = ChoicePolicy()
 SIZE = RequestSize(prompt_tokens=1000, output_tokens=100)
 
 
-def candidate(address, *, inflight=0, recent=0, recent_tokens=0, cached_tokens=0, rent_s=0.0, cold_s=0.0, **load):
+def candidate(
+    address, *, inflight=0, recent=0, recent_tokens=0, cached_tokens=0, rent_s=0.0, cold_s=0.0, sent_s=0.0, **load
+):
     speeds = {"prefill_tokens_per_s": 1000.0, "stall_fraction": 0.5, "decode_slope_s": 0.001}
     return Candidate(
         address=address,
@@ -30,6 +33,7 @@ def candidate(address, *, inflight=0, recent=0, recent_tokens=0, cached_tokens=0
         cached_tokens=cached_tokens,
         rent_s=rent_s,
         cold_s=cold_s,
+        sent_s=sent_s,
         load=EndpointLoad(**{**speeds, **load}),
     )
 
@@ -120,6 +124,19 @@ CASES = {
         ("b", "a", "c"),
         "tie",
     ),
+    "of equals that hold the prompt, the one that got any prompt longest ago": (
+        [
+            candidate("a", cached_tokens=900, cold_s=1.0, sent_s=9.0),
+            candidate("b", cached_tokens=900, cold_s=9.0, sent_s=1.0),
+        ],
+        ("b", "a"),
+        "tie",
+    ),
+    "of equals the one that holds more": (
+        [candidate("a", cached_tokens=960, sent_s=1.0), candidate("b", cached_tokens=961, sent_s=9.0)],
+        ("b", "a"),
+        "tie",
+    ),
     "costs within a twentieth are a tie": (
         [candidate("a", cold_s=9.0), candidate("b", cold_s=3.0, prefill_tokens_per_s=970.0, kind="other")],
         ("b", "a"),
@@ -152,7 +169,7 @@ def test_one_pod_does_not_shift_what_its_peers_cost():
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), -5.0, 1e300])
 def test_a_cost_that_is_no_number_of_seconds_is_the_largest(number):
-    cost = replace(cost_of(candidate("a"), SIZE, uncached_tokens=10, policy=POLICY), wait_s=number)
+    cost = structs.replace(cost_of(candidate("a"), SIZE, uncached_tokens=10, policy=POLICY), wait_s=number)
     assert cost.total_s == MOST_COST_S
 
 
@@ -160,7 +177,7 @@ def test_speeds_that_a_pod_has_not_measured_are_those_of_the_others():
     fresh = candidate("a", prefill_tokens_per_s=0.0, stall_fraction=0.0, decode_slope_s=0.0, running=1)
     twin = candidate("b", running=1)
     mine, others = choose([fresh, twin], SIZE, policy=POLICY).costs
-    assert replace(mine, address="b") == others
+    assert structs.replace(mine, address="b") == others
 
 
 def test_without_any_measurement_the_load_still_decides():
@@ -314,3 +331,13 @@ def test_requests_between_two_readings_spread_by_the_gateways_own_counts(number,
         size = RequestSize(prompt_tokens=100, output_tokens=100)
         sent[int(choose(pool, size, policy=POLICY, seed=seed + 7919 * turn).addresses[0])] += 1
     assert max(sent) - min(sent) <= 1
+
+
+@pytest.mark.parametrize(("cached_tokens", "firsts"), [(900, "abca"), (0, "aaaa")])
+def test_gateways_that_choose_at_once_choose_apart_unless_a_prompt_is_cold(cached_tokens, firsts):
+    """Two copies of a cold prompt on two pods would both be computed."""
+    times = {"a": 1.0, "b": 2.0, "c": 3.0}
+    pods = [candidate(name, cached_tokens=cached_tokens, cold_s=at, sent_s=at) for name, at in times.items()]
+    for number, first in enumerate(firsts):
+        choice = choose(pods, replace(SIZE, gateway=number), policy=POLICY)
+        assert (choice.addresses[0], choice.reason) == (first, "tie")

@@ -25,13 +25,40 @@ def test_messages_are_backed_by_c():
     assert api_implementation.Type() == "upb"
 
 
+PHASES = {
+    "request_headers": 2,
+    "response_headers": 3,
+    "request_body": 4,
+    "response_body": 5,
+    "request_trailers": 6,
+    "response_trailers": 7,
+}
+REPLIES = {
+    "request_headers": 1,
+    "response_headers": 2,
+    "request_body": 3,
+    "response_body": 4,
+    "request_trailers": 5,
+    "response_trailers": 6,
+}
+
+
 @pytest.mark.parametrize(
     ("message", "fields"),
     [
-        ("ext_proc_pb2.ProcessingRequest", {"request_headers": 2, "request_body": 4}),
-        ("ext_proc_pb2.ProcessingResponse", {"request_headers": 1, "request_body": 3, "immediate_response": 7}),
-        ("ext_proc_pb2.CommonResponse", {"header_mutation": 2, "clear_route_cache": 5}),
-        ("access_log_pb2.AccessLogCommon", {"response_flags": 16}),
+        ("ext_proc_pb2.ProcessingRequest", {**PHASES, "metadata_context": 8, "protocol_config": 11}),
+        (
+            "ext_proc_pb2.ProcessingResponse",
+            {**REPLIES, "immediate_response": 7, "dynamic_metadata": 8, "override_message_timeout": 10},
+        ),
+        ("ext_proc_pb2.CommonResponse", {"header_mutation": 2, "body_mutation": 3, "clear_route_cache": 5}),
+        ("ext_proc_pb2.BodyMutation", {"body": 1, "clear_body": 2, "streamed_response": 3}),
+        ("ext_proc_pb2.StreamedBodyResponse", {"body": 1, "end_of_stream": 2}),
+        ("ext_proc_pb2.ProtocolConfiguration", {"request_body_mode": 1, "response_body_mode": 2}),
+        ("ext_proc_pb2.Metadata", {"filter_metadata": 1}),
+        ("access_log_pb2.AccessLogCommon", {"response_flags": 16, "upstream_remote_address": 13}),
+        ("access_log_pb2.Address", {"socket_address": 1}),
+        ("access_log_pb2.SocketAddress", {"address": 2, "port_value": 3}),
     ],
 )
 def test_fields_have_the_numbers_of_envoy(message, fields):

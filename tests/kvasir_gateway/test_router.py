@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from fakes.gateway import pod, service, table
 from kvasir_api.prefix_digest import WHOLE, PrefixSet
 from kvasir_api.state import MAX_COUNT, MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
+from kvasir_gateway import placements
 from kvasir_gateway.choose import ChoicePolicy
-from kvasir_gateway.router import EndpointRouter
+from kvasir_gateway.placements import RequestPlacement
+from kvasir_gateway.router import MOST_ELSEWHERE, EndpointRouter
 from kvasir_gateway.routing_table import StateReading
 
 ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -230,3 +232,86 @@ def test_no_pod_that_may_be_chosen_is_no_choice():
     rig = Rig()
     rig.service = table([service("s")], []).services[0]
     assert rig.router.choose(rig.service, Prompt(), {}, now_s=0.0) is None
+
+
+def share(sender, receiver, prompt=None):
+    """Send a request by one router and let the other one know."""
+    sender.number += 1
+    sender.now = receiver.now = max(sender.now, receiver.now) + 0.001
+    routed = sender.router.choose(sender.service, prompt or Prompt(), sender.readings, now_s=sender.now)
+    address = routed.choice.addresses[0]
+    placed = sender.router.forward(str(sender.number), sender.service, address, routed, now_s=sender.now)
+    receiver.router.forwarded_elsewhere("other", placements.decode(placements.encode(placed)), now_s=receiver.now)
+    return routed.choice, placed
+
+
+def test_what_another_gateway_sent_counts_as_an_own_request():
+    mine, other = Rig(), Rig()
+    mine.read(running=1)
+    other.read(running=1)
+    choice, placed = share(other, mine)
+    again, _ = mine.send(Prompt((*TEXT, b"next one")))
+    assert again.addresses[0] == choice.addresses[0]
+    assert again.uncached_tokens == 84.0
+    costs = {cost.address: cost for cost in again.costs}
+    assert costs[placed.address].wait_s == pytest.approx(placed.uncached_tokens / 1000)
+    assert mine.router.inflight.counts(mine.service.key).inflight == 1, "the autoscaler adds up all gateways"
+
+
+def test_gateways_that_know_of_one_another_choose_as_one():
+    """The same requests in the same order, by one gateway or by two in turn."""
+    prompts = [Prompt(tuple((number % 7).to_bytes(8) for _ in range(number % 5 + 1))) for number in range(60)]
+    alone, pair = Rig(), (Rig(), Rig())
+    for rig in (alone, *pair):
+        rig.read(running=2)
+    chosen = [alone.send(prompt)[0].addresses[0] for prompt in prompts]
+    together = [share(pair[n % 2], pair[1 - n % 2], prompt)[0].addresses[0] for n, prompt in enumerate(prompts)]
+    assert together == chosen
+    assert len(set(chosen)) == 2
+
+
+@pytest.mark.parametrize("end", ["ended", "left"])
+def test_what_another_gateway_sent_is_expected_until_it_ended_and_was_read(end):
+    mine, other = Rig(), Rig()
+    mine.read()
+    other.read()
+    _, placed = share(other, mine)
+    if end == "ended":
+        mine.router.ended_elsewhere("other", placed.id, now_s=mine.now)
+    else:
+        mine.router.gateway_left("other", now_s=mine.now)
+    assert min(c.uncached_tokens for c in mine.send()[0].costs) == 20.0
+    mine = Rig()
+    mine.read()
+    share(other, mine)
+    mine.router.gateway_left("other", now_s=mine.now)
+    mine.now += 1
+    mine.read()
+    assert [c.uncached_tokens for c in mine.send()[0].costs] == [Prompt().num_tokens] * 2
+
+
+def test_gateways_that_choose_at_once_do_not_all_take_the_same_of_equal_pods():
+    """Each holds the prompt; no gateway knows yet what the other one chose."""
+    firsts = []
+    for number in range(2):
+        rig = Rig()
+        rig.router.number = number
+        rig.read(TEXT)
+        for _ in range(2):  # make both pods hold it, at different times
+            rig.send()
+        rig.lie(TWO, msgspec.structs.replace(rig.readings[ONE].state, instance="b"))
+        rig.router.followed([ONE, TWO])[TWO].take("b", rig.readings[ONE].state.prefixes)
+        rig.now += 1
+        rig.readings = {a: StateReading(state=r.state, at_s=rig.now) for a, r in rig.readings.items()}
+        firsts.append(rig.send()[0].addresses[0])
+    assert sorted(firsts) == [ONE, TWO]
+
+
+def test_a_gateway_that_never_ends_its_requests_is_bounded():
+    rig = Rig()
+    rig.read()
+    for number in range(MOST_ELSEWHERE + 5):
+        rig.router.forwarded_elsewhere("other", RequestPlacement(id=str(number), address=ONE), now_s=rig.now + 1)
+    rig.now += 2
+    (cost,) = [c for c in rig.send(Prompt((b"another!",) * 10))[0].costs if c.address == ONE]
+    assert cost.decode_s == pytest.approx(2 * 0.001 * 256 * MOST_ELSEWHERE)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fakes.gateway import controller, pod, service, table, workload, workloads
+from fakes.gateway import model_route, pod, service, table
+from fakes.pod_owners import controller, workload, workloads
 from kvasir_api import names
 from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
 from kvasir_gateway import routing_table
@@ -167,6 +168,16 @@ def test_a_service_is_reached_by_its_namespace_and_name_whatever_others_claim():
     assert found.service("default/x") is None
 
 
+def test_backends_of_a_route_are_its_own():
+    route = model_route("r", rules=[{"targets": [{"service": "b"}]}], backends=[{"name": "b", "model": "org/m"}])
+    found = table([service("b", model="chat")], [], [route])
+    external = found.by_key("default.r/b")
+    assert (external.name, external.model, external.backend, external.may_start) == ("r/b", "org/m", "b", False)
+    assert found.service("chat").backend == ""
+    assert found.service("default/r/b") is None, "no client names it by itself"
+    assert "default/r" in found.listed()
+
+
 def test_half_an_object_is_survived():
     found = routing_table.build([{"metadata": {"name": "s"}}], [{}, {"metadata": {"labels": None}, "status": None}])
     assert found.by_model["s"].endpoints == ()
@@ -313,3 +324,16 @@ LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
 )
 def test_where_no_ready_pod_takes_requests_the_least_stalled_is_chosen(pods, reachable, chosen):
     assert with_pods(*pods) == (reachable, chosen)
+
+
+def test_pods_that_speak_tls_get_requests_once_they_can_be_verified():
+    services, pods = [service("a")], [pod("a", "p", tls=True), pod("a", "q")]
+    made = [workload for one in services for workload in workloads(one)]
+    (known,), (unknown,) = (
+        routing_table.build(services, pods, made, verifies=verifies).services for verifies in (True, False)
+    )
+    secure, plain = known.endpoints
+    assert (secure.server_name, secure.ops_url) == ("a.default.svc", "https://127.0.0.1:8001#a.default.svc")
+    assert (plain.server_name, plain.ops_url) == ("", "http://127.0.0.1:8001")
+    assert [endpoint.takes_requests for endpoint in known.endpoints] == [True, True]
+    assert [endpoint.pod for endpoint in unknown.reachable] == ["q"]

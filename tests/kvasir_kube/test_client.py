@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from kvasir_kube.client import Client, access, configuration
+from kvasir_kube.client import Client, access, configuration, context_namespace
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
 from kvasir_kube.kinds import DEPLOYMENT, POD
 
@@ -110,19 +110,54 @@ async def test_a_write_is_one_request(tmp_path, call, method, path, query, conte
     assert headers["accept"] == "application/json"
 
 
+async def test_what_is_known_of_a_list_is_taken_in_place_of_what_comes(tmp_path):
+    metadata = {"namespace": "ns", "name": "a", "resourceVersion": "7"}
+    asked, mine = [], {"mine": True}
+
+    async def page(*_):
+        return web.json_response({"metadata": {}, "items": [{"metadata": metadata}]})
+
+    def known(name, version):
+        asked.append((name, version))
+        return mine
+
+    async with client_of(tmp_path, page) as client:
+        (found,) = (await client.list(POD, "ns", known=known)).items
+    assert found is mine
+    assert asked == [(("ns", "a"), "7")]
+
+
 async def test_a_list_is_read_in_pages_and_its_items_carry_their_kind(tmp_path):
-    selectors = []
+    selectors, kept = [], []
 
     async def pages(request, _):
-        selectors.append(request.query["labelSelector"])
+        selectors.append((request.query["labelSelector"], list(kept)))
         more = "continue" not in request.query
         metadata = {"continue": "next"} if more else {"resourceVersion": "9"}
         return web.json_response({"metadata": metadata, "items": [{"metadata": {"name": "a" if more else "b"}}]})
 
+    def keep(item):
+        kept.append(item["metadata"]["name"])
+        return {"kind": item["kind"], "name": kept[-1]}
+
+    selector = "app in (x, y),z!=é&"
     async with client_of(tmp_path, pages) as client:
-        listing = await client.list(POD, "ns", "app in (x, y),z!=é&")
-    assert [(item["kind"], item["metadata"]["name"]) for item in listing.items] == [("Pod", "a"), ("Pod", "b")]
-    assert (listing.resource_version, selectors) == ("9", ["app in (x, y),z!=é&"] * 2)
+        listing = await client.list(POD, "ns", selector, transform=keep)
+    assert listing.items == ({"kind": "Pod", "name": "a"}, {"kind": "Pod", "name": "b"})
+    assert listing.resource_version == "9"
+    assert selectors == [(selector, []), (selector, ["a"])], "what is kept of a page is decided before the next one"
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>", b"{}", b"[]", b'{"items": 3}', b'{"items": [{}]}', b'{"items": [], "metadata": null}']
+)
+async def test_an_answer_that_is_no_list_is_an_error_and_never_an_empty_one(tmp_path, content):
+    async def nonsense(*_):
+        return web.Response(body=content, content_type="application/json")
+
+    async with client_of(tmp_path, nonsense) as client:
+        with pytest.raises(KubeError, match="list of pods cannot be read"):
+            await client.list(POD, "ns")
 
 
 @pytest.mark.parametrize(
@@ -248,3 +283,19 @@ async def test_access_is_what_another_client_needs(tmp_path):
 async def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path):
     with pytest.raises(KubeError, match="no usable Kubernetes configuration"):
         await configuration(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(("named", "want"), [("", "default"), ('"namespace": "models", ', "models")])
+def test_the_namespace_of_a_context_is_kubectls(tmp_path, monkeypatch, named, want):
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        KUBECONFIG.format(server="https://127.0.0.1:1/").replace('{"cluster": "c",', f'{{{named}"cluster": "c",')
+    )
+    assert context_namespace(str(path)) == want
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert context_namespace() == want
+
+
+def test_the_namespace_of_a_configuration_that_cannot_be_read_is_an_error(tmp_path):
+    with pytest.raises(KubeError, match="no usable Kubernetes configuration"):
+        context_namespace(str(tmp_path / "absent"))

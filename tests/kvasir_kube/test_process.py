@@ -1,6 +1,7 @@
 """A process of the control plane ends with one line for what its user can mend."""
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -42,6 +43,13 @@ def test_a_port_takes_connections_before_it_is_served():
             process.listening(*port.getsockname())
 
 
+def test_a_port_of_every_address_takes_ipv4_too():
+    with process.listening("::", 0) as port:
+        socket.create_connection(("127.0.0.1", port.getsockname()[1])).close()
+        if port.family == socket.AF_INET6:
+            socket.create_connection(("::1", port.getsockname()[1])).close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_sets_the_stop_event(number):
     stop = process.stop_event()
@@ -62,3 +70,14 @@ def test_a_process_may_open_as_many_files_as_the_system_lets_it():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
     assert seen == [(most[1], most[1])]
+
+
+def test_what_a_process_has_read_is_searched_for_garbage_once():
+    limits = gc.get_threshold()
+    try:
+        process.collect_rarely()
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() == process.COLLECTED_AFTER
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*limits)

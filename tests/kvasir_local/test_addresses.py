@@ -28,6 +28,17 @@ def test_a_taken_port_is_refused_with_its_holder(taken):
         addresses.choose(apiserver=taken)
 
 
+def test_a_port_of_loopback_is_free_at_a_bridge_that_is_not_there_yet(taken):
+    assert addresses.choose(apiserver=taken, bridge=15).apiserver == taken
+
+
+def test_a_port_of_every_address_is_taken_at_a_bridge_too():
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortTakenError, match=rf"port {port} on 198\.18\.240\.1"):
+            addresses.choose(apiserver=port, bridge=15)
+
+
 def test_the_requested_port_is_used():
     (port,) = addresses.free_ports(1)
     assert addresses.choose(apiserver=port).apiserver == port

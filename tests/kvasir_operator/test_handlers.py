@@ -2,15 +2,21 @@
 
 import contextlib
 import gc
+import pwd
 import re
+import threading
 import tracemalloc
+
+import kopf
 
 from fakes import virtual_loop
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import LoopBench
 from fakes.virtual_loop import elapse
 from kvasir_kube import kinds
+from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import POD
+from kvasir_operator import handlers
 from kvasir_operator.loop.resync import WATCHED
 
 PODS, EVENTS, BURST = 40, 8000, 200
@@ -100,3 +106,32 @@ def test_watches_that_start_again_and_again_list_everything_once_in_three_second
             assert [verb for verb in bench.cluster.asked if verb != "list"] == []
 
     virtual_loop.run(story())
+
+
+def test_kopf_finds_no_differences_for_handlers_that_there_are_not():
+    """It would copy each object twice at each event."""
+    settings = handlers._settings()
+    storage = settings.persistence.diffbase_storage
+    assert (storage.build(body=kopf.Body({"spec": {"a": 1}})), storage.fetch(body=kopf.Body({}))) == ({}, None)
+    assert settings.watching.chunk_size == handlers.LIST_PAGE
+
+
+def test_watches_begin_where_the_user_of_the_process_has_no_name(monkeypatch):
+    """As 65532 in our images, and as any user that OpenShift gives."""
+
+    def unknown(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME", "POD_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    stop, asked = threading.Event(), threading.Event()
+
+    async def access():
+        asked.set()
+        stop.set()
+        raise KubeError("no API server", status=503)
+
+    with contextlib.suppress(KubeError):
+        handlers.watch(lambda *_: None, namespace="", access=access, stop=stop)
+    assert asked.is_set()

@@ -29,6 +29,25 @@ told = []
 source.resolve("hf://org/name", "", lambda *bytes: told.append(bytes))
 print(*told[0])
 """
+MAKES_ROOM = """
+import os
+from pathlib import Path
+from kvasir_runtime import errors, source
+from kvasir_runtime.fetch import cache_limit
+folder = source.resolve("org/name", "REVISION")
+try:
+    cache_limit.make_room(Path(os.environ["HF_HOME"]) / "hub" / "models--org--other", 10**6)
+except errors.StartError:
+    print("there" if folder.exists() else "gone")
+"""
+READS_HEADER = """
+from kvasir_runtime import errors, hub
+name = hub.parsed("hf://org/name/m.gguf")
+try:
+    print(hub.gguf_config(name, hub.listing(name), timeout_s=TIMEOUT_S))
+except errors.StartError as error:
+    print(f"refused: {error}")
+"""
 TOKEN = "hf_of_a_user"
 
 
@@ -123,6 +142,21 @@ def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fau
 
 
 @pytest.mark.parametrize(
+    ("fault", "timeout_s", "says"),
+    [
+        ("cut always", 60, "peer closed connection without sending complete message body"),
+        ("reset always", 60, "[Errno 104] Connection reset by peer"),
+        ("stalls", 2, "timed out"),
+    ],
+)
+def test_a_header_whose_connection_breaks_is_one_line_and_asked_for_once(tmp_path, fault, timeout_s, says):
+    with hub.serving(fault, {"m.gguf": b"GGUF" + bytes(hub.LARGE)}) as found:
+        line = fetched(found, tmp_path, code=READS_HEADER.replace("TIMEOUT_S", str(timeout_s)))
+        assert line.startswith(f"refused: ModelUnavailable: the header of m.gguf cannot be read: {says}")
+        assert len([path for path in found.of("GET") if path.endswith("/m.gguf")]) == 1
+
+
+@pytest.mark.parametrize(
     ("listed", "says"),
     [
         ({"files": {**hub.FILES, "../../../../victim.json": b"{}"}}, "'../../../../victim.json' is no path in a"),
@@ -205,6 +239,14 @@ def test_a_whole_model_needs_no_hub(tmp_path):
         assert Path(fetched(found, tmp_path, revision=hub.COMMIT)) == folder
 
 
+def test_a_model_that_is_used_without_the_hub_stays_in_a_cache_with_a_limit(tmp_path):
+    limit = {names.ENV_MODEL_CACHE_BYTES: str(2 * hub.LARGE)}
+    with hub.serving() as found:
+        fetched(found, tmp_path, **limit)
+        found.fault = "busy"
+        assert fetched(found, tmp_path, code=MAKES_ROOM, **limit) == "there"
+
+
 def test_a_full_disk_is_said_to_be_full(tmp_path):
     """A limit of the size of files stands for it: 100 kB, and the weights have twice as much."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -223,7 +265,7 @@ def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
     settings = tmp_path / "secret"
     settings.mkdir()
     (settings / "token").write_text(f"{TOKEN}_of_a_pod\n")
-    pod = {names.ENV_HUB_SETTINGS: str(settings), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": ""}
+    pod = {names.ENV_SOURCE_SETTINGS: str(settings), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": ""}
     with hub.serving() as found:
         (settings / "endpoint").write_text(f"{found.url}\n")
         assert Path(fetched(found, tmp_path, **pod)).is_dir()

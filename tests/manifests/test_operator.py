@@ -1,5 +1,6 @@
 """The manifests use the names of the contract, grant what is used, and pass options that exist."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import yaml
 from fakes.random_specs import FIELDS
 from kvasir_api import crd, names
 from kvasir_api.accelerator import AcceleratorClass
+from kvasir_api.model_route import ModelRoute
 from kvasir_api.service import InferenceService
+from kvasir_api.tenant import Tenant
 from kvasir_kube import kinds
 from kvasir_operator.__main__ import operator
 from kvasir_operator.desired.template import pod_labels
@@ -28,10 +31,11 @@ def one(path, kind):
 
 
 def granted():
-    """(group, resource, verb) of every rule."""
+    """(group, resource, verb) of every rule for objects of any name."""
     return {
         (group, resource, verb)
         for rule in one(OPERATOR / "rbac.yaml", "ClusterRole")["rules"]
+        if "resourceNames" not in rule
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -68,7 +72,7 @@ def test_two_operators_of_which_the_holder_of_the_lease_acts():
     assert secret == {
         "apiGroups": [kinds.SECRET.group],
         "resources": [kinds.SECRET.plural],
-        "resourceNames": [names.SIGNING_SECRET],
+        "resourceNames": [names.SIGNING_SECRET, names.GATEWAY_KEYS_SECRET],
         "verbs": ["get", "patch"],
     }
 
@@ -93,6 +97,11 @@ def test_rights_are_exactly_those_that_are_used():
     watched = {(kind.group, kind.plural, verb) for kind, _ in WATCHED for verb in ("list", "watch")}
     written = {
         (names.GROUP, f"{names.PLURAL}/status", "patch"),
+        (names.GROUP, names.ROUTE_PLURAL, "list"),
+        (names.GROUP, names.ROUTE_PLURAL, "watch"),
+        (names.GROUP, f"{names.ROUTE_PLURAL}/status", "patch"),
+        (names.GROUP, names.TENANT_PLURAL, "list"),
+        (names.GROUP, f"{names.TENANT_PLURAL}/status", "patch"),
         ("events.k8s.io", "events", "create"),
         ("", "persistentvolumeclaims", "get"),
         ("", "nodes", "get"),
@@ -111,6 +120,30 @@ def test_rights_are_exactly_those_that_are_used():
         ),
     }
     assert granted() == watched | written
+
+
+def test_the_right_to_read_keys_of_tenants_is_bound_by_the_owner_of_a_namespace_alone():
+    role = one(OPERATOR / "tenants.yaml", "ClusterRole")
+    assert role["metadata"]["name"] == names.TENANT_KEYS_ROLE
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]
+    bindings = [
+        document
+        for path in (MANIFESTS / "base").rglob("*.yaml")
+        for document in documents(path)
+        if document.get("roleRef", {}).get("name") == names.TENANT_KEYS_ROLE
+    ]
+    assert bindings == []
+    sample = one(MANIFESTS / "samples" / "tenant.yaml", "RoleBinding")
+    assert sample["roleRef"]["name"] == names.TENANT_KEYS_ROLE
+    assert sample["subjects"] == [
+        {"kind": "ServiceAccount", "name": names.OPERATOR, "namespace": names.SYSTEM_NAMESPACE}
+    ]
+
+
+def test_of_all_secrets_of_services_the_operator_reaches_the_one_that_it_makes():
+    (named,) = [rule for rule in one(OPERATOR / "rbac.yaml", "ClusterRole")["rules"] if "resourceNames" in rule]
+    assert (named["resources"], named["resourceNames"]) == (["secrets"], [names.POD_TLS_SECRET])
+    assert set(named["verbs"]) == {"get", "create", "patch"}
 
 
 def test_nothing_is_granted_that_could_hurt():
@@ -143,6 +176,8 @@ def test_every_sample_is_what_the_definitions_know(path):
     models = {
         names.KIND: (InferenceService, crd.definition()),
         names.ACCELERATOR_KIND: (AcceleratorClass, crd.accelerators()),
+        names.TENANT_KIND: (Tenant, crd.tenants()),
+        names.ROUTE_KIND: (ModelRoute, crd.model_routes()),
     }
     served = [document for document in documents(path) if document["kind"] in models]
     assert served
@@ -162,6 +197,8 @@ def test_one_monitor_finds_the_replicas_of_every_service_in_every_namespace(serv
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     (endpoint,) = monitor["podMetricsEndpoints"]
     kept = {r["targetLabel"]: r["sourceLabels"] for r in endpoint["relabelings"]}
+    annotation = names.ANNOTATION_TLS.replace(".", "_").replace("/", "_")
+    assert kept.pop("__scheme__") == [f"__meta_kubernetes_pod_annotation_{annotation}"]
     assert kept == {
         name: [f"__meta_kubernetes_pod_label_{label.replace('.', '_').replace('/', '_')}"]
         for name, label in (("service", names.LABEL_SERVICE), ("revision", names.LABEL_REVISION))
@@ -208,3 +245,9 @@ def test_a_normal_start_fails_no_probe(deployment, container, port):
     assert (path, startup["httpGet"]["port"]) == (names.PATH_STARTUPZ, port)
     assert 0 < float(wait) < startup["timeoutSeconds"]
     assert startup["initialDelaySeconds"] > 0
+
+
+def test_the_readme_names_each_component():
+    (listed,) = re.findall(r'`COMPONENTS="([^"]+)"`', (MANIFESTS.parent / "README.md").read_text())
+    folders = {path.name for path in (MANIFESTS / "components").iterdir()}
+    assert set(listed.split()) == folders - {"namespaced"}, "NAMESPACE adds that one"

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +27,7 @@ from fakes.models import words
 from fakes.operator_bench import FILE, KEY, Bench
 from kvasir_api import state
 from kvasir_api.status import ModelStatus
+from kvasir_gateway.hold_queue import HoldLimits
 from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
 from kvasir_local import addresses
 
@@ -179,7 +180,9 @@ async def test_every_query_of_every_panel_has_data_under_a_load(tmp_path):
     with api_process(model, *arguments, command=REAL) as runtime:
         pod = SimpleNamespace(name="tiny-0", http_port=runtime.http[1], ops_port=runtime.ops[1])
         objects.serve(SERVICE, pod)
-        async with gateway(objects=objects) as door, operator(runtime) as (bench, metrics, turn):
+        objects.serve("asleep")
+        objects.route(SERVICE, rules=[{"targets": [{"service": SERVICE}]}])
+        async with gateway(objects=objects, hold=HoldLimits()) as door, operator(runtime) as (bench, metrics, turn):
             home = {"namespace": "kvasir-system"}
             targets = {
                 "operator": (metrics, {**home, "pod": "operator-0"}),
@@ -213,6 +216,8 @@ async def settled(asked, lacking, door):
                 if await asked.values(query):
                     del lacking[place]
             await door.post("tiny", messages=[{"role": "user", "content": "more"}], max_tokens=2)
+            with suppress(TimeoutError):  # one that waits for a replica, and whose client leaves
+                await asyncio.wait_for(door.post("asleep", prompt="x"), 0.2)
             await asyncio.sleep(0.05)
     except asyncio.CancelledError:
         raise AssertionError(f"no data: {lacking}") from None

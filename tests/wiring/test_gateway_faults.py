@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from fakes.gateway import FakeObjects, gateway, until
-from fakes.stub_runtime import StubRuntime
+from fakes.stub_runtime import stub_runtimes
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-faults")]
 
@@ -21,18 +21,20 @@ async def front():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pods():
-    stubs = [await StubRuntime(f"pod-{index}").start() for index in range(3)]
-    yield stubs
-    for stub in stubs:
-        await stub.stop()
+    async with stub_runtimes(3) as stubs:
+        yield stubs
 
 
 def asked(front, service):
     return front.client.post(f"{front.url}/v1/chat/completions", json={"model": service})
 
 
+async def has_inflight(front, service, count):
+    return await front.inflight(service) == count
+
+
 async def idle(front, service):
-    return await front.inflight(service) == 0
+    return await has_inflight(front, service, 0)
 
 
 async def test_a_pod_killed_in_mid_stream_is_an_error_for_the_client(front, pods):
@@ -103,17 +105,12 @@ async def test_pods_of_a_node_that_cannot_report_go_on(front, pods):
     await until(lambda: all(pod.state_reads > 1 for pod in pods), "the picker has read all")
     for pod in pods:
         front.objects.edit("unheard", pod, ready=False, started=True)
-    await until(lambda: ready_endpoints(front, "unheard", 0), "the picker has seen the conditions")
+    await until(lambda: front.has_ready("unheard", 0), "the picker has seen the conditions")
     answers = [await front.post("unheard") for _ in range(12)]
     assert {(status, body) for status, body, _ in answers} <= {(200, pod.whole()) for pod in pods}
     for pod in pods:
         pod.set_state(message="model_output_invalid: …")
     await until(lambda: refused(front, "unheard"), "what the pods say of themselves counts")
-
-
-async def ready_endpoints(front, service, number):
-    _, text = await front.page("/metrics")
-    return f'kvasir_gateway_endpoints{{namespace="default",service="{service}",state="ready"}} {number}.0' in text
 
 
 async def refused(front, service):
@@ -146,7 +143,7 @@ async def test_a_stalled_pod_is_reached_where_it_is_all_that_there_is(front, pod
     ready = pods[1]
     front.objects.serve("stalled", ready)
     front.objects.edit("stalled", stalled, ready=False, started=True)
-    await until(lambda: ready_endpoints(front, "stalled", 1), "a ready one")
+    await until(lambda: front.has_ready("stalled", 1), "a ready one")
     await until(lambda: front.routes("stalled"), "the ready pod")
 
 
@@ -169,7 +166,7 @@ async def test_a_client_that_leaves_frees_its_place(front, pods):
     pod.hold_headers = asyncio.Event()
     silent = [asyncio.create_task(front.post("leaves")) for _ in range(4)]
     await until(lambda: pod.open == 5, "five requests at the pod")
-    assert await front.inflight("leaves") == 5
+    await until(lambda: has_inflight(front, "leaves", 5), "the requests before them have ended")
     streaming.close()
     for task in silent:
         task.cancel()
@@ -202,7 +199,7 @@ async def test_many_streams_at_once_break_nothing(front, pods):
         pod.tokens, pod.hold_tokens = 20, asyncio.Event()
     tasks = [asyncio.create_task(front.post("many")) for _ in range(32)]
     await until(lambda: sum(pod.open for pod in pods) == 32, "32 streams are open")
-    assert await front.inflight("many") == 32
+    await until(lambda: has_inflight(front, "many", 32), "the request before them has ended")
     assert max(pod.open for pod in pods) <= 1.25 * 32 / 3 + 1 + 1e-9
     for pod in pods:
         pod.hold_tokens.set()
@@ -249,7 +246,7 @@ async def test_requests_of_an_envoy_that_died_are_over(pods):
         await until(lambda: front.routes("restart"), "restart")
         pod.hold_tokens = asyncio.Event()
         streaming = await asked(front, "restart").__aenter__()
-        assert await front.inflight("restart") == 1
+        await until(lambda: has_inflight(front, "restart", 1), "the request before it has ended")
         await front.stop_envoy()
         streaming.close()
         pod.hold_tokens = None
@@ -278,19 +275,14 @@ async def test_no_request_is_taken_before_the_first_lists_are_complete(pods):
 
         async def listens():
             try:
-                return (await page())[0] == 503
+                return await page() == (503, "services and pods are not listed yet\n")
             except aiohttp.ClientError:
                 return False
 
         await until(listens, "the state port answers")
-        assert await page() == (503, "services and pods are not listed yet\n")
         objects.synced.set()
         await until(front.is_ready, "ready")
         assert (await front.post("early"))[0] == 200
-
-
-async def one_is_open(front, service):
-    return await front.inflight(service) == 1
 
 
 async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):
@@ -306,7 +298,7 @@ async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):
             front.start_picker()
             await until(front.is_ready, "the next picker is ready")
             assert (await front.post("outlives"))[0] == 200
-            await until(lambda: one_is_open(front, "outlives"), "the stream of the picker before counts")
+            await until(lambda: has_inflight(front, "outlives", 1), "the stream of the picker before counts")
             hold.set()
             assert pod.piece(0) + await response.read() == pod.whole()
         await until(lambda: idle(front, "outlives"), "no request in flight")

@@ -4,14 +4,13 @@ import contextlib
 import signal
 import sys
 import time
-from dataclasses import dataclass
 
 import openai
 import pytest
 
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
-from fakes.gateway import gateway, until
+from fakes.gateway import RunningPod, gateway, until
 from kvasir_api import names
 
 pytestmark = pytest.mark.xdist_group("gateway-prefixes")
@@ -39,17 +38,8 @@ def servers(model):
         yield started
 
 
-@dataclass
-class Pod:
-    """What a pod of a service is to the fake API server."""
-
-    name: str
-    http_port: int
-    ops_port: int
-
-
 def pods_of(servers):
-    return [Pod(f"pod-{n}", server.http[1], server.ops[1]) for n, server in enumerate(servers)]
+    return [RunningPod(f"pod-{n}", server.http[1], server.ops[1]) for n, server in enumerate(servers)]
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,10 @@ import pytest_asyncio
 from yarl import URL
 
 from fakes.gateway import gateway, until
-from fakes.stub_runtime import StubRuntime
+from fakes.stub_runtime import stub_runtimes
 from kvasir_api import http_apis, names
 from kvasir_api.state import RuntimeState
+from kvasir_gateway import choice_records
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-routing")]
 MAX_BODY = 1 << 20
@@ -25,10 +26,8 @@ async def front():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pods():
-    stubs = [await StubRuntime(f"pod-{index}").start() for index in range(2)]
-    yield stubs
-    for stub in stubs:
-        await stub.stop()
+    async with stub_runtimes(2) as stubs:
+        yield stubs
 
 
 def error_of(body):
@@ -43,6 +42,28 @@ async def test_the_model_names_the_service(front, pods):
     await until(lambda: front.routes("beta"), "beta")
     assert (await front.post("org/alpha-8b"))[1] == one.whole()
     assert (await front.post("beta"))[1] == two.whole()
+
+
+async def test_why_a_request_went_where_it_did_is_told_by_the_id_of_its_answer(front, pods):
+    one, two = pods
+    one.set_state(waiting_uncached_tokens=5000)
+    front.objects.serve("why", one, two)
+    await until(lambda: front.routes("why"), "why")
+
+    async def busy_is_known():
+        status, body, headers = await front.post("why", headers={"x-request-id": "mine"})
+        _, page = await front.page("/choices/mine")
+        record = json.loads(page)["record"]
+        assert (status, headers["x-request-id"], record["service"]) == (200, "mine", "default/why")
+        return len(record["candidates"]) == 2 and body == two.whole() and "cheapest of 2" in page
+
+    await until(busy_is_known, "the one that costs less is chosen")
+    document = json.loads((await front.page("/choices/mine"))[1])
+    line = json.dumps(document["record"]).encode()
+    assert choice_records.explained(choice_records.decode(line)) == document["explanation"]
+    assert f"127.0.0.1:{two.http_port}, cheapest of 2" in document["explanation"]
+    assert (await front.page("/choices/never"))[0] == 404
+    assert (await front.page("/choices/mine", method="POST"))[0] == 405
 
 
 async def test_a_service_is_reached_by_its_namespace_and_name(front, pods):

@@ -4,14 +4,18 @@ import sys
 
 import pytest
 
+from bench import gateway, marked_page, neighbours, overload
 from bench import neighbour_scenarios as scenarios
-from bench import neighbours, overload
 from bench.neighbour_scenarios import Figure
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
 
 pytestmark = pytest.mark.xdist_group("neighbours")  # its process is shared by the tests of this file
 
+PAGES = [
+    pytest.param(neighbours.catalogue(1), neighbours.PAGE, neighbours.MARKS, id="neighbours"),
+    pytest.param(gateway.catalogue(1), gateway.PAGE, gateway.MARKS, id="gateway"),
+]
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 
 
@@ -63,18 +67,28 @@ def test_the_page_keeps_what_did_not_run():
     def figure(scenario, value, *, is_met=True):
         return Figure(scenario=scenario, name="broken", value=value, goal="0", is_met=is_met)
 
-    page = f"# Head\n{neighbours.MARKS[0]}\n{neighbours.MARKS[1]}\nTail\n"
-    page = neighbours.rewritten(page, [figure("a", 0), figure("b", 1.25, is_met=False)], 1)
-    page = neighbours.rewritten(page, [figure("a", 3, is_met=False)], 0.5)
+    page = f"# Head\n{neighbours.MARKS[0]}\n\n{neighbours.MARKS[1]}\nTail\n"
+    first = {"added": [figure("200 streams", 0)], "b": [figure("b", 1.25, is_met=False)]}
+    page = neighbours.rewritten(page, first, 1)
+    page = neighbours.rewritten(page, {"streams": [figure("2,000 streams", 0)]}, 1)
+    page = neighbours.rewritten(page, {"added": [figure("20 streams", 3, is_met=False)]}, 0.5)
     rows = [row for row in page.splitlines() if row.startswith("| ")]
     assert rows == [
-        "| load | figure | measured | goal | met |",
-        "| b | broken | 1.25 | 0 | no |",
-        "| a | broken | 3 | 0 | no |",
+        "| scenario | load | figure | measured | goal | met |",
+        "| b | b | broken | 1.25 | 0 | no |",
+        "| streams | 2,000 streams | broken | 0 | 0 | yes |",
+        "| added | 20 streams | broken | 3 | 0 | no |",
     ]
     assert page.startswith("# Head\n")
     assert page.endswith("\nTail\n")
     assert ", at 0.5 of the full length\n" in page
+
+
+@pytest.mark.parametrize(("known", "page", "marks"), PAGES)
+def test_each_row_of_a_page_is_of_a_scenario_that_can_be_measured_again(known, page, marks):
+    head, _, rows = marked_page.split(page.read_text(), marks)[1].partition(neighbours.HEADER)
+    assert "|" not in head
+    assert {row.split(" | ")[0].removeprefix("| ") for row in rows.splitlines()} <= set(known)
 
 
 def test_quantiles_are_values_that_were_measured():

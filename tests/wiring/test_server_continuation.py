@@ -3,68 +3,21 @@
 import http.client
 import json
 import os
-import re
 import signal
-import sys
 import threading
+import time
+from functools import partial
 
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, continuations
 from fakes.api_process import api_process
 from fakes.checkpoints import Shape
-
-REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
-KEY = "a key of thirty-two characters.."
-TEMPLATE = (
-    "{# <tool_call> <think> #}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CHAT = {"messages": [{"role": "user", "content": "the plan of the engine"}], "stream_options": {"include_usage": True}}
-TEXT = {"prompt": "the operator watches the services", "stream_options": {"include_usage": True}}
-PARAMETERS = {
-    "type": "object",
-    "properties": {"cities": {"type": "array", "items": {"enum": ["Köln", "Oslo"]}, "minItems": 9, "maxItems": 9}},
-    "required": ["cities"],
-    "additionalProperties": False,
-}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}]
-FORM = {"type": "json_schema", "json_schema": {"name": "trip", "schema": PARAMETERS, "strict": True}}
-DRAWN = {"temperature": 1.3, "seed": 7}
-ENDLESS = {"ignore_eos": True, "max_tokens": 40}
-MANY = [{"role": "user", "content": "plan"}]
-CASES = {
-    "greedy chat": ("/v1/chat/completions", CHAT | ENDLESS | {"temperature": 0}),
-    "drawn": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"top_p": 0.9, "frequency_penalty": 0.3}),
-    "no seed": ("/v1/chat/completions", CHAT | {"max_tokens": 40, "temperature": 1.0}),
-    "logprobs": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"logprobs": True, "top_logprobs": 3}),
-    "n": ("/v1/chat/completions", CHAT | DRAWN | {"n": 3, "max_tokens": 40, "logprobs": True}),
-    "schema": ("/v1/chat/completions", CHAT | DRAWN | {"response_format": FORM, "max_tokens": 200}),
-    "tools": ("/v1/chat/completions", CHAT | DRAWN | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
-    "counted": (
-        "/v1/chat/completions",
-        CHAT | ENDLESS | DRAWN | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    ),
-    "ids": ("/v1/chat/completions", CHAT | ENDLESS | DRAWN | {"return_token_ids": True}),
-    "completion": ("/v1/completions", TEXT | ENDLESS | DRAWN | {"logprobs": 2, "echo": True}),
-    "completions": ("/v1/completions", TEXT | DRAWN | {"prompt": ["a plan", "the engine"], "n": 2, "max_tokens": 30}),
-    "stops": ("/v1/completions", TEXT | ENDLESS | DRAWN | {"stop": ["never here", "\u00ff\u00ff"], "logprobs": 1}),
-    "response": ("/v1/responses", {"input": "the plan", "max_output_tokens": 40, "temperature": 1.3}),
-    "response with a call": (
-        "/v1/responses",
-        {
-            "input": "the plan",
-            "tools": [{"type": "function", **TOOLS[0]["function"]}],
-            "tool_choice": "required",
-            "include": ["message.output_text.logprobs"],
-            "max_output_tokens": 200,
-        },
-    ),
-    "message": ("/v1/messages", {"messages": MANY, "max_tokens": 40, "temperature": 1.0}),
-}
-CHOICE = r'"choices":\[\{"index":(\d)'
-COMMENT = re.compile(rb"^: kvasir-continuation (\S+)$", re.MULTILINE)
+from fakes.continuations import CASES, CHAT, COMMENT, KEY, MANY, REAL, long, same
+from kvasir_api.ops_tokens import Signer, new_private_key, public_key
+from kvasir_api.sealed_keys import keys_digest, sealed
+from kvasir_kube.state_reader import StateReader
+from kvasir_runtime.server.continuation_keys import parsed
 
 pytestmark = pytest.mark.xdist_group("server-continuation")  # its processes are shared by the tests of this file
 
@@ -78,11 +31,7 @@ def model(tmp_path_factory):
 def options(tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"{KEY}\n")
-    return (
-        *("--served-model-name", "tiny", "--kv-cache-tokens", "16384", "--max-model-len", "1024", "--device", "cpu"),
-        *("--dtype", "float32", "--no-prefix-cache", "--chat-template", TEMPLATE),
-        *("--tool-call-parser", "hermes", "--continuation-key-file", str(keys), "--drain-timeout", "0"),
-    )
+    return continuations.options(keys)
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +94,6 @@ class Stream:
         return ".".join(whole)
 
 
-def same(answer: bytes) -> str:
-    """An answer, choice by choice, with names in place of what is new in each: identifiers, times, and counts beside
-    text, which depend on how many tokens one write has."""
-    text = re.sub(r'(\}\],"usage":)\{[^{}]*(\{[^{}]*\}[^{}]*)*\}', r"\1{}", answer.decode())
-    text = re.sub(r'"(created|created_at|completed_at)":\d+', r'"\1":0', text)
-    names = dict[str, str]()
-    pattern = r"(?:chatcmpl|cmpl|resp|msg|fc|rs|call|toolu)[-_][A-Za-z0-9]{9,}"
-    text = re.sub(pattern, lambda found: names.setdefault(found[0], f"<{len(names)}>"), text)
-    return "".join(sorted(text.splitlines(keepends=True), key=lambda line: (re.findall(CHOICE, line) or ["9"])[0]))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_stream_goes_on_at_another_server_wherever_it_was_cut(first, second, case):
     path, body = CASES[case]
@@ -175,11 +113,6 @@ def test_a_stream_goes_on_at_another_server_wherever_it_was_cut(first, second, c
         assert same(Stream(second, path, body).begin().read().answer) == same(whole.answer), (
             "nor do pieces change anything"
         )
-
-
-def long(body):
-    """So that it runs when its server is told to end."""
-    return body | {"max_tokens": 400} if "ignore_eos" in body else body
 
 
 def test_streams_that_a_drain_ends_go_on_at_another_server(model, options, second):
@@ -266,3 +199,39 @@ def test_what_is_no_token_of_this_request_is_refused_with_the_reason(tmp_path):
         assert "Only a stream" in refused(server, token, same | search)
         answer = presented(server, 5, same, "a")
         assert (answer.status, answer.error["param"]) == (400, "continuation")
+
+
+async def test_keys_that_an_operator_sends_are_as_good_as_those_of_a_file(model, options, second, tmp_path):
+    private, place = new_private_key(os.urandom), options.index("--continuation-key-file")
+    (tmp_path / "public").write_text(public_key(private))
+    others = (*options[:place], *options[place + 2 :], "--host", "127.0.0.2", "--ops-key-file", str(tmp_path))
+    path, body = CASES["drawn"]
+    with api_process(model, *others, command=REAL) as server:
+        assert not Stream(server, path, body, pieces=True).begin().read().token, "it has no key yet"
+        early = presented(server, "token", body, "none")
+        assert (early.status, early.error["code"]) == (503, "no_continuation_keys"), "another replica may have them"
+        keys, before = parsed([KEY.encode()]), server.state()
+        base, instance = f"http://{server.ops[0]}:{server.ops[1]}", before["instance"]
+        signer = Signer(private, wall=time.time, random=os.urandom)
+        text = sealed(keys, before["sealing_key"], instance)
+        async with StateReader() as reader:
+            give = partial(reader.give_keys, base, deadline_s=60.0)
+            sign = partial(signer.authorization, instance)
+            assert not await give(text)
+            assert not await give(sealed(keys, before["sealing_key"], "another"), sign=sign)
+            assert server.state()["continuation_keys"] == ""
+            assert await give(text, sign=sign)
+        assert server.state()["continuation_keys"] == keys_digest(keys)
+        assert KEY not in server.output()
+        whole = Stream(server, path, body, pieces=True).begin().read()
+    ends = [place + 1 for place, event in enumerate(whole.events) if COMMENT.search(event)]
+    cut = Stream.__new__(Stream)
+    cut.events = whole.events[: ends[len(ends) // 2]]
+    rest = Stream(second, path, body | {"continuation": cut.token}).begin().read()
+    assert same(cut.answer + rest.answer) == same(whole.answer)
+
+
+def test_a_server_with_a_file_of_keys_takes_no_others(second):
+    assert second.state()["sealing_key"] == second.state()["continuation_keys"] == ""
+    refused = second.ask("/continuation_keys?sealed=x", ops=True, method="POST")
+    assert (refused.status, "from a file" in refused.json["error"]) == (422, True)

@@ -51,7 +51,7 @@ async def test_a_server_takes_signed_calls_of_the_operator_and_no_others(model, 
             assert not await reader.introduce(base, ("http://10.0.0.1:8001",))
         refused = server.ask("/reset_prefix_cache", ops=True, method="POST")
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-        assert refused.json == {"error": "a token is required"}
+        assert refused.json == {"error": "a signed token is required"}
         bearer = {"authorization": f"Bearer {TOKEN}"}
         assert server.ask("/reset_prefix_cache", ops=True, method="POST", headers=bearer).json == {"reset": True}
         assert TOKEN not in server.output()

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -9,12 +10,13 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import JSON, api_process
-from kvasir_api import names
+from kvasir_api import ended_requests, names
 
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
 ARGS = ("--kv-cache-tokens", "2048", "--device", "cpu", "--served-model-name", "tiny")
 KEYS = ("--api-key", "key-of-a", "--api-key", "key-of-b")
+LONG = 131_072
 HEADER = ("--tenant-header", "X-Tenant")
 
 pytestmark = pytest.mark.xdist_group("server-tenants")
@@ -47,6 +49,14 @@ def test_keys_share_nothing(model):
         assert hit > 100
         assert [cached(server, "key-of-b"), cached(server, "key-of-b")] == [0, hit]
         assert [cached(server, "key-of-b", salt="x"), cached(server, "key-of-a", salt="x")] == [0, 0]
+        assert cached(server, "key-of-a", **{names.HEADER_INFLIGHT_ID: "from-a-gateway"}) == hit
+        document = ended_requests.decode(server.ask(names.PATH_ENDED_REQUESTS, ops=True).body)
+        (ended,) = document.requests
+        assert (ended.id, ended.cached_tokens, ended.completion_tokens) == ("from-a-gateway", hit, 4)
+        assert ended.prompt_tokens > hit
+        assert ended.first_token_s > 0
+        again = f"{names.PATH_ENDED_REQUESTS}?instance={document.instance}&after={document.last}"
+        assert ended_requests.decode(server.ask(again, ops=True).body).requests == ()
         output = server.output()
         assert '"tenant": "api-key-1"' in output
         assert '"tenant": "api-key-2"' in output
@@ -165,3 +175,38 @@ def test_priorities_and_objectives_are_taken(served):
 def served(model):
     with api_process(model) as server:
         yield server
+
+
+def test_a_tenant_has_its_place_in_a_queue_that_another_has_filled(tmp_path):
+    """One row, which a request keeps until it is aborted, and two that may wait."""
+    model = checkpoints.write(tmp_path / "tiny", checkpoints.Shape(max_position_embeddings=LONG))
+    bounds = ("--max-sequences", "1", "--max-waiting", "2", "--kv-cache-tokens", str(LONG))
+    with api_process(model, *ARGS, *KEYS, *bounds, command=REAL) as server, ThreadPoolExecutor() as others:
+
+        def ask(key, **fields):
+            body = {"model": "tiny", "prompt": "a plan", "max_tokens": 2, **fields}
+            return server.ask("/v1/completions", body, headers={**JSON, "authorization": f"Bearer {key}"})
+
+        def until(waiting):
+            server.until(
+                f"{waiting} wait", lambda: [server.state()[name] for name in ("running", "waiting")] == [1, waiting]
+            )
+
+        with client_of(server, "key-of-a") as client:
+            held = client.completions.create(
+                model="tiny", prompt="hold", max_tokens=LONG - 100, stream=True, extra_body={"ignore_eos": True}
+            )
+            until(0)
+            earlier = others.submit(ask, "key-of-a")
+            until(1)
+            later = others.submit(ask, "key-of-a")
+            until(2)
+            refused = ask("key-of-a")
+            assert (refused.status, refused.error["code"]) == (429, "overloaded")
+            other = others.submit(ask, "key-of-b")
+            gives_way = later.result(timeout=60)
+            assert (gives_way.status, gives_way.error["code"]) == (429, "overloaded")
+            assert "gives way" in gives_way.error["message"]
+            assert ask("key-of-b").status == 429, "it has half of the places"
+            held.close()
+        assert [one.result(timeout=60).status for one in (earlier, other)] == [200, 200]

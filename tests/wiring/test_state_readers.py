@@ -1,12 +1,16 @@
 """Readers of a real server's /state: the set of prefixes that they follow is that of the engine's cache."""
 
+import json
 import re
+import shlex
+import subprocess
 import sys
 
 import pytest
 
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
+from fakes.guides import ROOT, blocks
 from kvasir_api import hashes
 from kvasir_api.prefix_digest import WHOLE, FollowedPrefixes
 from kvasir_kube.state_reader import StateReader
@@ -86,6 +90,16 @@ async def test_what_is_forgotten_leaves_the_set_and_a_number_that_is_none_is_ref
             assert server.ask(f"/state?{query}", ops=True).status == 422
 
 
+def guided(server, *, tenant):
+    """What the program of the guide on erasure prints, which its reader types behind `kubectl exec POD --`."""
+    page = ROOT / "docs/guides/compliance.md"
+    [typed] = [block.text for block in blocks(page) if block.text.startswith("python -c ")]
+    program = shlex.split(typed)[2].replace("localhost:8001", f"localhost:{server.ops[1]}").replace("NAME", tenant)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_tenants_are_charged_until_they_are_forgotten(model):
     """Two keys of one file, one of the options, on the engine's own loop and clock."""
 
@@ -110,5 +124,5 @@ def test_tenants_are_charged_until_they_are_forgotten(model):
         assert charged("kvasir_tenant_prefix_hit_tokens_total") == {"api-key-1": 32.0, "api-key-2": 0.0}
         used = charged("kvasir_tenant_kv_token_seconds_total")
         assert all(value > 0 for value in used.values())
-        assert server.ask("/reset_prefix_cache?tenant=api-key-1", {}, ops=True).status == 200
+        assert guided(server, tenant="api-key-1") == {"reset": True}
         assert set(charged(generated)) == {"api-key-2"}

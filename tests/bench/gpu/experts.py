@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.ops import Ops
 
 _CLEAR: Final = 8.0  # how far the logits of those that are chosen stand out
@@ -49,7 +50,7 @@ def call(mixture: Mixture, tokens: int, ops: Ops, device: torch.device, dtype: t
     router = torch.eye(experts, hidden, dtype=dtype, device=device)
     gate_up = torch.randn(experts * 2 * inner, hidden, dtype=dtype, device=device) / hidden**0.5
     down = torch.randn(experts * hidden, inner, dtype=dtype, device=device) / inner**0.5
-    layer = ops.moe(router, gate_up, down, mixture.top_k, True)
+    layer = ops.moe(router, gate_up, down, Routing(top_k=mixture.top_k, renormalised=True))
     x = torch.randn(tokens, hidden, dtype=dtype, device=device)
     chosen = torch.arange(tokens * mixture.top_k, device=device).view(tokens, -1) % experts
     x.scatter_add_(1, chosen, torch.full_like(chosen, _CLEAR, dtype=dtype))

@@ -14,6 +14,7 @@ from kvasir_gateway.inflight import InflightRequest
 from kvasir_gateway.picker.drain_server import DRAIN_LOCK, DRAIN_SOCKET, DrainServer, request_drain
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.request_parser import RequestBounds
 from kvasir_gateway.picker.sync_loops import GatewayHealth
 
 
@@ -26,7 +27,11 @@ def is_locked(directory):
 @pytest.fixture
 def picker():
     return Picker(
-        metrics=GatewayMetrics(), clock=time.monotonic, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000
+        metrics=GatewayMetrics(),
+        clock=time.monotonic,
+        draw=lambda: 0,
+        policy=ChoicePolicy(),
+        bounds=RequestBounds(max_body_bytes=1000),
     )
 
 

@@ -4,29 +4,23 @@ import json
 
 import pytest
 
-from fakes.gateway import pod, service, table
+from fakes.clock import Now
+from fakes.gateway import NO_HOLD, accepted, pod, service, table
 from kvasir_api import http_apis
 from kvasir_api.state import RuntimeState, ServiceDemand
 from kvasir_gateway.choose import ChoicePolicy
-from kvasir_gateway.picker.metrics import GatewayMetrics
-from kvasir_gateway.picker.picker import Destination, Picker, outcome
-from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.picker.destination import Destination
+from kvasir_gateway.picker.metrics import GatewayMetrics, outcome
+from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.request_parser import ImmediateResponse, RequestBounds
 from kvasir_gateway.routing_table import StateReading
 
 BODY = b'{"model": "m", "prompt": "x"}'
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Now()
 
 
 @pytest.fixture
@@ -36,15 +30,27 @@ def metrics():
 
 @pytest.fixture
 def picker(clock, metrics):
-    made = Picker(metrics=metrics, clock=clock, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000)
+    made = Picker(
+        metrics=metrics,
+        clock=clock,
+        draw=lambda: 0,
+        policy=ChoicePolicy(),
+        bounds=RequestBounds(max_body_bytes=1000),
+        limits=NO_HOLD,
+    )
     pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
     made.table = table([service("s", model="m"), service("empty")], pods)
-    made.accepted_clusters = frozenset({"default.s", "default.empty"})
+    made.accepted_clusters = accepted(made.table)
     made.readings = {
         "10.0.0.1:8000": StateReading(state=RuntimeState(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
         "10.0.0.2:8000": StateReading(state=RuntimeState(phase="ready"), at_s=100.0),
     }
     return made
+
+
+def where(answer):
+    assert isinstance(answer, Destination)
+    return answer.cluster, answer.addresses
 
 
 def refusal(answer):
@@ -53,14 +59,14 @@ def refusal(answer):
 
 
 def test_the_cheapest_endpoint_comes_first(picker):
-    assert picker.pick(BODY, "t") == Destination(cluster="default.s", addresses=("10.0.0.2:8000", "10.0.0.1:8000"))
+    assert where(picker.pick(BODY, "t")) == ("default.s", ("10.0.0.2:8000", "10.0.0.1:8000"))
 
 
 def test_why_endpoints_were_chosen_is_counted(picker, metrics):
     picker.pick(BODY, "one")
     picker.readings = {}
     picker.pick(BODY, "two")
-    page = metrics.render(picker.table, picker.inflight).decode()
+    page = metrics.render(picker.table, picker.inflight, picker.held).decode()
     for reason in ("cheapest", "no_reading"):
         assert f'kvasir_gateway_choices_total{{namespace="default",reason="{reason}",service="s"}} 1.0' in page
     assert "kvasir_gateway_choice_seconds_count 2.0" in page
@@ -77,16 +83,6 @@ def test_a_request_is_in_flight_until_it_ended(picker, clock):
     assert picker.state().services[1].inflight == 0
     picker.request_ended("t", status=200, client_left=False)
     assert picker.state().services[1].inflight == 0
-
-
-def test_requests_of_an_envoy_that_is_gone_are_over(picker, clock, metrics):
-    picker.pick(BODY, "old")
-    clock.now = 107.0
-    picker.pick(BODY, "new")
-    assert picker.envoy_restarted(before_s=106.0) == 1
-    assert picker.state().services[1].inflight == 1
-    page = metrics.render(picker.table, picker.inflight).decode()
-    assert 'kvasir_gateway_requests_total{namespace="default",outcome="server_error",service="s"} 1.0' in page
 
 
 def test_no_endpoint_is_refused_and_counted(picker):
@@ -130,23 +126,11 @@ def test_two_hosts_are_refused(picker, path):
     assert refusal(answer) == (400, "malformed_request")
 
 
-def test_streams_that_an_earlier_picker_began_are_in_the_state(picker):
-    picker.pick(BODY, "t")
-    assert picker.observe_active({"default.s": 3}) == 0
-    assert picker.state().services[1].inflight == 3
-    picker.observe_active({"default.s": 1})
-    assert picker.state().services[1].inflight == 1
-
-
-def test_requests_whose_ends_are_lost_end_all_the_same(picker, clock, metrics):
-    for name in ("old", "older"):
-        picker.pick(BODY, name)
-    clock.now += 60.0
-    picker.pick(BODY, "new")
-    assert [picker.observe_active({"default.s": 1}) for _ in range(10)] == [0] * 9 + [1]
-    assert picker.state().services[1].inflight == 2
-    page = metrics.render(picker.table, picker.inflight).decode()
-    assert 'kvasir_gateway_requests_total{namespace="default",outcome="server_error",service="s"} 1.0' in page
+def test_a_pool_gets_no_endpoint_that_is_not_its_own(picker):
+    chats = "/v1/chat/completions"
+    found = picker.pick_now(BODY, "one", chats, {}, within=frozenset({"10.0.0.1:8000", "10.9.9.9:8000"}))
+    assert where(found) == ("default.s", ("10.0.0.1:8000",))
+    assert refusal(picker.pick_now(BODY, "two", chats, {}, within=frozenset())) == (503, "no_ready_replica")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +167,7 @@ def holding(picker):
 def test_a_stored_response_leads_to_who_holds_it(holding, path):
     target = f"/v1/responses/{HELD}{path}"
     assert holding.respond_to_head("GET", target, {}) is None
-    assert holding.pick(b"", "t", target) == Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
+    assert where(holding.pick(b"", "t", target)) == ("default.s", ("10.0.0.1:8000",))
     assert holding.state().services[1].inflight == 1
 
 
@@ -194,7 +178,7 @@ def test_a_stored_response_is_found_on_a_stalled_pod(holding, others):
     pods = [pod("s", "one", ip="10.0.0.1", ready=False, started=True), pod("s", "two", ip="10.0.0.2")]
     holding.table = table([service("s", model="m")], pods[: 1 + others])
     found = holding.pick(b"", "t", f"/v1/responses/{HELD}")
-    assert found == Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
+    assert where(found) == ("default.s", ("10.0.0.1:8000",))
 
 
 def test_a_conversation_goes_on_where_it_is_held(holding):
@@ -208,6 +192,14 @@ def test_a_conversation_goes_on_where_it_is_held(holding):
     assert refusal(pick("empty", HELD)) == (503, "no_ready_replica")
 
 
+def test_a_pool_gets_nothing_from_a_holder_that_is_not_its_own(holding):
+    path, other = f"/v1/responses/{HELD}", frozenset({"10.0.0.2:8000"})
+    assert where(holding.pick_now(b"", "a", path, {}, within=frozenset({"10.0.0.1:8000"})))[1] == ("10.0.0.1:8000",)
+    assert refusal(holding.pick_now(b"", "b", path, {}, within=other)) == (404, "not_found")
+    body = json.dumps({"model": "m", "input": "x", "previous_response_id": HELD}).encode()
+    assert where(holding.pick_now(body, "c", "/v1/responses", {}, within=other))[1] == ("10.0.0.2:8000",)
+
+
 @pytest.mark.parametrize("name", ["resp_" + "f" * 52, "resp_", "x", f"resp_{HOLDER}"])
 def test_a_response_that_no_pod_holds_is_not_found(holding, name):
     assert refusal(holding.pick(b"", "t", f"/v1/responses/{name}")) == (404, "not_found")
@@ -219,23 +211,21 @@ def test_a_pod_of_another_service_gets_nothing_by_the_instance_of_a_holder(holdi
     pods = [pod("s", "one", ip="10.0.0.1"), pod("evil", "thief", ip="10.0.0.9", namespace=thief)]
     evil = service("evil", namespace=thief)
     holding.table = table([service("s", model="m"), evil], pods[1 - holder_is_there :])
-    holding.accepted_clusters = frozenset({"default.s", f"{thief}.evil"})
+    holding.accepted_clusters = accepted(holding.table)
     holding.readings["10.0.0.9:8000"] = holding.readings["10.0.0.1:8000"]
-    ours = Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
+    ours = "default.s", ("10.0.0.1:8000",)
     for target in (f"/v1/responses/{HELD}", f"/v1/chat/completions/chatcmpl-{HELD[5:]}/tool_results"):
         found = holding.pick(b"", target, target)
-        assert found == ours if holder_is_there else refusal(found) == (404, "not_found")
+        assert where(found) == ours if holder_is_there else refusal(found) == (404, "not_found")
     body = json.dumps({"model": "m", "input": "x", "previous_response_id": HELD}).encode()
     found = holding.pick(body, "t", "/v1/responses")
-    assert found == ours if holder_is_there else refusal(found) == (503, "no_ready_replica")
+    assert where(found) == ours if holder_is_there else refusal(found) == (503, "no_ready_replica")
 
 
 def test_results_of_calls_lead_to_who_writes_the_answer(holding):
     target = f"/v1/chat/completions/chatcmpl-{HOLDER}{'1' * 24}/tool_results"
     assert holding.respond_to_head("POST", target, {}) is None
-    assert holding.pick(b'{"results": []}', "t", target) == Destination(
-        cluster="default.s", addresses=("10.0.0.1:8000",)
-    )
+    assert where(holding.pick(b'{"results": []}', "t", target)) == ("default.s", ("10.0.0.1:8000",))
 
 
 @pytest.mark.parametrize("name", ["chatcmpl-" + "f" * 52, "chatcmpl-mine", "x"])
@@ -243,6 +233,41 @@ def test_results_for_an_answer_that_no_pod_writes_are_refused(holding, name):
     target = f"/v1/chat/completions/{name}/tool_results"
     assert refusal(holding.pick(b'{"results": []}', "t", target)) == (404, "not_found")
     assert refusal(holding.respond_to_head("GET", target, {})) == (405, "method_not_allowed")
+
+
+def abort(picker, *ids, headers=None):
+    return picker.pick(json.dumps({"request_ids": ids}).encode(), "t", "/abort_requests", headers or {})
+
+
+def test_an_abort_leads_to_who_writes_the_answers_and_is_no_arrival(holding, clock):
+    ids = [f"{prefix}{HOLDER}{'1' * 24}" for prefix in http_apis.ID_PREFIXES]
+    assert where(abort(holding, *ids, "cmpl-gone", "x")) == ("default.s", ("10.0.0.1:8000",))
+    holding.request_ended("t", status=200, client_left=False)
+    clock.now += 9.0
+    assert holding.state().services[1] == ServiceDemand(namespace="default", name="s")
+    abort(holding, f"cmpl-{'f' * 52}")
+    assert holding.state().services[1] == ServiceDemand(namespace="default", name="s")
+
+
+class CountedReadings(dict):
+    """How often a reading was looked up."""
+
+    def __init__(self, found):
+        super().__init__(found)
+        self.looks = 0
+
+    def get(self, *asked):
+        self.looks += 1
+        return super().get(*asked)
+
+
+def test_each_endpoint_is_looked_at_once_for_all_the_ids_of_an_abort(holding):
+    holding.readings = counted = CountedReadings(holding.readings)
+    others = [f"cmpl-{http_apis.new_instance('default/s')}{number:024}" for number in range(4000)]
+    assert where(abort(holding, *others, HELD)) == ("default.s", ("10.0.0.1:8000",))
+    assert counted.looks == 2
+    abort(holding, *(str(number) for number in range(4000)))
+    assert counted.looks == 2, "ids of another form name no replica"
 
 
 @pytest.mark.parametrize(

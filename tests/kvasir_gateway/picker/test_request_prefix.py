@@ -1,6 +1,7 @@
 """A request's route hashes are those that its pod computes, whatever API and key it comes with."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -48,6 +49,20 @@ def test_one_chat_has_one_prefix_in_every_api(path, body):
 )
 def test_a_bare_prompt_is_hashed_as_it_is(path, body):
     assert prefix(body, path).route_hashes(OPEN) == hashes.route_hashes(LONG, model="m")
+
+
+def test_a_prompt_with_an_emoji_takes_no_more_memory_than_its_body():
+    """A held request keeps it, and is counted by the bytes of its body."""
+    body = json.dumps({"model": "m", "prompt": "x" * (1 << 20) + "\U0001f600"}).encode()
+    tracemalloc.start()
+    try:
+        parsed = request_parser.parse_body(body, "/v1/completions")
+        found = RequestPrefix(parsed, "/v1/completions", {}, body_bytes=len(body))
+        del parsed
+        assert tracemalloc.get_traced_memory()[0] < 1.1 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert len(found.route_hashes(OPEN)) == 4096
 
 
 def test_what_is_not_cached_has_no_prefix():

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from fakes.cluster import FakeCluster
-from fakes.gateway import controller, pod, service, workloads
+from fakes.gateway import pod, service
+from fakes.pod_owners import controller, workloads
+from kvasir_api import names
 from kvasir_gateway import routing_table
 from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube import kinds
@@ -61,3 +63,43 @@ async def test_names_are_those_of_the_whole_object(objects):
     await objects.put(kinds.INFERENCE_SERVICE, named)
     await objects.put(kinds.INFERENCE_SERVICE, service("u", model="x") | {"status": {"refusedNames": ["x"]}})
     assert set((await table(objects)).by_model) == {"m", "t", "small", "default/u"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, ["http://10.0.0.5:9081"]),
+        ({"account": "default"}, []),
+        ({"namespace": "mine"}, []),
+        ({"controlled": False}, []),
+        ({"ip": None}, []),
+        ({"deleted": True}, ["http://10.0.0.5:9081"]),
+    ],
+    ids=["ours", "another account", "another namespace", "made by hand", "no address", "leaving"],
+)
+async def test_gateways_are_those_of_the_installation(fields, found):
+    """As the operator believes them: what anyone may label is none."""
+    objects = FakeCluster()
+    await objects.put(kinds.POD, gateway_pod(**fields))
+    source = InformerSource(objects, namespace="", gateway_namespace="kvasir-system")
+    task = asyncio.create_task(source.run())
+    try:
+        async with asyncio.timeout(60):
+            await source.wait_synced()
+            await source.gateways_listed()
+        assert list(source.gateways()) == found
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def gateway_pod(*, namespace="kvasir-system", account="kvasir-gateway", controlled=True, ip="10.0.0.5", deleted=False):
+    """A gateway's pod as the API server gives it."""
+    metadata = {"namespace": namespace, "name": "g", "uid": "g", "labels": {names.LABEL_NAME: names.GATEWAY}}
+    if controlled:
+        metadata["ownerReferences"] = [controller(kinds.REPLICA_SET, "r")]
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ports = [{"name": "state", "containerPort": 9081}]
+    spec = {"serviceAccountName": account, "containers": [{"name": "picker", "ports": ports}]}
+    return {"metadata": metadata, "spec": spec, "status": {"podIP": ip}}

@@ -9,7 +9,9 @@ from fakes.gateway import FakeObjects
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.request_parser import RequestBounds
 from kvasir_gateway.picker.sync_loops import SyncLoops
+from kvasir_kube.pod_tls import PodTls
 
 
 class SilentEnvoy:
@@ -23,6 +25,8 @@ class SilentEnvoy:
 
 
 class SilentPods:
+    tls = PodTls()
+
     async def states(self, _targets, *, deadline_s, prefixes):
         assert deadline_s > 0
         return {}
@@ -51,7 +55,11 @@ def envoy():
 @pytest.fixture
 def loops(objects, envoy, tmp_path):
     picker = Picker(
-        metrics=GatewayMetrics(), clock=time.monotonic, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000
+        metrics=GatewayMetrics(),
+        clock=time.monotonic,
+        draw=lambda: 0,
+        policy=ChoicePolicy(),
+        bounds=RequestBounds(max_body_bytes=1000),
     )
     return SyncLoops(
         picker=picker,

@@ -6,11 +6,11 @@ from click.testing import CliRunner
 from kvasir_operator.commands.why import why
 
 
-@pytest.mark.parametrize("target", ["tiny", "service/", "node/a"])
+@pytest.mark.parametrize("target", ["tiny", "service/", "node/a", "request/"])
 def test_a_target_that_is_none_is_refused(target):
     result = CliRunner().invoke(why, [target])
     assert result.exit_code == 2
-    assert "expected service/NAME or pod/NAME" in result.output
+    assert "expected service/NAME, pod/NAME or request/ID" in result.output
 
 
 def test_a_configuration_that_cannot_be_used_is_one_sentence(tmp_path):

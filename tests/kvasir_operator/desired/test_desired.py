@@ -131,17 +131,22 @@ def test_arguments_are_said_and_not_defaulted():
         runtime={"kvCacheTokens": 4096, "prefixCache": False, "memoryPercent": 50},
     )
     assert container(obj)["args"] == [
-        "/models/tiny", "--served-model-name", "Big", "--host", "$(POD_IP)", "--port", "8000", "--ops-port", "8001",
-        "--device", "cpu", "--drain-timeout", "600", "--log-format", "json", "--pod-revision", "rev",
-        "--served-model-name", "default/tiny", "--kv-cache-tokens", "4096", "--memory-fraction", "0.5",
-        "--no-prefix-cache",
+        "/models/tiny", "--served-model-name", "Big", "--host", "$(KVASIR_LISTEN_ADDRESS)", "--port", "8000",
+        "--ops-port", "8001", "--device", "cpu", "--drain-timeout", "600", "--log-format", "json",
+        "--pod-revision", "rev", "--served-model-name", "default/tiny", "--kv-cache-tokens", "4096",
+        "--memory-fraction", "0.5", "--no-prefix-cache",
     ]  # fmt: skip
 
 
 def test_the_container_knows_the_name_that_the_service_gives_to_its_model():
-    runtime = container(service(model={"uri": "file:///srv/models/$(POD_IP)"}))
-    assert {"name": "KVASIR_MODEL_URI", "value": "file:///srv/models/$$(POD_IP)"} in runtime["env"]
+    runtime = container(service(model={"uri": "file:///srv/models/$(HOME)"}))
+    assert {"name": "KVASIR_MODEL_URI", "value": "file:///srv/models/$$(HOME)"} in runtime["env"]
     assert {"name": "KVASIR_SERVICE", "value": "default/tiny"} in runtime["env"]
+
+
+def test_a_pod_listens_on_every_address_of_its_network():
+    """kubectl port-forward comes to 127.0.0.1, and a cluster may have IPv4, IPv6 or both."""
+    assert {"name": "KVASIR_LISTEN_ADDRESS", "value": "::"} in container(service())["env"]
 
 
 def test_accelerators_choose_image_device_and_limits():

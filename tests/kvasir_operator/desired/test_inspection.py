@@ -9,6 +9,7 @@ from fakes.manifests import service
 from fakes.models import words
 from fakes.stages import resolved
 from kvasir_api import names
+from kvasir_api.inspection import SCHEMA
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.inspection import (
@@ -109,6 +110,17 @@ def test_other_overrides_are_another_model_to_look_at():
     assert made["metadata"]["name"] != pod_name(world())
 
 
+def test_another_draft_model_is_to_be_looked_at():
+    drafting = {"speculation": "/model/small"}
+    made = step(world(model=READ, runtime=drafting)).create
+    assert made["spec"]["containers"][0]["args"][-2:] == ["--speculation", "/model/small"]
+    assert made["metadata"]["name"] != pod_name(world())
+    assert pod_name(world(runtime={"speculation": "suffix"})) == pod_name(world())
+    known = READ.model_copy(update={"facts": words(draft_model="/model/small")})
+    assert step(world(model=known, runtime=drafting)).create is None
+    assert step(world(model=known)).create is not None
+
+
 def test_facts_of_another_schema_are_looked_at_again():
     """An operator before this one kept them in the status."""
     older = READ.model_copy(update={"facts": words(schema=1)})
@@ -120,7 +132,7 @@ def test_facts_of_another_schema_are_looked_at_again():
 
 def test_the_words_of_a_runtime_of_another_schema_hold_nothing_up():
     found = step(world(pods=[pod(ended=True, said=words(schema=1))]))
-    assert (found.found.facts, found.found.message) == ("", "facts of schema 1, expected 2")
+    assert (found.found.facts, found.found.message) == ("", f"facts of schema 1, expected {SCHEMA}")
     assert step(world(model=found.found)).create is None
 
 

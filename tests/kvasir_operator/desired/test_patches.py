@@ -127,8 +127,8 @@ def test_a_patch_changes_what_it_names_and_nothing_else(op: str, path: str, valu
         ("replace", f"{RUNTIME}/startupProbe/httpGet/port", 1, "httpGet of startupProbe of container runtime"),
         ("remove", f"{RUNTIME}/volumeMounts/0", None, "/models in volumeMounts of container runtime"),
         ("replace", f"{RUNTIME}/volumeMounts/0/readOnly", False, "/models in volumeMounts of container runtime"),
-        ("replace", f"{RUNTIME}/env/0/valueFrom/fieldRef/fieldPath", "status.hostIP", "variable POD_IP of container"),
-        ("add", f"{RUNTIME}/env/-", {"name": "POD_IP", "value": "::"}, "variable POD_IP of container runtime"),
+        ("replace", f"{RUNTIME}/env/0/value", "127.0.0.1", "variable KVASIR_LISTEN_ADDRESS of container"),
+        ("add", f"{RUNTIME}/env/-", {"name": "KVASIR_SERVICE", "value": "x"}, "variable KVASIR_SERVICE of container"),
         ("replace", f"{RUNTIME}/resources/limits/nvidia.com~1gpu", "8", "resources.limits of nvidia.com/gpu are what"),
         (
             "replace",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvasir_api.ops_tokens import TOLERANCE_S
 from kvasir_operator.desired.signing_keys import OVERLAP_S, ROTATED_AFTER_S, SigningKey, is_due, signing, trusted
 
 A, B = SigningKey(private="a", created=0.0), SigningKey(private="b", created=ROTATED_AFTER_S)
@@ -15,13 +16,26 @@ A, B = SigningKey(private="a", created=0.0), SigningKey(private="b", created=ROT
         (B.created + OVERLAP_S, "b", "ab"),
         (B.created + 2 * OVERLAP_S - 1.0, "b", "ab"),
         (B.created + 2 * OVERLAP_S, "b", "b"),
-        (A.created - 3600.0, "a", "ab"),  # the clock was ahead when they were made
+        (B.created - TOLERANCE_S, "a", "ab"),  # clocks differ a little
     ],
 )
 def test_two_keys_overlap(now, signs, trusts):
     assert signing((A, B), now).private == signs
     assert "".join(key.private for key in trusted((A, B), now)) == trusts
     assert not is_due((A, B), now)
+
+
+def test_a_key_of_a_clock_that_was_ahead_is_replaced_and_trusted_until_then():
+    now = A.created - TOLERANCE_S - 1.0
+    assert signing((A, B), now) == A, "the next one is to be published first"
+    assert is_due((A, B), now)
+    keys = (A, B, SigningKey(private="c", created=now))
+    assert not is_due(keys, now)
+    assert (signing(keys, now), trusted(keys, now)) == (A, keys)
+    now += OVERLAP_S
+    assert signing(keys, now) == keys[-1]
+    now += OVERLAP_S
+    assert trusted(trusted(keys, now), now) == keys[-1:]
 
 
 def test_the_first_key_is_due_at_once_and_the_next_after_a_month():

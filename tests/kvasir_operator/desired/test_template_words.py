@@ -37,16 +37,23 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
     arguments = container["args"]
     assert all(isinstance(argument, str) for argument in arguments)
     # Kubernetes expands $(NAME) in arguments; the only one is ours.
-    assert [argument for argument in arguments if "$(" in argument] == ["$(POD_IP)"]
+    assert [argument for argument in arguments if "$(" in argument] == ["$(KVASIR_LISTEN_ADDRESS)"]
     assert arguments[0].startswith("/models")
     options = [argument for argument in arguments if argument.startswith("--")]
     assert all(option.removeprefix("--").replace("-", "").isalnum() for option in options)
     names = {entry["name"] for entry in container["env"]}
-    assert {name for name in names if not name.startswith("KVASIR_")} <= {"POD_IP", "HOME", "OMP_NUM_THREADS"}
+    assert {name for name in names if not name.startswith("KVASIR_")} <= {"HOME", "OMP_NUM_THREADS"}
+
+
+def test_a_draft_model_that_the_api_server_would_refuse_is_refused():
+    for value in ("$(id)", "--host", "models/a b", "/model/$HOME"):
+        assert "runtime.speculation must be off, auto" in seen({**BASIC, "runtime": {"speculation": value}}).invalid
+    for value in ("off", "suffix", "/model/small", "hf://org/name@v1"):
+        assert not seen({**BASIC, "runtime": {"speculation": value}}).invalid
 
 
 def test_overrides_of_a_models_config_are_not_expanded():
-    given = '{"a": "$(POD_IP) $$"}'
+    given = '{"a": "$(HOME) $$"}'
     runtime = {"hfOverrides": given}
     found = seen({**BASIC, "runtime": runtime, "model": {"uri": "pvc://models/a", "inspect": "Always"}})
     asked = inspection_plan(resolved(found, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0).create

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, LeaseRecord, decide, valid
+from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, LeaseRecord, decide, valid_s
 
 
 def record(holder: str, duration_s: float = LEASE_S) -> LeaseRecord:
@@ -29,11 +29,11 @@ def test_decide(lease: LeaseRecord | None, unchanged_s: float, verb: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("renewed", "now", "may"),
-    [(None, 0.0, False), (5.0, 5.0, True), (5.0, 5.0 + RENEW_DEADLINE_S, False), (5.0, 65.0, False)],
+    ("renewed", "now", "left_s"),
+    [(None, 0.0, 0.0), (5.0, 5.0, 10.0), (5.0, 8.5, 6.5), (5.0, 15.0, 0.0), (5.0, 65.0, 0.0)],
 )
-def test_a_holder_may_write_only_so_long(renewed: float | None, now: float, may: bool) -> None:
-    assert valid(now, renewed) is may
+def test_a_holder_may_write_only_so_long(renewed: float | None, now: float, left_s: float) -> None:
+    assert valid_s(now, renewed) == left_s
 
 
 def test_the_holder_stops_before_others_may_begin() -> None:

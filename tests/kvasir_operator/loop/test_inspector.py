@@ -8,7 +8,7 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import service
 from fakes.models import facts, words
 from fakes.readings import FakeReader
-from kvasir_api.inspection import HubInspection, encode
+from kvasir_api.inspection import RemoteInspection, encode
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import ACCELERATOR_CLASS, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
 from kvasir_operator.loop.operator import Operator
@@ -177,7 +177,7 @@ async def test_a_hub_that_does_not_give_a_model_is_asked_again_until_it_does(ben
     assert len(bench.cluster.names(POD)) == 1
     assert bench.ready["reason"] == "ModelUnavailable"
     before = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
-    await bench.ends(encode(HubInspection(commit="c" * 40, facts=facts())).decode())
+    await bench.ends(encode(RemoteInspection(commit="c" * 40, facts=facts())).decode())
     await bench.turn()
     (name,) = bench.cluster.names(DEPLOYMENT)
     args = bench.cluster.stored(DEPLOYMENT, "default", name)["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -1,17 +1,28 @@
-"""Which replicas get the addresses of which peers, and how often."""
+"""Which replicas get the addresses of which peers and which keys, and how often."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
 from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
+from kvasir_api import names
+from kvasir_api.http_apis import new_instance
+from kvasir_api.sealed_keys import SealingKey, keys_digest
 from kvasir_api.state import RuntimeState
-from kvasir_kube.kinds import INFERENCE_SERVICE, POD
+from kvasir_kube.kinds import INFERENCE_SERVICE, POD, SECRET
 from kvasir_kube.state_reader import unsigned
+from kvasir_operator.desired.signing_keys import ROTATED_AFTER_S
 from kvasir_operator.loop.introducer import Introducer, introductions
-from kvasir_operator.loop.ops_calls import OpsCalls
+from kvasir_operator.loop.ops_calls import CalledProcess, OpsCalls
+from kvasir_operator.loop.signing_secret import SigningSecret
 from kvasir_operator.observed.replica import Replica
+
+A, B = ("team", "a"), ("team", "b")
 
 
 def one(name, phase, *, reused=0, **fields):
@@ -27,10 +38,12 @@ def url(number):
 def test_those_that_start_are_told_of_the_ready_ones_with_most_in_their_caches():
     ready = [one(f"r{n}", "ready", reused=100 * n) for n in (1, 2, 3, 4)]
     others = [one("r5", "loading"), one("r6", "draining"), one("r7", "failed"), one("r8", "starting", reading=None)]
-    assert introductions([*ready, *others]) == {"i-r5": (url(5), (url(4), url(3), url(2)))}
-    assert introductions([one("r5", "loading")]) == {}
-    assert introductions([*ready, one("r5", "loading", ip="")]) == {}
-    assert introductions([*ready, one("r5", "loading", terminating=True)]) == {}
+    assert introductions([*ready, *others], A) == {
+        CalledProcess(base=url(5), service=A, instance="i-r5"): (url(4), url(3), url(2))
+    }
+    assert introductions([one("r5", "loading")], A) == {}
+    assert introductions([*ready, one("r5", "loading", ip="")], A) == {}
+    assert introductions([*ready, one("r5", "loading", terminating=True)], A) == {}
 
 
 class WaitingReader(FakeReader):
@@ -70,14 +83,14 @@ async def test_each_process_is_told_once_and_one_that_did_not_hear_again():
     reader.deaf = {url(3)}
     async with running(introducer):
         for _ in range(3):
-            introducer.found([replicas, [one("r9", "ready")]])
+            introducer.found([("u1", A, replicas), ("u2", B, [one("r9", "ready")])])
             await turned()
         assert [base for base, _ in reader.introduced] == [url(2), url(3), url(3), url(3)]
         assert {peers for _, peers in reader.introduced} == {(url(1),)}
         reader.introduced.clear()
         reader.deaf.clear()
         restarted = one("r2", "loading", reading=RuntimeState(instance="another"))
-        introducer.found([[replicas[0], restarted]])
+        introducer.found([("u1", A, [replicas[0], restarted])])
         await turned()
         assert reader.introduced == [(url(2), (url(1),))]
 
@@ -87,15 +100,103 @@ async def test_one_that_does_not_answer_holds_up_no_tick_and_is_told_by_one_at_a
     introducer = Introducer(OpsCalls(reader))
     replicas = [one("r1", "ready"), one("r2", "loading")]
     async with running(introducer):
-        introducer.found([replicas])
+        introducer.found([("u1", A, replicas)])
         await turned()
         for _ in range(3):
-            introducer.found([[*replicas, one("r3", "loading")]])
+            introducer.found([("u1", A, [*replicas, one("r3", "loading")])])
             await turned()
         assert [base for base, _ in reader.introduced] == [url(2)]
         reader.answers.set()
         await turned()
         assert [base for base, _ in reader.introduced] == [url(2), url(3)], "of what was found meanwhile the last"
+
+
+async def keyed_calls(reader, clock):
+    """Calls of an operator that has keys."""
+    cluster = FakeCluster()
+    await cluster.put(SECRET, {"metadata": {"namespace": "home", "name": names.SIGNING_SECRET}})
+    keys = SigningSecret(cluster, namespace="home", clock=clock)
+    await keys.refresh()
+    return OpsCalls(reader, keys), keys
+
+
+class Process:
+    """A pod's process, as its `/state` and its keys are."""
+
+    def __init__(self, name, **fields):
+        self.key, self.has, self.name, self.fields = SealingKey(), (), name, {"ops_keys": "public", **fields}
+
+    @property
+    def replica(self):
+        fields = {"sealing_key": self.key.public, "continuation_keys": keys_digest(self.has)}
+        return one(self.name, "ready", reading=RuntimeState(instance=f"i-{self.name}", **fields), **self.fields)
+
+    def take(self, sealed):
+        self.has = self.key.opened(sealed, f"i-{self.name}")
+
+
+async def test_processes_of_a_service_get_its_keys_and_those_that_lack_them_get_them_again():
+    reader, clock = FakeReader(), FakeClock()
+    calls, secret = await keyed_calls(reader, clock)
+    introducer = Introducer(calls)
+    mine, other = [Process("r1"), Process("r2")], Process("r3")
+    untrusting, older = Process("r4", ops_keys=""), Process("r5", ops_keys=None)
+
+    async def tick():
+        reader.given.clear()
+        theirs = [other.replica, untrusting.replica, older.replica, one("r6", "ready", ops_keys="public")]
+        introducer.found([("u1", A, [one.replica for one in mine]), ("u2", B, theirs)])
+        await turned()
+        by_url = {url(process.name[1:]): process for process in (*mine, other)}
+        for base, text in reader.given:
+            by_url[base].take(text)
+        return sorted(base for base, _ in reader.given)
+
+    async with running(introducer):
+        assert await tick() == [url(1), url(2), url(3)]
+        assert mine[0].has == mine[1].has == secret.continuation_keys("u1") != other.has
+        assert await tick() == []
+        mine[1] = Process("r2")  # its container was started again
+        assert await tick() == [url(2)]
+        assert mine[0].has == mine[1].has
+        before = mine[0].has
+        clock.advance(ROTATED_AFTER_S)
+        await secret.refresh()
+        assert await tick() == [url(1), url(2), url(3)]
+        assert mine[0].has[:1] == before, "the new one does not sign yet"
+        assert len(mine[0].has) == 2
+
+
+async def test_a_process_that_names_no_key_keeps_none_from_the_others():
+    reader = FakeReader()
+    calls, _ = await keyed_calls(reader, FakeClock())
+    introducer = Introducer(calls)
+    broken = one("r1", "ready", ops_keys="x", reading=RuntimeState(instance="i", sealing_key="no key"))
+    async with running(introducer):
+        introducer.found([("u1", A, [broken, Process("r2").replica])])
+        await turned()
+    assert [base for base, _ in reader.given] == [url(2)]
+
+
+@pytest.mark.parametrize("first", [A, B])
+async def test_a_pod_of_another_service_that_names_a_process_takes_nothing_from_it(first):
+    """Neither its keys and peers, nor calls that it would take from that pod."""
+    reader, clock = FakeReader(), FakeClock()
+    calls, secret = await keyed_calls(reader, clock)
+    introducer, key = Introducer(calls), SealingKey()
+    mine = RuntimeState(instance=new_instance("team/a"), sealing_key=key.public)
+    services = {
+        A: ("u1", A, [one("r1", "loading", reading=mine, ops_keys="public"), one("r2", "ready")]),
+        B: ("u2", B, [one("r3", "loading", reading=mine, ops_keys="public"), one("r4", "ready")]),
+    }
+    async with running(introducer):
+        introducer.found([services.pop(first), *services.values()])
+        await turned()
+    assert dict(reader.introduced) == {url(1): (url(2),), url(3): (url(4),)}
+    assert key.opened(dict(reader.given)[url(1)], mine.instance) == secret.continuation_keys("u1")
+    called = [base for base, _ in (*reader.introduced, *reader.given)]
+    signed = {base for base, header in zip(called, reader.signed, strict=True) if header}
+    assert signed == {url(1)}, "what is signed for a process goes to its own service's pod alone"
 
 
 async def test_an_operator_ticks_while_a_replica_that_starts_does_not_answer():

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
+from fakes.virtual_loop import LoopClock, run
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import LEASE, SERVICE
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
@@ -137,3 +138,41 @@ async def test_a_process_that_stood_still_writes_nothing() -> None:
     assert cluster.writes == before
     assert await fenced.get(SERVICE, "default", "web")
     assert (await fenced.list(SERVICE)).items
+
+
+class StuckCluster(FakeCluster):
+    """Writes but those of the Lease are answered after a while; one that is given up before is not carried out."""
+
+    answers_s = 14.0
+
+    async def create(self, kind, obj, *, manager=""):
+        if kind is not LEASE:
+            await asyncio.sleep(self.answers_s)
+        return await super().create(kind, obj, manager=manager)
+
+
+@pytest.mark.parametrize(("renewed_after_s", "written"), [(None, False), (6.0, True)])
+def test_a_write_on_its_way_is_given_up_when_the_lease_is_lost(renewed_after_s, written) -> None:
+    """The client waits 15 s for an answer, and another candidate may lead 15 s after the last renewal."""
+
+    async def scenario() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        cluster = StuckCluster()
+        leader = candidate(cluster, LoopClock(loop), "first")  # type: ignore[arg-type]  # it cannot be moved by hand
+        await leader.attempt()
+        began = loop.time()
+        write = asyncio.create_task(FencedCluster(cluster, leader).create(SERVICE, {"metadata": {"name": "web"}}))
+        if renewed_after_s is not None:
+            await asyncio.sleep(renewed_after_s)
+            await leader.attempt()
+        await asyncio.wait({write})
+        ended_s = loop.time() - began
+        await asyncio.sleep(StuckCluster.answers_s)
+        if written:
+            write.result()
+        else:
+            with pytest.raises(LeaseLostError):
+                write.result()
+        return SERVICE.plural in cluster.objects, ended_s
+
+    assert run(scenario()) == (written, 14.0 if written else 10.0)

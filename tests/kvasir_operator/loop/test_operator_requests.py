@@ -10,7 +10,7 @@ from fakes.calls import calls
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import KEY, Bench
 from kvasir_kube.interceptor import ClusterInterceptor
-from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
+from kvasir_kube.kinds import DEPLOYMENT, DISRUPTION_BUDGET, INFERENCE_SERVICE, SERVICE
 from kvasir_operator.handlers import store_events
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.observed.settings import OperatorSettings
@@ -23,8 +23,9 @@ class Counted(ClusterInterceptor):
         super().__init__(cluster)
         self.seen: Counter[str] = Counter()
 
-    async def _before(self, *, writes: bool) -> None:
+    async def _send(self, request, *, writes: bool):
         self.seen["write" if writes else "read"] += 1
+        return await request()
 
 
 class CountedBench(Bench):
@@ -90,23 +91,43 @@ async def test_what_another_owns_is_read_again_and_never_changed(bench):
     await bench.put_service(replicas=1)
     await listed(bench)
     await bench.reconciled()
-    assert bench.reason() == "Progressing"
+    assert bench.reason() == "NameConflict"
+    words = "Service/tiny exists and does not belong to this service: delete it, or give the service another name"
+    assert bench.events("NameConflict") == [words]
     assert await bench.reconciled(10) == {"read": 10}
-    assert KEY in bench.operator.scaler.attention, "it is no object of ours, so no watch reports when it goes"
+    assert bench.events("NameConflict") == [words]
     assert (bench.cluster.stored(SERVICE, *KEY), DEPLOYMENT.plural in bench.cluster.objects) == (before, False)
     await bench.cluster.drop(SERVICE, *KEY)
     await bench.reconciled()
     assert bench.replicas() == [1]
 
 
-async def test_what_another_owns_is_read_once_in_a_tick(bench):
+async def test_what_another_owns_is_read_every_five_seconds(bench):
+    """It is no object of ours, so no watch reports when it goes."""
     other = {"metadata": {"name": "tiny", "namespace": "default", "uid": "x"}, "spec": {"ports": []}}
     await bench.cluster.put(SERVICE, other)
     await bench.put_service(replicas=1)
     await listed(bench)
     bench.operator.workqueue.mark(KEY, 0.0)
     await bench.worked(2)
-    assert await bench.worked(5) == {"read": 5}
+    assert await bench.worked(15) == {"read": 6}, "in 30 s"
+    await bench.cluster.drop(SERVICE, *KEY)
+    await bench.worked(3)
+    assert bench.replicas() == [1]
+
+
+async def test_a_disruption_budget_of_another_is_named(bench):
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    await bench.reconciled()
+    other = {"metadata": {"name": "tiny", "namespace": "default", "uid": "x"}, "spec": {"minAvailable": 1}}
+    await bench.cluster.put(DISRUPTION_BUDGET, other)
+    await bench.put_pods(1)
+    await listed(bench)
+    await bench.reconciled()
+    (note,) = bench.events("NameConflict")
+    assert note.startswith("PodDisruptionBudget/tiny exists and does not belong to this service")
+    assert "Stalled" in [c["type"] for c in bench.status()["conditions"]]
 
 
 class SidecarCluster(FakeCluster):

@@ -1,14 +1,23 @@
 """The operator's calls to pods are signed, and pods have the keys to verify them: from the template to a drain."""
 
+import asyncio
+
+from fakes import virtual_loop
+from fakes.cluster import FakeCluster
 from fakes.manifests import pod
-from fakes.operator_bench import Bench
+from fakes.operator_bench import Bench, LoopBench
+from fakes.virtual_loop import elapse
 from kvasir_api import names
+from kvasir_api.http_apis import new_instance
 from kvasir_api.ops_tokens import Verifier
+from kvasir_api.state import RuntimeState
 from kvasir_kube.kinds import DEPLOYMENT, POD, SECRET, annotations
+from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.desired.signing_keys import OVERLAP_S, ROTATED_AFTER_S
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.observed.settings import OperatorSettings
 
+TAG = new_instance("default/tiny")[8:]
 SECRET_OBJECT = {"metadata": {"namespace": names.SYSTEM_NAMESPACE, "name": names.SIGNING_SECRET}}
 
 
@@ -38,7 +47,7 @@ class SigningBench(Bench):
             if number:
                 made["spec"] |= {"volumes": template["volumes"]}
             await self.cluster.put(POD, made)
-            self.say(number, instance=f"i{number}")
+            self.say(number, instance=f"0000000{number}{TAG}")
         await self.turn()
 
     async def refresh(self) -> bool:
@@ -52,6 +61,14 @@ class SigningBench(Bench):
 
     def given(self, number: int) -> str:
         return annotations(self.cluster.stored(POD, "default", f"p{number}")).get(names.ANNOTATION_OPS_KEYS, "")
+
+
+class Distant(FakeCluster):
+    """Whose answers take a while."""
+
+    async def get(self, kind, namespace, name):
+        await asyncio.sleep(0.05)
+        return await super().get(kind, namespace, name)
 
 
 async def test_pods_have_the_keys_by_an_annotation_and_a_file_of_it():
@@ -95,12 +112,12 @@ async def test_a_rotation_reaches_every_pod_and_restarts_none():
 async def test_a_drain_is_signed_for_the_process_that_leaves():
     bench = SigningBench()
     await bench.installed(replicas=2)
-    bench.say(1, instance="i1", running=1)
-    bench.say(0, instance="i0", running=50, pinned=900)
+    bench.say(1, instance=f"00000001{TAG}", running=1)
+    bench.say(0, instance=f"00000000{TAG}", running=50, pinned=900)
     await bench.put_service(replicas=1)
     await bench.turn()
     assert bench.reader.drains[-1] == ("http://10.0.0.2:8001", True)
-    verifier = Verifier("i1", wall=bench.clock.wall)
+    verifier = Verifier(f"00000001{TAG}", wall=bench.clock.wall)
     assert verifier.refusal(bench.reader.signed[-1], "POST", "/drain", b"", bench.given(1).splitlines()) == ""
 
 
@@ -116,3 +133,27 @@ async def test_without_the_secret_pods_run_and_are_given_no_key():
     await bench.turn()
     assert bench.given(0) == ""
     assert bench.status()["readyReplicas"] == 1
+
+
+def test_the_first_scrape_after_a_takeover_reads_pods_that_speak_tls():
+    async def story():
+        bench = LoopBench(Distant())
+        await bench.cluster.put(SECRET, SECRET_OBJECT)
+        bench.operator = bench.started(signs_calls=True, pod_tls=True)
+        await bench.put_service()
+        async with bench.running():
+            await elapse(5)
+        (workload,) = bench.cluster.objects[DEPLOYMENT.plural].values()
+        assert bench.cluster.stored(SECRET, "default", names.POD_TLS_SECRET)
+        revision = workload["metadata"]["labels"][names.LABEL_REVISION]
+        made = pod("p0", revision=revision, ready=True, annotations={names.ANNOTATION_TLS: "true"})
+        await bench.cluster.put(POD, made)
+        bench.reader.says["https://10.0.0.1:8001#tiny.default.svc"] = RuntimeState(phase="ready")
+        bench.reader.tls = PodTls()
+        bench.operator = bench.started(signs_calls=True, pod_tls=True)
+        async with bench.running():
+            await elapse(10)
+        assert bench.reader.unverified == 0
+        assert bench.reason() == "AllReplicasReady"
+
+    virtual_loop.run(story())

@@ -11,8 +11,10 @@ from fakes.operator_bench import FILE, KEY, Bench
 from fakes.readings import FakeReader
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
+from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.ops_calls import OpsCalls
+from kvasir_operator.loop.pod_certificates import PodCertificates
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -33,8 +35,9 @@ def server():
 def writer(server):
     clock = FakeClock()
     recorder = Recorder(server, instance="test", clock=clock)
-    calls, queue = OpsCalls(FakeReader()), Workqueue(clock.steady)
-    return Writer(server, Store(), calls, recorder, Telemetry(), workqueue=queue, clock=clock)
+    calls, queue, store = OpsCalls(FakeReader()), Workqueue(clock.steady), Store()
+    made = PodCertificates(server, store, PodTls(), home="kvasir-system", clock=clock)
+    return Writer(server, store, calls, recorder, Telemetry(), made, workqueue=queue, clock=clock)
 
 
 def seen():

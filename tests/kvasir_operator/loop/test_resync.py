@@ -7,7 +7,9 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod
-from kvasir_kube.kinds import POD
+from kvasir_api import names
+from kvasir_kube import kinds
+from kvasir_kube.kinds import POD, labels
 from kvasir_operator import handlers
 from kvasir_operator.loop.resync import STALE_WATCH_S, Resync
 from kvasir_operator.loop.store import Store
@@ -28,8 +30,8 @@ async def test_a_list_that_was_on_its_way_brings_nothing_back():
     """The server reads the list, deletes the pod, and the watch is faster."""
 
     class Slow(FakeCluster):
-        async def list(self, kind, namespace="", selector=""):
-            read = await super().list(kind, namespace, selector)
+        async def list(self, kind, namespace="", selector="", **given):
+            read = await super().list(kind, namespace, selector, **given)
             if kind is POD and bench.resync.synced and P0 in self.objects[POD.plural]:
                 gone = self.stored(POD, *P0)
                 await self.drop(POD, *P0)
@@ -85,3 +87,29 @@ async def test_what_was_deleted_while_there_was_no_watch_is_found_soon(kopf_says
     await asyncio.wait({running})
     bench.clock.advance(STALE_WATCH_S + 1)
     assert bench.resync.stale_watches() == "", "no watch owes what was gone before it began"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_an_etcd_that_was_restored_has_replaces_what_was_newer(ended):
+    """Versions go back to those of the backup, with which it goes on."""
+    bench = Bench()
+    old = await bench.cluster.put(POD, pod("p0", revision="old"))
+    bench.tell(POD, "ADDED", old)
+    new = await bench.cluster.put(POD, pod("p0", revision="new"))
+    bench.tell(POD, "MODIFIED", new)
+    await bench.cluster.put(POD, pod("p1", revision="new"))
+    await bench.resync.once()
+    if ended:
+        bench.tell(POD, "DELETED", new)
+    bench.cluster.objects[POD.plural] = {P0: old}
+    await bench.resync.once()
+    found = bench.store.get(POD, P0)
+    assert found is not None
+    assert labels(found)[names.LABEL_REVISION] == "old"
+    assert bench.store.get(POD, ("default", "p1")) is None
+    later = {**old, "metadata": {**old["metadata"], "resourceVersion": str(kinds.resource_version(old) + 1)}}
+    assert bench.store.put(POD, later), "what a watch brings after that"
+    bench.clock.advance(STALE_WATCH_S + 1)
+    assert "pods default/p0" in bench.resync.stale_watches(), (
+        "a watch that waits for the versions before is started again"
+    )

@@ -46,3 +46,25 @@ def test_a_late_list_does_not_bring_back_what_was_made_again() -> None:
     found = store.get(POD, ("ns", "a"))
     assert found is not None
     assert found["metadata"]["uid"] == "7"
+
+
+def test_of_a_list_only_what_is_new_is_kept() -> None:
+    store = Store()
+    managed = {"managedFields": [{"manager": "kubelet"}]}
+    first, second = pod("a", "chat", 3), pod("a", "chat", 4)
+    assert store.put(POD, {**first, "metadata": {**first["metadata"], **managed}})
+    known = store.get(POD, ("ns", "a"))
+    assert store.known(POD, ("ns", "a"), "3") is known
+    assert store.known(POD, ("ns", "a"), "4") is None
+    assert store.known(POD, ("ns", "b"), "3") is None
+    assert store.kept(POD, {**second, "metadata": {**second["metadata"], **managed}}) == second
+
+
+def test_pods_of_one_shape_are_remembered_once() -> None:
+    store = Store()
+    for name, version in (("a", 1), ("b", 2)):
+        assert store.put(POD, {**pod(name, "chat", version), "spec": {"containers": [{"image": "kvasir"}]}})
+    one, other = (store.get(POD, ("ns", name)) for name in "ab")
+    assert one is not None
+    assert other is not None
+    assert one["spec"] is other["spec"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakes.operator_bench import Bench
+from fakes.operator_bench import KEY, Bench
 from kvasir_api import names
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, SERVICE
@@ -36,6 +36,41 @@ async def test_a_rival_is_restored_at_once_and_then_rarely(bench):
     assert not await spoiled_and_turned(2)
     assert await spoiled_and_turned(700)  # the window is over: it counts anew
     assert await spoiled_and_turned(2)
+
+
+async def test_a_rival_of_the_count_is_noticed_while_replicas_drain(bench):
+    """The count that is restored differs from time to time: no lower than what has not drained yet."""
+    await bench.put_service()
+    await bench.turn()
+    await bench.put_pods(3, running=1)
+
+    async def restored(count):
+        (workload,) = bench.cluster.objects[DEPLOYMENT.plural].values()
+        await bench.cluster.put(DEPLOYMENT, {**workload, "spec": {**workload["spec"], "replicas": count}})
+        await bench.turn()
+        return bench.replicas() == [3]
+
+    assert [await restored(count) for count in (9, 8, 9, 8, 9, 8, 9)] == [True] * 5 + [False] * 2
+    assert len(bench.events("ConflictingWriter")) == 1
+
+
+async def test_what_another_deletes_again_and_again_is_made_again_rarely(bench):
+    await bench.put_service()
+    await bench.turn()
+
+    async def there_again():
+        await bench.cluster.drop(SERVICE, *KEY)
+        bench.operator.store.drop(SERVICE, KEY)
+        await bench.turn()
+        return bench.cluster.names(SERVICE) == ["tiny"]
+
+    assert [await there_again() for _ in range(5)] == [True] * 5
+    (note,) = bench.events("ConflictingWriter")
+    assert note == "Service/tiny is deleted repeatedly; the operator restores it once in 60 s from now on"
+    assert not await there_again()
+    assert bench.replicas() == [1], "the other children are there"
+    await bench.turn(60)
+    assert bench.cluster.names(SERVICE) == ["tiny"]
 
 
 QUOTA = (

@@ -82,14 +82,31 @@ def test_the_times_of_a_start_are_read_where_they_came_true():
     [
         ({"lastState": terminated(137, reason="OOMKilled")}, "exit code 137, OOMKilled"),
         ({"lastState": REFUSED}, "kvasir: /models/x has no config.json (exit code 1, Error)"),
-        (
-            {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}},
-            "ErrImagePull: no such image",
-        ),
+        ({"state": {"waiting": {"reason": "CreateContainerError", "message": "x"}}}, "CreateContainerError: x"),
     ],
 )
 def test_last_words_say_why(container, words):
     assert replica(pod("a", container=container), None).last_words == words
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("ErrImagePull", "no such host", "no such host"),
+        ("ImagePullBackOff", 'Back-off pulling image "gpu:1": ErrImagePull: no such host', "no such host"),
+        ("ImagePullBackOff", 'Back-off pulling image "gpu:1"', "ImagePullBackOff"),
+        ("ErrImageNeverPull", "", "ErrImageNeverPull"),
+        ("InvalidImageName", "couldn't parse", "couldn't parse"),
+    ],
+)
+@pytest.mark.parametrize("before", [{}, {"lastState": CRASHED, "restartCount": 1}])
+def test_an_image_that_cannot_be_pulled_is_named_with_the_same_words_at_every_attempt(reason, message, words, before):
+    waits = pod("a", container={"state": {"waiting": {"reason": reason, "message": message}}, **before})
+    waits["spec"]["containers"][0]["image"] = "gpu:1"
+    seen = replica(waits, None)
+    assert seen.image_failure == f"image gpu:1 cannot be pulled: {words}"
+    assert (seen.last_words, seen.phase) == (seen.image_failure, "failed")
+    assert replica(pod("a", container={"lastState": CRASHED}), None).image_failure == ""
 
 
 def test_ops_url_needs_an_address():

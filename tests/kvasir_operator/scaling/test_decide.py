@@ -1,5 +1,8 @@
 """The autoscaler's decisions: a table for each rule, and whole runs against a simulated service."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from fakes.load import NOW, steady
@@ -11,9 +14,11 @@ from kvasir_operator.scaling.window import EMPTY
 POLICY = ScalingPolicy(min_replicas=1, max_replicas=8)
 
 
-def watched(wanted, *, levels=(), **fields):
-    """A state that has watched for longer than any window."""
-    return ScalingState(wanted=wanted, since=NOW - 10_000, levels=LevelWindow(entries=levels), **fields)
+def watched(wanted, *, levels=(), steady=None, **fields):
+    """A state that has watched for longer than any window, in which so many were required at the steady edge."""
+    entries = ((NOW - 599, wanted),) if steady is None else steady
+    windows = {"levels": LevelWindow(entries=levels), "steady": LevelWindow(entries=entries)}
+    return ScalingState(wanted=wanted, since=NOW - 10_000, **windows, **fields)
 
 
 def decided(window, wanted=1, *, rules=POLICY, unplaced_s=0.0, **state):
@@ -61,6 +66,71 @@ def test_the_largest_demand_of_the_window_counts():
     decision = decided(steady(pinned_tokens=0), 3, levels=((NOW - 299, 3),))
     assert (decision.replicas, decision.limited_by) == (3, "window")
     assert decided(steady(pinned_tokens=0), 3, levels=((NOW - 301, 3),)).replicas == 2
+
+
+@pytest.mark.parametrize(("level_at", "replicas"), [(NOW - 599, 4), (NOW - 601, 3)])
+def test_after_two_windows_a_replica_leaves_that_is_not_required_at_the_target_edge(level_at, replicas):
+    """1,900 tokens are 2.5 replicas at 85 %, and 3.02 at 70 %."""
+    found = decided(steady(pinned_tokens=1_900, replicas=4), 4, steady=((level_at, 4),))
+    assert (found.release.replicas, found.demand.replicas) == (4, 3)
+    assert found.replicas == replicas
+
+
+def test_a_wider_band_between_the_edges_stays_wide():
+    """At 40 % to release, 500 of 1,000 tokens keep two replicas for ever: 55 % of nine tenths is the steady edge."""
+    rules = replace(POLICY, release_fraction=0.40)
+    assert decided(steady(pinned_tokens=500, replicas=2), 2, rules=rules, steady=()).replicas == 2
+    assert decided(steady(pinned_tokens=490, replicas=2), 2, rules=rules, steady=()).replicas == 1
+
+
+def test_the_window_doubles_with_each_decrease_that_was_taken_back():
+    """Low for a window, high for another: after the first time the replicas stay."""
+    state, counts = ScalingState(wanted=3, since=0.0), []
+    for tick in range(1_500):
+        low = 2.0 * tick % 610 >= 300
+        load = steady(seconds=4, replicas=3, pinned_tokens=500 if low else 1_900)
+        found, state = decide(POLICY, load, unplaced_s=0.0, state=state, now=NOW + 2.0 * tick)
+        counts.append(found.replicas)
+    turns = sum(later < earlier for earlier, later in pairwise(counts))
+    assert turns == 1
+    assert len(state.setbacks) == 1
+    assert found.policy.down_window_s == 600.0
+
+
+def test_a_replica_that_is_on_its_way_is_not_removed_for_a_load_that_it_was_added_for():
+    """What is expected requires three; what is there now, two."""
+    growing = steady(replicas=2, running=150, pinned_tokens=1_300, output_tokens=0)
+    counts = [s.counts._replace(arrivals=s.at / 10, ended=s.at / 10) for s in growing.samples]
+    growing = replace(
+        growing, samples=tuple(s._replace(counts=c) for s, c in zip(growing.samples, counts, strict=True))
+    )
+    rules = replace(POLICY, cold_start_s=400.0)
+    found = decided(growing, 3, rules=rules)
+    assert found.demand.load.growth > 0
+    assert found.demand.replicas > decided(growing, 3).demand.replicas
+    assert found.replicas >= 3
+
+
+def test_what_those_on_their_way_will_serve_requires_no_more():
+    """A queue of 130,000 tokens at one replica of 1,000 a second, with starts of 120 s: two were added 100 s ago."""
+    queue = steady(waiting=100, waiting_tokens=130_000, arrivals=2, prompt_tokens=2_000, ended=2, running=1)
+    rules = replace(POLICY, cold_start_s=120.0)
+    added = (ReplicaChange(at=NOW - 100, before=1, after=3),)
+    alone, helped = decided(queue, 1, rules=rules), decided(queue, 3, rules=rules, changes=added)
+    assert alone.demand.levels["backlog"] > 3
+    assert "backlog" not in helped.demand.levels
+
+
+@pytest.mark.parametrize(
+    ("cold_start_s", "ago_s", "backlog"),
+    [(20, 5, 215 / 60), (20, 20, 200 / 60), (20, 100, 200 / 60), (20, 250, 200 / 60), (0, 250, 4.0)],
+)
+def test_a_start_that_takes_too_long_hides_no_queue(cold_start_s, ago_s, backlog):
+    """240 s of work wait at one replica, which serves 20 s of it until the next is ready; the other at most as many."""
+    queue = steady(waiting=100, waiting_tokens=240_000)
+    added = (ReplicaChange(at=NOW - ago_s, before=1, after=2),)
+    found = decided(queue, 2, rules=replace(POLICY, cold_start_s=cold_start_s), changes=added)
+    assert found.demand.levels["backlog"] == pytest.approx(backlog)
 
 
 def test_nothing_is_removed_before_a_whole_window_was_watched():

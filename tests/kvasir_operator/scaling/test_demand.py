@@ -41,7 +41,7 @@ def with_steps(window, *, base=0.020, slope=0.0005, batches=(20, 60)):
         ({"waiting": 9, "waiting_tokens": 90_000}, "backlog", 2),
         # 1000 held requests at gateways, 240 kB of text, are about 60,000 tokens
         ({"held": 1000, "held_bytes": 240_000}, "backlog", 1),
-        # 4 requests of 750 prompt tokens each 2 s need 1500 / (0.8 × 1000) replicas
+        # 4 requests of 750 prompt tokens each 2 s need 1500 / (0.75 × 1000) replicas
         ({"arrivals": 4, "ended": 4, "prompt_tokens": 3000, "running": 4}, "prefill", 2),
     ],
 )
@@ -56,11 +56,33 @@ def test_requests_that_come_faster_than_they_are_admitted_count_before_they_run(
     assert asked(window).levels["kv"] == pytest.approx(1.57, abs=0.1)
 
 
+FEW_LONG = {"kv": 2048.0, "running": 3, "pinned_tokens": 1500, "arrivals": 1.08, "ended": 1.08, "output_tokens": 972}
+"""Four streams of 900 tokens each, one after the other, of which the cache holds three: as measured, with steps of
+6.3 ms. By what a request pins on the mean it holds 3.2 at 85 %."""
+
+
+def test_requests_that_wait_for_a_minute_require_one_replica_more_whatever_was_measured():
+    stuck = with_steps(steady(waiting=1, **FEW_LONG), base=0.0063, slope=0.0)
+    found = asked(stuck)
+    assert (found.signal, found.level, found.load.stuck) == ("kv", 2.0, True)
+    assert asked(stuck, release=True).replicas == 2  # nor does the second one leave while that lasts
+    *before, last = stuck.samples
+    once = before[-5]._replace(gauges=before[-5].gauges._replace(waiting=0))
+    assert asked(replace(stuck, samples=(*before[:-5], once, *before[-4:], last))).replicas == 1
+    assert asked(replace(stuck, samples=stuck.samples[-20:])).replicas == 1
+    assert asked(replace(stuck, samples=(*before, last._replace(serving=2, supply=last.supply * 2)))).level < 2.0
+
+
+def test_requests_that_wait_for_prompts_to_be_computed_are_no_matter_of_the_cache():
+    found = asked(steady(waiting=1, prompt_tokens=1_400, arrivals=2, ended=2, running=1, pinned_tokens=90))
+    assert (found.signal, found.replicas, found.load.stuck) == ("prefill", 1, True)
+
+
 def test_the_rate_of_arrivals_requires_no_more_than_what_is_there():
     """The same rate without anything in flight is over."""
     (*rest, last) = steady(running=5, pinned_tokens=500, **STREAMS).samples
-    over = replace(last, gauges=type(last.gauges)())
-    window = type(steady())(samples=(*(replace(s, gauges=over.gauges) for s in rest), over))
+    over = last._replace(gauges=type(last.gauges)())
+    window = type(steady())(samples=(*(s._replace(gauges=over.gauges) for s in rest), over))
     assert asked(window).levels["kv"] == 0.0
 
 
@@ -93,14 +115,14 @@ def test_replicas_may_be_full_while_a_queue_is_drained():
     busy = {"pinned_tokens": 890, "running": 10}
     assert asked(steady(**busy)).replicas == 2
     (*rest, last) = steady(**busy).samples
-    queued = replace(rest[-3], gauges=replace(last.gauges, waiting=3))
+    queued = rest[-3]._replace(gauges=last.gauges._replace(waiting=3))
     assert asked(type(steady())(samples=(*rest[:-3], queued, *rest[-2:], last))).replicas == 1
 
 
-@pytest.mark.parametrize(("there", "batch", "replicas"), [(1, 30, 1), (1, 60, 2), (3, 100, 5)])
+@pytest.mark.parametrize(("there", "batch", "replicas"), [(1, 28, 1), (1, 60, 2), (3, 100, 6)])
 def test_the_objective_between_tokens_requires_smaller_batches(there, batch, replicas):
-    """A step of 20 ms and 0.5 ms a sequence is 40 ms long with 40 sequences, which get 1,000 tokens/s. Cache and slots
-    are free."""
+    """A step of 20 ms and 0.5 ms a sequence is 40 ms long with 40 sequences, which get 1,000 tokens/s: 85 % of that is
+    to be used. Cache and slots are free."""
     running, tokens_per_s = there * batch, there * batch / (0.020 + 0.0005 * batch)
     flow = {"arrivals": tokens_per_s / 250, "ended": tokens_per_s / 250, "output_tokens": 2 * tokens_per_s}
     window = with_steps(steady(replicas=there, running=running, slots=512.0, kv=1e6, **flow))
@@ -121,7 +143,7 @@ def test_without_an_objective_decode_requires_nothing():
 def test_an_objective_for_the_first_token_leaves_prompts_more_room():
     """1,000 tokens take a second: a mean wait of one second is had at a utilization of one half."""
     load = {"arrivals": 2, "prompt_tokens": 2_000, "running": 3, "ended": 2}
-    assert asked(steady(**load)).levels["prefill"] == pytest.approx(1 / 0.8)
+    assert asked(steady(**load)).levels["prefill"] == pytest.approx(1 / 0.75)
     assert asked(steady(**load), ScalingPolicy(ttft_s=2.0)).levels["prefill"] == pytest.approx(1 / 0.5)
 
 
@@ -138,7 +160,7 @@ def test_a_larger_class_of_accelerators_needs_fewer_replicas():
     window = steady(pinned_tokens=3_000, replicas=2)
     (*rest, last) = window.samples
     large = ReplicaCapacity(kv_tokens=10_000.0)
-    mixed = type(window)(samples=(*rest, replace(last, typical=large)))
+    mixed = type(window)(samples=(*rest, last._replace(typical=large)))
     assert asked(window).replicas == 4
     assert asked(mixed).replicas == 3
 

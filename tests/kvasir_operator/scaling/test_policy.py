@@ -10,12 +10,12 @@ from kvasir_operator.scaling.policy import policy
     ("given", "cold_starts", "horizon"),
     [
         (0, (), 60.0),
-        (0, (400.0,), 400.0),
+        (0, (400.0,), 200.0),
         (30, (400.0,), 30.0),
         (0, (10.0,), 60.0),
         (0, (7200.0, 40.0), 60.0),  # one that was unready for hours meanwhile
-        (0, (43_200.0,), 600.0),
-        (0, (*(100.0,) * 18, 300.0, 9_000.0), 100.0),
+        (0, (43_200.0,), 300.0),
+        (0, (*(200.0,) * 18, 600.0, 9_000.0), 100.0),
     ],
 )
 def test_backlog_horizon_follows_cold_starts(given, cold_starts, horizon):

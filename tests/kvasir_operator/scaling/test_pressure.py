@@ -25,7 +25,7 @@ def test_what_was_counted_before_another_replica_came_says_nothing_of_the_presen
     window = steady(preemptions=1, running=10, imbalance=0.9, busiest="a")
     assert pressure(window).exhausted
     *before, last = window.samples
-    grown = replace(window, samples=(*before, replace(last, at=NOW + 2, serving=2)))
+    grown = replace(window, samples=(*before, last._replace(at=NOW + 2, serving=2)))
     assert pressure(grown) == LoadPressure(busiest="a")
 
 

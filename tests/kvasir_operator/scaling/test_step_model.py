@@ -22,25 +22,25 @@ def fitted(*points, span_s=2.0):
     ],
 )
 def test_a_step_is_a_base_and_a_part_for_each_sequence(points, base, slope):
-    model = fitted(*points)
-    assert (model.base_s, model.slope_s) == (pytest.approx(base, rel=0.01, abs=1e-6), pytest.approx(slope, rel=0.01))
+    line = fitted(*points).line
+    assert (line.base_s, line.slope_s) == (pytest.approx(base, rel=0.01, abs=1e-6), pytest.approx(slope, rel=0.01))
 
 
 def test_what_a_batch_takes_and_which_batch_takes_so_long_agree():
-    model = fitted((10, 0.025), (30, 0.035))
-    assert model.batch_within(model.step_s(40)) == pytest.approx(40)
-    assert model.batch_within(0.001) == 1.0
+    line = fitted((10, 0.025), (30, 0.035)).line
+    assert line.batch_within(line.step_s(40)) == pytest.approx(40)
+    assert line.batch_within(0.001) == 1.0
 
 
 def test_without_a_slope_the_whole_step_grows_with_its_sequences():
-    assert fitted((20, 0.030)).batch_within(0.015) == pytest.approx(10)
+    assert fitted((20, 0.030)).line.batch_within(0.015) == pytest.approx(10)
 
 
 def test_steps_that_were_not_measured_bound_no_batch():
-    assert StepModel().batch_within(0.04) == 0.0
+    assert StepModel().line.batch_within(0.04) == 0.0
     assert StepModel().faded(2.0).extended(steps=3, rows=9, seconds=1.0) == StepModel()
 
 
 def test_old_steps_count_less():
     model = fitted((10, 0.020), (30, 0.030), span_s=HALF_LIFE_S)
-    assert model.mean_batch == pytest.approx((0.5 * 10 + 30) / 1.5)
+    assert model.line.mean_batch == pytest.approx((0.5 * 10 + 30) / 1.5)

@@ -132,10 +132,10 @@ def test_old_ticks_are_joined_and_nothing_of_them_is_lost():
     window = EMPTY
     for tick in range(301):
         window = extended(window, [member("a", arrivals=tick, pinned=7)], (), now=2.0 * tick)
-    assert len(window.samples) <= 95
-    assert sum(s.counts.arrivals for s in window.samples) == pytest.approx(299, abs=5)
-    assert sum(s.counts.span_s for s in window.samples) == pytest.approx(600, abs=12)
-    assert sum(s.counts.pinned_s for s in window.samples) == pytest.approx(7 * 600, rel=0.02)
+    assert len(window.stretches) <= 95
+    assert sum(s.counts.arrivals for s in window.stretches) == pytest.approx(299, abs=5)
+    assert sum(s.counts.span_s for s in window.stretches) == pytest.approx(600, abs=12)
+    assert sum(s.counts.pinned_s for s in window.stretches) == pytest.approx(7 * 600, rel=0.02)
 
 
 def test_gateways_add_what_they_hold():
@@ -172,7 +172,7 @@ def test_steps_count_as_far_as_there_can_be_so_many(before, after, weight):
 def test_old_samples_are_forgotten():
     window = extended(EMPTY, [member("a")], (), now=0.0)
     window = extended(window, [member("a")], (), now=601.0)
-    assert [s.at for s in window.samples] == [601.0]
+    assert [s.at for s in window.stretches] == [601.0]
 
 
 @pytest.mark.parametrize(

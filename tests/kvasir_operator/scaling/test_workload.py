@@ -1,7 +1,5 @@
 """Measuring a load: rates over long enough stretches, the length of requests, and of steps."""
 
-from dataclasses import replace
-
 import pytest
 
 from fakes.load import NOW, steady
@@ -95,6 +93,6 @@ def test_tries_of_requests_that_were_refused_before_are_no_more_than_those():
 def test_held_requests_that_are_refused_at_a_replica_are_no_rate():
     """Forty were held while nothing served; ten found a place, thirty did not."""
     (*rest, last) = steady(seconds=600, running=1, arrivals=0.2, ended=0.2).samples
-    crowd = replace(last, counts=LoadCounts(span_s=2.0, arrivals=10, refused=30, released=40, running_s=2.0))
+    crowd = last._replace(counts=LoadCounts(span_s=2.0, arrivals=10, refused=30, released=40, running_s=2.0))
     load = workload(LoadWindow(samples=(*rest, crowd)), now=NOW)
     assert load.arrivals_per_s == pytest.approx(0.1, rel=0.1)

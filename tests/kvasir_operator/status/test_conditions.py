@@ -67,7 +67,35 @@ def test_an_exhausted_cache_names_what_is_done_or_what_to_do(autoscaling, advice
     assert message.startswith(f"sequences lose their KV cache to others and are computed again: {advice}")
 
 
-@pytest.mark.parametrize(("fraction", "there"), [(1.0, False), (0.0, True), (0.2, True), (0.4, False)])
-def test_rejected_drafts_degrade_and_an_engine_that_drafts_nothing_does_not(fraction, there):
-    found = condition("Degraded", replicas=[replica("ready")], acceptance=fraction)
-    assert found == (("DraftsRejected", "most tokens that replicas draft ahead are rejected") if there else None)
+@pytest.mark.parametrize(
+    ("drafter", "fraction", "there"),
+    [
+        ("ngram", 1.0, False),
+        ("suffix", 0.0, True),
+        ("ngram", 0.2, True),
+        ("ngram", 0.4, False),
+        ("auto", 0.1, False),
+    ],
+)
+def test_drafts_that_are_rejected_degrade_where_the_spec_requests_them_in_every_step(drafter, fraction, there):
+    spec = {"runtime": {"speculation": drafter}}
+    found = condition("Degraded", spec=spec, replicas=[replica("ready")], acceptance=fraction)
+    words = f"of the tokens that replicas draft ahead {fraction:.0%} are kept; runtime.speculation: auto"
+    assert (found is not None) == there
+    assert not there or (found[0] == "LowAcceptance" and found[1].startswith(words))
+
+
+def test_a_draft_model_whose_drafts_are_rejected_is_named_with_what_was_done():
+    spec = {"runtime": {"speculation": "hf://org/small@main"}}
+    reason, message = condition("Degraded", spec=spec, replicas=[replica("ready")], acceptance=0.1)
+    assert reason == "LowAcceptance"
+    assert message == (
+        "of the tokens that replicas draft ahead 10% are kept; drafts that do not pay are left out, but"
+        " hf://org/small@main takes memory: name a nearer model or auto"
+    )
+
+
+def test_of_a_layer_of_the_checkpoint_whose_drafts_are_rejected_the_memory_is_named():
+    spec = {"runtime": {"speculation": "mtp"}}
+    _, message = condition("Degraded", spec=spec, replicas=[replica("ready")], acceptance=0.1)
+    assert message.endswith("but the layer that drafts takes memory: name suffix or off")

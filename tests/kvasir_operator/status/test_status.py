@@ -13,7 +13,7 @@ from fakes.situations import ELASTIC, LATER, NOW, TAKEN, again, findings, replic
 from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState
 from kvasir_api.status import AutoscalingStatus, InferenceServiceStatus
-from kvasir_operator.observed.service import Revision
+from kvasir_operator.observed.service import ForeignObject, Revision
 from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.compose import compose, document, pace_s
 
@@ -34,6 +34,7 @@ READY = replica("ready")
 LOADING = replica("loading")
 FETCHING = replica("starting", reading=RuntimeState(downloaded_bytes=2**30, download_bytes=3 * 2**30))
 RUNNING = replica("starting", started_at=5.0)
+UNPULLED = replica("failed", name="bad", image_failure="image x:1 cannot be pulled: no such host")
 FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
 UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
 KEPT = Revision(id="old", number=1, inputs={}, template={})
@@ -45,6 +46,7 @@ UNUSABLE = {
     reason: replica("failed", name="bad", refusal=f"{reason}: what is wrong")
     for reason in ("NoDevice", "DriverTooOld", "OutOfDeviceMemory")
 }
+UNFETCHED = replica("failed", name="bad", refusal="ModelUnavailable: model s3://bucket/a is not given: no access")
 OLD = replica("ready", revision="old", name="old")
 
 
@@ -78,6 +80,8 @@ def test_zero_replicas_say_what_sets_the_count(rules, expected):
         (findings(READY, OLD), "RollingOut", {"Ready", "Reconciling"}),
         (findings(READY, replica("draining", revision="old", name="old")), "AllReplicasReady", {"Ready"}),
         (findings(FAILED), "CrashLooping", {"Reconciling"}),
+        (findings(UNPULLED), "ImagePullFailed", {"Reconciling"}),
+        (findings(READY, UNPULLED, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(READY, FAILED, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(READY, FAILED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "Degraded"}),
         (findings(UNPLACED), "Unschedulable", {"Reconciling", "CapacityLimited"}),
@@ -91,7 +95,8 @@ def test_zero_replicas_say_what_sets_the_count(rules, expected):
         (findings(READY, refused="no answer"), "Progressing", {"Reconciling"}),
         (findings(READY, refused="forbidden", refused_reason="Forbidden"), "Forbidden", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
-        (findings(foreign=("Service/tiny",)), "Progressing", {"Reconciling"}),
+        (findings(foreign=(ForeignObject("Service/tiny"),)), "NameConflict", {"Stalled"}),
+        (findings(foreign=(ForeignObject("Service/tiny", leaves=True),)), "Progressing", {"Reconciling"}),
         (
             findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")),
             "RollingOut",
@@ -166,6 +171,7 @@ def test_what_is_said_in_each_situation(found, reason, true):
             findings(replica("loading"), overdue=True),
             "no progress for 1800 s (spec.rollout.progressDeadlineSeconds): 0 of 1 replica ready; pod loads the model",
         ),
+        (findings(UNFETCHED), "spec.model.uri: model s3://bucket/a is not given: no access"),
     ],
 )
 def test_messages_say_what_and_how_many(found, text):

@@ -1,12 +1,15 @@
 """`kvasir bench --accuracy`: what is compared, how it is shown, and what goes wrong in one line."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from fakes import integer_checkpoints
+from fakes.integer_checkpoints import Style
 from kvasir_runtime.accuracy_messages import Deviation
 from kvasir_runtime.bench import accuracy
 from kvasir_runtime.commands.bench import bench
@@ -83,3 +86,10 @@ def test_a_failed_process_is_one_line() -> None:
     broken = (sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit('the model is damaged')")
     with pytest.raises(accuracy.AccuracyError, match="the model is damaged"):
         list(accuracy.measured(job, broken))
+
+
+def test_a_checkpoint_in_fewer_bits_is_compared_as_it_is_stored(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    assert accuracy.AS_STORED not in accuracy.job(str(tmp_path / "model"), "a plan is a plan", 8).variants
+    integer_checkpoints.convert(tmp_path / "model", Style(method="awq", group=64, symmetric=False))
+    assert accuracy.AS_STORED in accuracy.job(str(tmp_path / "model"), "a plan is a plan", 8).variants

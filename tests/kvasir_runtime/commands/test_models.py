@@ -39,7 +39,7 @@ def test_directories_are_models_or_hold_them(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
-        ("config.json", '{"architectures": ["NoSuchModel"]}', "config.json"),
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json"),
         ("config.json", "not JSON", "config.json"),
         ("model.safetensors", None, "no safetensors"),
         ("tokenizer.json", None, "has no tokenizer"),
@@ -60,6 +60,7 @@ def test_an_unsupported_architecture_is_named(tmp_path):
     one = described("m", folder)
     assert one.architecture == "NoSuchModel"
     assert "NoSuchModel is not supported" in one.problem
+    assert "may be served slowly through transformers" in one.problem
 
 
 def test_the_table_and_its_json(cache):
@@ -95,3 +96,22 @@ def test_gguf_files_are_listed_and_judged(tmp_path):
     assert models["good.gguf"].architecture == "LlamaForCausalLM"
     assert "novel-7b is not supported" in models["odd.gguf"].problem
     assert "truncated" in models["cut.gguf"].problem
+
+
+def test_architectures_that_can_be_served_are_listed_with_models_of_each():
+    shown = CliRunner().invoke(models, ["--available"]).output.splitlines()
+    assert shown[0].split() == ["ARCHITECTURE", "MODELS"]
+    assert any(line.startswith("Qwen3ForCausalLM ") for line in shown)
+    listed = json.loads(CliRunner().invoke(models, ["--available", "--json"]).output)
+    assert len(listed) == len(shown) - 1
+    assert all(row["models"] for row in listed)
+
+
+def test_models_that_were_fetched_from_elsewhere_are_listed(tmp_path):
+    entry = tmp_path / "s3-bucket-tiny-0123456789abcdef"
+    checkpoints.write(entry / "tiny", checkpoints.Shape())
+    (entry / ".whole").touch()
+    (tmp_path / "half").mkdir()
+    runner = CliRunner(env={"HF_HUB_CACHE": str(tmp_path / "none"), "KVASIR_MODEL_CACHE": str(tmp_path)})
+    (row,) = json.loads(runner.invoke(models, ["--json"]).output)
+    assert (row["name"], row["folder"]) == (entry.name, str(entry / "tiny"))

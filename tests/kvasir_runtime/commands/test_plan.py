@@ -173,6 +173,20 @@ def test_what_is_planned_is_what_the_engine_says_of_itself():
     assert judged.fit.kv_tokens == left // 1024
 
 
+def test_each_rank_is_a_process(tmp_path):
+    model = checkpoints.write(tmp_path / "m")
+    found = [
+        json.loads(run(model, "--memory", "4Gi", "--device", "cpu", "--tensor-parallel-size", ranks, "--json").output)
+        for ranks in ("1", "3")
+    ]
+    one, three = (each["fit"]["kv_tokens"] * each["fit"]["kv_bytes_per_token"] for each in found)
+    assert one - three == pytest.approx(2 * forecast.PROCESS_BYTES["cpu"], abs=found[0]["fit"]["kv_bytes_per_token"])
+    shown = run(model, "--memory", "4Gi", "--device", "cpu", "--tensor-parallel-size", "3").output
+    assert "3 times 350.0 MiB" in shown
+    refused = run(model, "--memory", "4Gi", "--device", "cuda", "--tensor-parallel-size", "3").output
+    assert "--tensor-parallel-size is for CPUs" in refused
+
+
 def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
     source = checkpoints.write(tmp_path / "source", checkpoints.Shape(family="qwen2"))
     path = ggufs.write(source, tmp_path / "files" / "m.gguf", kind="F16")
@@ -196,6 +210,14 @@ def test_quantized_weights_are_smaller(model, quantization, shown):
     # 6,979,321,856 parameters in layers' matrices, 525,336,576 each in head and table, 266,240 in norms.
     result = run(model, "--memory", "80Gi", "--device", "cuda", "--quantization", quantization)
     assert shown in result.output
+
+
+def test_a_checkpoint_in_fewer_bits_is_counted_so(tmp_path):
+    quantized = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | quantized))
+    result = run(tmp_path, "--memory", "24GiB", "--device", "cuda", "--max-model-len", "8192")
+    assert "6.02 GiB in bfloat16, matrices in 5 bits as the checkpoint has them" in result.output
+    assert "14.96 GiB in bfloat16\n" in run(tmp_path, "--memory", "24GiB", "--quantization", "none").output
 
 
 def test_forecast_counts_what_the_engine_holds(tmp_path):
@@ -243,6 +265,24 @@ def test_facts_are_written_for_somebody_else_to_judge(model, tmp_path):
     assert facts.cpu_dtype in ("bfloat16", "float32")
     assert facts.shape == forecast.shape(LLAMA_8B)
     assert run(model, "--facts", "-").output.strip() == place.read_text()
+
+
+def test_the_draft_model_is_written_too(model, tmp_path):
+    small = {**LLAMA_8B, "num_hidden_layers": 8}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(small))
+    facts = inspection.decode(run(model, "--facts", "-", "--speculation", tmp_path / "small").output)
+    assert (facts.draft_model, facts.drafter) == (str(tmp_path / "small"), forecast.shape(small))
+    assert facts.shape == forecast.shape(LLAMA_8B)
+    plain = inspection.decode(run(model, "--facts", "-", "--speculation", "suffix").output)
+    assert (plain.draft_model, plain.drafter) == ("", None)
+
+
+def test_a_draft_model_that_cannot_be_read_holds_no_facts_up(model, tmp_path):
+    (tmp_path / "odd.json").write_text(json.dumps({**LLAMA_8B, "architectures": 5}))
+    for drafter in (tmp_path / "absent", tmp_path / "odd.json"):
+        facts = inspection.decode(run(model, "--facts", "-", "--speculation", drafter).output)
+        assert (facts.draft_model, facts.drafter) == (str(drafter), None)
 
 
 def test_an_unknown_architecture_is_named_as_such(model):
@@ -304,7 +344,7 @@ def test_a_model_on_a_hub_is_judged_by_its_config_alone(tmp_path):
         done = on_hub(found, tmp_path, "hf://org/name@v1", "--memory", "80GiB", "--device", "cuda")
         assert "14.96 GiB in bfloat16" in done.stdout
         done = on_hub(found, tmp_path, "hf://org/name@v1", "--facts", "-")
-        said = inspection.decode_hub(done.stdout)
+        said = inspection.decode_remote(done.stdout)
         assert (said.commit, said.download_bytes) == (hub.COMMIT, sum(map(len, files.values())))
         assert said.facts.shape.parameters == 8_030_261_248
         assert not any(path.endswith(hub.WEIGHTS) for path in found.of("GET"))
@@ -313,12 +353,47 @@ def test_a_model_on_a_hub_is_judged_by_its_config_alone(tmp_path):
 def test_what_a_hub_has_is_told_though_it_cannot_be_judged(tmp_path):
     files = {"config.json": b'{"architectures": ["Unheard"]}', "a.gguf": b"GGUF"}
     with hub.serving(files=files) as found:
-        said = inspection.decode_hub(on_hub(found, tmp_path, "hf://org/name", "--facts", "-").stdout)
+        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name", "--facts", "-").stdout)
         assert (said.commit, said.facts) == (hub.COMMIT, None)
         assert said.message.startswith("architecture Unheard is not supported")
-        said = inspection.decode_hub(on_hub(found, tmp_path, "hf://org/name/a.gguf", "--facts", "-").stdout)
+        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name/a.gguf", "--facts", "-").stdout)
         assert (said.download_bytes, said.facts) == (4, None)
         found.fault = "gated"
         done = on_hub(found, tmp_path, "hf://org/name", "--facts", "-")
         assert done.returncode == 2
         assert "model org/name is gated: accept its terms on the hub" in done.stderr
+
+
+def test_a_gguf_file_on_a_hub_is_judged_by_its_header(tmp_path):
+    source = checkpoints.write(tmp_path / "source", checkpoints.Shape(family="qwen2"))
+    path = ggufs.write(source, tmp_path / "m.gguf", kind="Q8_0")
+    asked = ("--memory", "4Gi", "--device", "cpu", "--json")
+    with hub.serving(files={"m.gguf": path.read_bytes()}) as found:
+        done = on_hub(found, tmp_path, "hf://org/name/m.gguf", *asked)
+        local = json.loads(run(path, *asked).output)
+        assert json.loads(done.stdout) | {"model": ""} == local | {"model": ""}
+        assert local["stored_sixteenths"]
+        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name/m.gguf", "--facts", "-").stdout)
+        assert (said.commit, said.download_bytes) == (hub.COMMIT, path.stat().st_size)
+        assert said.facts.architecture == "Qwen2ForCausalLM"
+
+
+def test_an_encoder_has_a_step_and_no_cache(tmp_path):
+    config = {
+        "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 384, "intermediate_size": 1536,
+        "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 30522, "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run(tmp_path, "--memory", "2Gi", "--device", "cpu", "--max-batch-tokens", "2048")
+    assert result.exit_code == 0
+    for words in (
+        "(BertModel, 33.2 million parameters)",
+        "KV cache     none: an encoder computes each text in one step",
+        "step         up to 2,048 tokens of 256 texts at most",
+        "it fits",
+    ):
+        assert words in result.output
+    result = run(tmp_path, "--memory", "300Mi", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "too small: the process" in result.output

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import checkpoints
+from fakes import checkpoints, draft_heads
 from fakes.checkpoints import EXPERTS, FAMILIES, Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_api.speculation import NO_DRAFTER
 from kvasir_runtime.commands.plan import fit_report
+from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.startup.build import build
 
 LARGE = {"hidden_size": 128, "num_layers": 3, "head_dim": 32, "intermediate_size": 256, "vocab_size": 512}
@@ -54,3 +56,52 @@ def test_the_forecast_holds(tmp_path: Path, family: str, tied: bool, variant: st
     assert planned.fit.weights_bytes == pytest.approx(facts.weights_bytes, rel=0.1)
     assert planned.fit.kv_bytes_per_token == pytest.approx(facts.kv_bytes_per_token, rel=0.1)
     assert planned.max_model_len == facts.max_model_len
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
+def test_the_forecast_of_a_draft_model_holds(tmp_path: Path) -> None:
+    """Of a model with two cache groups, each of whose blocks has one of the drafter's."""
+    folder, own = tmp_path / "gemma", tmp_path / "small"
+    checkpoints.write(folder, Shape(family="gemma2", max_position_embeddings=512, num_layers=4))
+    checkpoints.write(own, Shape(num_layers=3, seed=2, max_position_embeddings=512))
+    options = RuntimeOptions(dtype="float32", speculation=str(own), max_model_len=512)
+    model, drafter = (json.loads((one / "config.json").read_text()) for one in (folder, own))
+    planned = fit_report("m", model, memory_bytes=2**32, device="cpu", options=options, drafter=drafter)
+    alone = fit_report("m", model, memory_bytes=2**32, device="cpu", options=options)
+    given = {**options.model_dump(), "kv_cache_tokens": 1024}
+    facts = build(ServeOptions(model=str(folder), device="cpu", **given), lambda _: None).facts
+    assert planned.drafter.weights_bytes == pytest.approx(facts.drafter.weights_bytes, rel=0.1)
+    assert planned.drafter.kv_bytes_per_token == facts.drafter.kv_bytes_per_token
+    assert planned.fit.kv_bytes_per_token == alone.fit.kv_bytes_per_token + facts.drafter.kv_bytes_per_token
+    assert planned.fit.kv_tokens < alone.fit.kv_tokens
+    with pytest.raises(ValueError, match="is for CPUs; choose auto or off"):
+        fit_report("m", model, memory_bytes=2**32, device="cuda", options=options, drafter=drafter)
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
+@pytest.mark.parametrize("speculation", ["eagle3", "mtp", "auto"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_forecast_of_a_head_holds(tmp_path: Path, speculation: str, dtype: str) -> None:
+    folder = tmp_path / "model"
+    if speculation == "eagle3":
+        checkpoints.write(folder, Shape(num_layers=7, max_position_embeddings=512))
+        draft_heads.write_eagle3(tmp_path / "head", folder, own_embedding=True)
+        speculation = str(tmp_path / "head")
+    else:
+        draft_heads.write_mtp(folder, "glm4-moe")
+        checkpoints.write_tokenizer(folder)
+    options = RuntimeOptions(dtype=dtype, speculation=speculation, max_model_len=512)
+    drafter = json.loads((tmp_path / "head" / "config.json").read_text()) if "head" in speculation else None
+    model = json.loads((folder / "config.json").read_text())
+    planned = fit_report("m", model, memory_bytes=2**32, device="cpu", options=options, drafter=drafter)
+    given = {**options.model_dump(), "kv_cache_tokens": 1024}
+    facts = build(ServeOptions(model=str(folder), device="cpu", **given), lambda _: None).facts
+    assert planned.drafter.weights_bytes == pytest.approx(facts.drafter.weights_bytes, rel=0.1)
+    assert planned.drafter.kv_bytes_per_token == facts.drafter.kv_bytes_per_token
+    if speculation == "auto":
+        assert fit_report("m", model, memory_bytes=2**32, device="cuda", options=options).drafter == NO_DRAFTER
+        two = options.model_copy(update={"tensor_parallel_size": 2})
+        assert fit_report("m", model, memory_bytes=2**32, device="cpu", options=two).drafter == NO_DRAFTER
+    else:
+        with pytest.raises(ValueError, match="is for CPUs; choose auto or off"):
+            fit_report("m", model, memory_bytes=2**32, device="cuda", options=options, drafter=drafter)

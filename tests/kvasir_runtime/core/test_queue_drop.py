@@ -11,7 +11,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.factory import new_kind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.queue_drop import MOST, giving_way
+from kvasir_runtime.core.queue_drop import MOST, requests_giving_way, tokens_giving_way
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 LIMITS = Limits(num_blocks=1000, block_size=4, max_batch_tokens=64, max_sequences=8, max_model_len=10_000)
@@ -26,7 +26,7 @@ def arrival(name, tenant, num_tokens=10, **fields):
 
 
 def victims(queue, kind, excess, gone=()):
-    return [one.request.request_id for one in giving_way(queue, kind, excess, gone)]
+    return [one.request.request_id for one in tokens_giving_way(queue, kind, excess, gone)]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,24 @@ def test_begun_requests_are_kept_and_none_gives_way_twice():
     assert victims(queue, arrival("c1", "c", 1), 10, {later, late}) == []
 
 
+@pytest.mark.parametrize(
+    ("new", "excess", "want"),
+    [
+        (arrival("c1", "c", 5000), 1, ["a4"]),  # whatever its length
+        (arrival("c1", "c"), 2, ["a4", "a3"]),
+        (arrival("b9", "b"), 1, []),  # it would have as many
+        (arrival("a9", "a"), 1, []),
+    ],
+)
+def test_requests_give_way_by_number_where_that_is_bounded(new, excess, want):
+    queue = WaitingQueue()
+    for name in ("a1", "a2", "a3", "a4"):
+        queue.add(arrival(name, "a", 2))
+    for name in ("b1", "b2", "b3"):
+        queue.add(arrival(name, "b", 900))
+    assert [one.request.request_id for one in requests_giving_way(queue, new, excess, ())] == want
+
+
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 ARRIVALS = st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.integers(-1, 1))
 
@@ -110,7 +128,7 @@ def test_a_full_queue_is_within_its_bound_and_only_those_above_their_share_lose(
         new = arrival(chr(number + 256), tenant, num_tokens, priority=priority, weight=WEIGHTS[tenant])
         excess = queue.uncached_tokens + num_tokens - limit
         if excess > 0:
-            found = giving_way(queue, new, excess, ())
+            found = tokens_giving_way(queue, new, excess, ())
             if not found:
                 continue
             assert len({kind.request.number for kind in found}) == len(found) <= MOST
@@ -132,7 +150,7 @@ def test_of_equally_urgent_requests_none_loses_below_the_share_of_its_tenant(arr
         queue.add(arrival(chr(number + 256), tenant, own_tokens, weight=WEIGHTS[tenant]))
     weights = sum(WEIGHTS[tenant] for tenant in queue.tenants) + 1.0
     limit = queue.uncached_tokens
-    for kind in giving_way(queue, arrival("n1", "n", num_tokens), num_tokens, ()):
+    for kind in tokens_giving_way(queue, arrival("n1", "n", num_tokens), num_tokens, ()):
         assert queue.tokens_by_weight()[kind.request.request.tenant] > limit / weights
         queue.remove(kind)
 
@@ -153,6 +171,20 @@ def test_a_tenant_finds_its_place_in_a_queue_that_another_has_filled():
     assert served.scheduler.report(RuntimeState()).waiting_uncached_tokens == 100
     served.finish()
     assert {served.answers[f"s{number}"].reason for number in range(5)} <= {"length", "stop"}
+
+
+def test_a_tenant_finds_its_place_in_a_queue_that_another_has_filled_with_requests():
+    served = serving(max_sequences=1, max_waiting=6)
+    served.submit(request("first", range(1, 30), tenant="greedy", max_tokens=40))
+    served.step()
+    served.submit(*(request(f"g{number}", [number + 1] * 10, tenant="greedy") for number in range(6)))
+    assert not any(answer.reason for answer in served.answers.values()), "as long as no other tenant waits"
+    served.submit(*(request(f"s{number}", [number + 50] * 200, tenant="small") for number in range(5)))
+    served.step()
+    assert [name for name, answer in served.answers.items() if answer.reason] == ["g3", "g4", "g5", "s3", "s4"]
+    assert "at most 6 may" in served.answers["s3"].message
+    assert served.scheduler.report(RuntimeState()).waiting == 6
+    served.finish()
 
 
 def test_a_large_request_gives_way_and_not_a_hundred_small_ones():

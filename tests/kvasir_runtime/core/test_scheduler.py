@@ -9,7 +9,7 @@ from fakes.serving import request, serving
 from kvasir_api import hashes
 from kvasir_api.state import DecodeTotals, RuntimeState
 from kvasir_runtime import wire
-from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepFailure, StepPlan, StepResults
 
 NO_EOS = FakeModel(table=tuple(range(1, 61)))
 
@@ -115,6 +115,9 @@ def test_tenants_share_nothing(salt, cached):
     served.submit(request("b", range(1, 13), salt=salt))
     served.finish()
     assert served.answers["b"].cached_tokens == cached
+    first, second = [join.root for plan in served.plans for join in plan.joins]
+    assert first
+    assert (second == first) is bool(cached)
 
 
 def test_answers_are_cached_too():
@@ -291,7 +294,7 @@ def test_a_failed_step_ends_those_who_run_and_spares_those_who_wait():
     served = endless(max_sequences=1)
     served.submit(request("a", [1, 2]), request("b", [3]))
     served.scheduler.plan(1.0)
-    events = served.scheduler.fail_running("no memory", 2.0)
+    events = served.scheduler.fail_running(StepFailure(message="no memory"), 2.0)
     assert [(event.request_id, event.finish_reason, event.message) for event in events] == [("a", "error", "no memory")]
     assert not served.scheduler._launched
     del served.answers["a"]

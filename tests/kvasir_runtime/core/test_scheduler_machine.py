@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fakes.beams import searched
+from fakes.drafter import OracleDrafter
 from fakes.host import FakeHost
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
@@ -18,7 +19,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.block_tables import ABSENT
 from kvasir_runtime.core.kinds.factory import longest
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import StepPlan
+from kvasir_runtime.core.plan import StepFailure, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.wire import BeamSearchConfig, Grammar, PoolingConfig
 
@@ -69,6 +70,7 @@ LIMITS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "eos_token_ids": st.just((0,)),
         "host_blocks": st.sampled_from([0, 3, 40]),
+        "speculation": st.sampled_from(["off", "ngram", "suffix", "oracle"]),
     }
 )
 
@@ -84,7 +86,8 @@ def served_with(limits, depth):
     )
     if limits["host_blocks"]:
         runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)
-    return Serving(Scheduler(Limits(**limits)), runner, depth)
+    drafter = OracleDrafter(MODEL) if limits["speculation"] == "oracle" else None
+    return Serving(Scheduler(Limits(**limits), drafter=drafter), runner, depth)
 
 
 def alone(made, longest, marks=()):
@@ -168,9 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 99))
     def abort(self, pick):
-        living = [name for name, answer in self.served.answers.items() if not answer.reason]
-        living = [name for name in living if name in self.requests or name in self.searches]
-        if living:
+        if living := [name for name in self.requests | self.searches if not self.served.answers[name].reason]:
             name = living[pick % len(living)]
             self.served.scheduler.abort(name, self.served.now, success=pick % 2 == 0)
             self.gone(name)
@@ -200,13 +201,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not any(key and owner_of_block(key[1]) == owner_of_salt(b"s") for key in scheduler.pool._key_of)
         assert not any(owner_of_block(key) == owner_of_salt(b"s") for key in scheduler.host._resident)
 
-    @rule(pick=st.integers(0, 3))
-    def fail(self, pick):
-        """A launched step finds no memory, then only a request whose token was alone in it ends; or a step fails."""
+    @rule(pick=st.integers(0, 3), lacks_memory=st.booleans())
+    def fail(self, pick, lacks_memory):
+        """A step fails, or finds no memory: then only a request whose token was alone in a launched one ends."""
         plans = [plan for plan in self.served.lose_flight() if plan.chunks]
         step = plans[pick].step if pick < len(plans) else 0
-        ended = self.served.scheduler.fail_running("told to fail", self.served.now, no_memory=step)
-        assert not step or len(ended) <= (plans[pick].num_tokens == 1)
+        failure = StepFailure(message="told to fail", step=step, lacks_memory=lacks_memory)
+        ended = self.served.scheduler.fail_running(failure, self.served.now)
+        assert not lacks_memory or len(ended) <= (step > 0 and plans[pick].num_tokens == 1)
         for event in ended:
             self.gone(event.request_id)
 

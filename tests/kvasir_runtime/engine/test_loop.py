@@ -225,6 +225,12 @@ def test_a_runner_that_always_fails_ends_the_engine_after_everybody_was_told():
     assert [event.request_id for event in clients.events()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("messages", [[], [[submit("a")]]])
+def test_a_runner_that_failed_for_good_ends_the_engine_also_while_it_idles(messages):
+    with pytest.raises(EngineFatalError, match=r"^rank 1 was killed by SIGKILL$"):
+        engine(FakeClients(messages), runner=FakeRunner(failure="rank 1 was killed by SIGKILL")).run()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_recorded_trace_replays(depth):
     trace = TraceList()

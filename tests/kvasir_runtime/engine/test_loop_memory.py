@@ -99,6 +99,25 @@ def test_a_request_that_cannot_run_alone_ends_and_the_others_do_not(depth):
     assert state.totals.completions == len(TRAFFIC)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_memory_that_is_missing_before_a_launch_costs_no_request_anything_and_no_step_its_size(depth):
+    want, calm = answers(TRAFFIC, fake_runner(), depth=depth)
+    runner = CrampedRunner(fake_runner(), 32, LACKS["python"], fails_before={3, 5})
+    trace = TraceList()
+    got, state = answers(TRAFFIC, runner, depth=depth, trace=trace)
+    assert got == want
+    assert (state.totals.memory_failures, state.totals.preemptions) == (2, 0)
+    assert state.totals.completions == calm.totals.completions
+    assert runner.largest == 32, "the step before is not at fault"
+    assert not replay(trace).differs
+
+
+def test_an_engine_that_never_has_memory_for_a_plan_ends():
+    runner = CrampedRunner(fake_runner(), 32, LACKS["python"], fails_before=range(3, 1000))
+    with pytest.raises(EngineFatalError, match="3 steps failed in a row, the last with MemoryError"):
+        answers(TRAFFIC, runner)
+
+
 def test_an_engine_that_has_memory_for_no_request_ends():
     runner = CrampedRunner(fake_runner(), 0, LACKS["python"])
     with pytest.raises(EngineFatalError, match="3 steps failed in a row"):

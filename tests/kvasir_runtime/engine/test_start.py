@@ -2,8 +2,9 @@
 
 import pytest
 
+from fakes.engine_facts import engine_facts
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.engine.start import StartupClients, start_engine
+from kvasir_runtime.engine.start import StartupClients, limits_of, start_engine
 from kvasir_runtime.errors import StartError
 
 
@@ -22,3 +23,16 @@ def test_trace_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_
     with pytest.raises(StartError, match=r"--trace .*: cannot be written: No such file or directory"):
         start_engine(options, lambda *given: built.append(given), socket, StartupClients(socket))
     assert not built
+
+
+@pytest.mark.parametrize(("asked", "want"), [("off", "off"), ("auto", "off")])
+def test_drafts_that_nothing_verifies_are_left_out(asked, want):
+    facts = engine_facts(no_drafts="the device is another one")
+    assert limits_of(ServeOptions(model="m", speculation=asked), facts).speculation == want
+
+
+def test_a_drafter_that_is_named_and_cannot_be_is_refused():
+    facts = engine_facts(no_drafts="the device is another one")
+    with pytest.raises(StartError, match="--speculation suffix: the device is another one; choose auto or off"):
+        limits_of(ServeOptions(model="m", speculation="suffix"), facts)
+    assert limits_of(ServeOptions(model="m", speculation="suffix"), engine_facts()).speculation == "suffix"

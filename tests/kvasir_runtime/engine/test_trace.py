@@ -5,8 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_api.hashes import block_root
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Chunk, Grow, Join, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import (
+    Chunk,
+    Grow,
+    Join,
+    SampledTokens,
+    StepFailure,
+    StepPlan,
+    StepResults,
+    TransferResults,
+)
 from kvasir_runtime.engine import replay
 from kvasir_runtime.engine.trace import (
     FailureRecord,
@@ -34,6 +44,7 @@ PLAN = StepPlan(
             computed_tokens=0,
             tables=((0,),),
             sampling=REQUEST.sampling,
+            root=block_root(salt=REQUEST.salt),
         ),
     ),
     chunks=(Chunk(row=0, start=0, num_tokens=2, samples=True),),
@@ -45,7 +56,7 @@ RECORDS = [
     ResultsRecord(0.7, StepResults(step=1, sampled=(SampledTokens(0, (5,)),))),
     MessageRecord(0.8, Abort("a")),
     PlanRecord(0.9, None),
-    FailureRecord(1.0, "why"),
+    FailureRecord(1.0, StepFailure(message="why", step=1, lacks_memory=True, transfers=(TransferResults(through=1),))),
     PlanRecord(1.1, StepPlan(step=2, grows=(Grow(0, (1,)),))),
 ]
 

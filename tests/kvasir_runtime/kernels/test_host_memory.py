@@ -1,5 +1,6 @@
 """Memory of the host: where it begins, and that it is returned."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,3 +23,15 @@ def test_large_room_is_given_back_with_the_last_view_of_it() -> None:
         part = host_memory.allocate(32 << 20).fill_(1)[5:9]
         assert part.tolist() == [1] * 4
     assert host_resources.resident_bytes() - before < 100 << 20
+
+
+def test_zeros_take_memory_where_they_are_written_alone() -> None:
+    table = host_memory.zeros((256, 131_073), np.int32)
+    before = host_resources.resident_bytes()
+    table[:, :20] = 1
+    assert host_resources.resident_bytes() - before < 16 << 20  # 134 MB in huge pages
+    assert (table[:, :20].all(), table[::7, 20:1000].any(), int(table[-1, -1])) == (True, False, 0)
+
+
+def test_zeros_of_no_rows_are_an_empty_table() -> None:
+    assert host_memory.zeros((2, 0, 5), np.int64).shape == (2, 0, 5)

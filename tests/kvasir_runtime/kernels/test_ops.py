@@ -19,8 +19,9 @@ from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.moe import ExpertBiases
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight, dequantized
+from kvasir_runtime.kernels.quantized import QuantizedWeight, dequantized
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.kernels.sample import Draws
 
@@ -28,8 +29,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPP = cpu_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Quantizing, whole steps and sampling of rows have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py,
-# runner/sampling/test_host_sampler.py.
-NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes")
+# runner/sampling/test_host_sampler.py, cpu/test_collectives.py.
+NOT_COMPARED = (
+    *("name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes", "collectives"),
+)
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in NOT_COMPARED]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
 FLOAT32_UNIT = 2**-24
@@ -65,9 +68,7 @@ def rounds(table: Ops, case: tuple[object, ...]) -> bool:
     weights = [arg for arg in case if isinstance(arg, QuantizedWeight)]
     if table.name == CPP.name:
         return bool(weights)
-    return table.name.startswith("triton") and any(
-        weight.format == QuantFormat(bits=4, wide=True) for weight in weights
-    )
+    return table.name.startswith("triton") and any(weight.format.bits == 4 and weight.format.wide for weight in weights)
 
 
 def can_be_interpreted(case: tuple[object, ...]) -> bool:
@@ -86,8 +87,8 @@ def moved(case: tuple[object, ...], device: torch.device) -> tuple[object, ...]:
             return arg.to(device)
         if isinstance(arg, AttentionMetadata | QuantizedWeight):
             return arg.moved(device)
-        if isinstance(arg, Draws):
-            names = [field.name for field in fields(Draws) if isinstance(getattr(arg, field.name), Tensor)]
+        if isinstance(arg, Draws | ExpertBiases):
+            names = [field.name for field in fields(arg) if isinstance(getattr(arg, field.name), Tensor)]
             return replace(arg, **{name: getattr(arg, name).to(device) for name in names})
         return arg
 

@@ -7,7 +7,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from kvasir_runtime.kernels import bitmask, penalties
-from kvasir_runtime.kernels.logprobs import packed, unpacked
+from kvasir_runtime.kernels.logprobs import WantedLogprobs, reference, unpacked
 from kvasir_runtime.kernels.penalties import penalise
 
 
@@ -42,7 +42,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 def test_logprobs_are_their_formula(num_top: int) -> None:
     logits = [1.0, 3.0, -math.inf, 2.0]
     mass = math.log(sum(math.exp(x) for x in logits))
-    rows = packed(torch.tensor([logits, logits]), torch.tensor([3, 1]), num_top)
+    rows = reference(torch.tensor([logits, logits]), torch.tensor([3, 1]), WantedLogprobs(num_top=num_top))
     first, second = unpacked(rows, [num_top, 0])
     assert (first.rank, second.rank, second.top_ids, second.top) == (2, 1, (), ())
     assert (first.logprob, second.logprob) == (pytest.approx(2 - mass), pytest.approx(3 - mass))

@@ -20,7 +20,7 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import gguf_checkpoint, quant_formats
-from kvasir_runtime.weights.loader import load
+from kvasir_runtime.weights.loader import kinds, load
 
 quantize = cpu_ops().quantize
 SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=2)
@@ -108,8 +108,8 @@ def test_matrices_and_head_are_quantized(
     config = read_config(folder)
     spec = family_of(config).spec(config)
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    kinds = dict.fromkeys(places, kind) if kind else {}
-    found = quant_formats.formats(quantization, spec, shapes, places, kinds)
+    of = dict.fromkeys(places, gguf_checkpoint.kind_of(kind)) if kind else {}
+    found = quant_formats.formats(quantization, spec, shapes, places, of)
     wanted = {f"layers.{index}.{name}": layer for index in range(2) for name in LAYER} | {"head.weight": head}
     assert {name: format_.name for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
 
@@ -117,12 +117,13 @@ def test_matrices_and_head_are_quantized(
 def test_merged_weight_of_two_types_is_held_in_eight_bits() -> None:
     folder_spec = family_of_shape(SHAPE)
     spec, shapes, places = folder_spec
-    kinds = dict.fromkeys(places, "Q4_K") | {"model.layers.1.self_attn.v_proj.weight": "Q6_K"}
-    found = quant_formats.formats("auto", spec, shapes, places, kinds)
+    value = "model.layers.1.self_attn.v_proj.weight"
+    of = dict.fromkeys(places, gguf_checkpoint.kind_of("Q4_K")) | {value: gguf_checkpoint.kind_of("Q6_K")}
+    found = quant_formats.formats("auto", spec, shapes, places, of)
     assert found["layers.0.qkv.weight"] == QuantFormat(bits=4, wide=True)
     assert found["layers.1.qkv.weight"] == QuantFormat(bits=8)
-    kinds["model.layers.1.self_attn.v_proj.weight"] = "F16"
-    assert "layers.1.qkv.weight" not in quant_formats.formats("auto", spec, shapes, places, kinds)
+    of[value] = gguf_checkpoint.kind_of("F16")
+    assert "layers.1.qkv.weight" not in quant_formats.formats("auto", spec, shapes, places, of)
 
 
 def test_columns_that_are_no_whole_groups_stay(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def loaded(path: Path, quantization: Quantization) -> dict[str, torch.Tensor | Q
     config = read_config(path)
     spec = family_of(config).spec(config)
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, gguf_checkpoint.kinds(path))
+    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(path))
     return load(path, places, shapes, torch.float32, torch.device("cpu"), lambda read, total: None, chosen)
 
 

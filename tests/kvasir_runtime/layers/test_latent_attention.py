@@ -8,7 +8,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers import latent_attention
-from kvasir_runtime.layers.spec import LatentSpec
+from kvasir_runtime.layers.layer_specs import LatentSpec
 
 HEADS, SCALE, BLOCK = 4, 0.02, 8
 QUERY_LENS, KV_LENS = (21, 1, 3), (21, 1, 3)

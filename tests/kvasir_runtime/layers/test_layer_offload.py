@@ -127,7 +127,8 @@ def test_experts_follow_the_weights_in_their_buffer():
     generator = torch.Generator().manual_seed(1)
     streamed, _ = offload(0, 1, 2, least_bytes=64)
     shapes = ((4, 8), (4 * 2 * 6, 8), (4 * 8, 6))
-    built = [moe.reference(*(torch.randn(one, generator=generator) for one in shapes), 2, True) for _ in range(3)]
+    routing = moe.Routing(top_k=2, renormalised=True)
+    built = [moe.reference(*(torch.randn(one, generator=generator) for one in shapes), routing) for _ in range(3)]
     layers = [streamed.added(index, one) for index, one in enumerate(built)]
     x = torch.randn(5, 8, generator=generator)
     for index, experts in streamed.in_turn(layers):

@@ -30,6 +30,10 @@ def compressed(**weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": described}}}
 
 
+def gptq(**changes: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 128} | changes
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -42,14 +46,34 @@ def compressed(**weights: Any) -> dict[str, Any]:
             {"architectures": ["MambaForCausalLM"]},
             "MambaForCausalLM is not supported; supported are LlamaForCausalLM, ",
         ),
+        (
+            {"architectures": ["Phi4MMForCausalLM"]},
+            r"not supported; the nearest by name is Phi3ForCausalLM \(Phi-3, .*\); supported are LlamaForCausalLM, ",
+        ),
+        (
+            {"architectures": ["Qwen3OmniMoeForConditionalGeneration"]},
+            "nearest by name is Qwen3MoeForCausalLM",
+        ),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"head_dim": None, "hidden_size": 66}, "does not divide hidden_size 66"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq .* --quantization fp8"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized with hqq .* --quantization fp8"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq to 3 bits, expected 4 or 8"),
+        ({"quantization_config": gptq(checkpoint_format="marlin")}, "gptq in the layout marlin, expected gptq or"),
+        ({"quantization_config": gptq(is_marlin_format=True)}, "gptq in the layout marlin"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "awq to 3 bits, expected 4"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "layout gemv, expected gemm"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "without config_groups"),
         ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits by compressed-tensors"),
+        ({"quantization_config": compressed(num_bits=8, type="int")}, "int of 8 bits in the layout unnamed"),
+        (
+            {"quantization_config": compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}},
+            r"weights are sparse \(sparse-24-bitmask\) by compressed-tensors, and quantized",
+        ),
+        ({"quantization_config": compressed() | {"sparsity_config": "dense"}}, "sparsity_config is no object"),
+        ({"quantization_config": compressed() | {"sparsity_config": [1]}}, "sparsity_config is no object"),
         ({"quantization_config": compressed(strategy="group")}, "scales by group"),
         ({"quantization_config": compressed(strategy="block", block_structure=[1, 64])}, r"by block \[1, 64\]"),
         ({"rope_scaling": {"type": "linear"}}, "rope type linear needs a factor"),
@@ -60,6 +84,21 @@ def test_refused_config_names_the_key(tmp_path: Path, changes: dict[str, Any], m
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_fields_of_other_families_may_be_null(tmp_path: Path) -> None:
+    fields = (
+        "bias",
+        "use_bias",
+        "qkv_bias",
+        "alibi",
+        "logit_scale",
+        "embedding_multiplier",
+        "parallel_attn",
+        "clip_qkv",
+    )
+    plain, nulls = spec_of(folder_with(tmp_path, {})), spec_of(folder_with(tmp_path, dict.fromkeys(fields)))
+    assert nulls == plain
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "config.json"), ("[]", "config.json")])

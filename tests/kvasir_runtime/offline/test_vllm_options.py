@@ -24,6 +24,7 @@ from kvasir_runtime.offline.llm import OPTIONS
                 "max_model_len": 128,
             },
             {
+                "tensor_parallel_size": 1,
                 "memory_fraction": 0.5,
                 "prefix_cache": False,
                 "cuda_graphs": False,
@@ -38,6 +39,8 @@ from kvasir_runtime.offline.llm import OPTIONS
         ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
         ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8"}),
         ({"generation_config": "vllm"}, {"generation_config": "none"}),
+        ({"model_impl": "vllm"}, {"model_impl": "kvasir"}),
+        ({"model_impl": "transformers"}, {"model_impl": "transformers"}),
         ({"hf_overrides": {"rope_scaling": None}}, {"hf_overrides": json.dumps({"rope_scaling": None})}),
         ({"block_size": 32, "quantization": "fp8"}, {"block_size": 32, "quantization": "fp8"}),
     ],
@@ -49,7 +52,7 @@ def test_options_in_our_terms(given: dict[str, Any], want: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported, only 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not supported, only 1"),
         ({"load_format": "pt"}, "only 'auto' or 'safetensors' or 'gguf'"),
         ({"tokenizer": "other"}, "the model's own tokenizer"),
         ({"enable_lora": True}, "enable_lora=True is not supported"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fakes import checkpoints
 from fakes.by_hand import runner_of
@@ -19,6 +20,7 @@ from kvasir_runtime.wire import Grammar, SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0, max_tokens=20)
 LOGPROBS = SamplingConfig(temperature=0.0, max_tokens=20, logprobs=0)
+SCORED = SamplingConfig(temperature=0.0, max_tokens=20, prompt_logprobs=0)
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plans(sampling: SamplingConfig) -> list[StepPlan]:
-    """A prompt of three tokens and two steps of one token."""
+    """A prompt of three tokens, scored where its logprobs are wanted, and two steps of one token."""
     join = Join(
         row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, tables=((4, 9),), sampling=sampling
     )
     chunks = [Chunk(row=0, start=start, num_tokens=count, samples=True) for start, count in ((0, 3), (3, 1), (4, 1))]
+    if sampling.prompt_logprobs >= 0:
+        chunks[0] = replace(chunks[0], scores=(1, 3))
     return [StepPlan(step=i, joins=() if i else (join,), chunks=(chunk,)) for i, chunk in enumerate(chunks)]
 
 
@@ -45,7 +49,7 @@ def test_a_host_computes_a_step_when_it_is_collected(folder: Path) -> None:
     assert [type(step.state) for step in steps] == [Collected, Queued, Queued]
 
 
-@pytest.mark.parametrize(("sampling", "fast"), [(GREEDY, True), (LOGPROBS, False)])
+@pytest.mark.parametrize(("sampling", "fast"), [(GREEDY, True), (LOGPROBS, True), (SCORED, False)])
 def test_other_cores_start_the_forward_pass_of_the_oldest_step(
     folder: Path, sampling: SamplingConfig, fast: bool
 ) -> None:

@@ -5,7 +5,7 @@ here, from the oracle's logits, in the order of vLLM: temperature, min_p, top_k,
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -126,6 +129,34 @@ def test_draws_follow_the_requested_distribution(runner: ModelRunner, logits: to
     assert not impossible
     statistic, bound = chi_square(found, probabilities)
     assert statistic < bound
+
+
+class Guess:
+    """Drafts the token that is likeliest behind the prompt, which is sometimes right."""
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        return Draft((77,) * min(2, most), (1.0, 1.0)[:most], 2)
+
+
+@pytest.mark.parametrize("settings", [{"logit_bias": ((77, 4.0),)}, {"top_k": 40, "top_p": 0.9, "temperature": 1.4}])
+def test_draws_with_drafts_are_the_draws_without(folder: Path, settings: dict[str, Any]) -> None:
+    """The draws of each request, so that they follow the distribution which the test above asks of those."""
+    runner = runner_of(folder, num_blocks=512, max_sequences=64, ops=cpu_ops())
+    told, drafted = [], 0
+    for drafter in (None, Guess()):
+        scheduler, answers = scheduler_of(runner, budget=256, drafter=drafter), defaultdict[str, list[int]](list)
+        for first in range(0, 500, 50):  # while some wait for a row there are no drafts
+            for seed in range(first, first + 50):
+                sampling = SamplingConfig(max_tokens=6, ignore_eos=True, seed=seed, **{"temperature": 1.0, **settings})
+                request = EngineRequest(request_id=str(seed), prompt=PROMPT, sampling=sampling)
+                assert scheduler.submit(request, 0.0) is None
+            while (plan := scheduler.plan(0.0)) is not None:
+                for event in scheduler.commit(runner.collect(runner.launch(plan)), 0.0):
+                    answers[event.request_id] += event.token_ids
+        told.append(answers)
+        drafted = scheduler.report(RuntimeState()).totals.drafted_tokens
+    assert told[0] == told[1]
+    assert drafted > 100
 
 
 @pytest.mark.parametrize(

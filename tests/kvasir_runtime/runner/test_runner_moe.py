@@ -24,6 +24,7 @@ from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.linear import takes
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
@@ -86,7 +87,7 @@ def test_experts_as_they_were_read_are_dropped_when_they_are_packed() -> None:
         pytest.skip("no C++ kernels for bfloat16 here")
     tensors = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((4, 16), (4 * 16, 16), (4 * 16, 8))]
     kept = [weakref.ref(tensor) for tensor in tensors]
-    layer = cpu_ops().moe(tensors.pop(0), tensors.pop(0), tensors.pop(0), 2, True)
+    layer = cpu_ops().moe(tensors.pop(0), tensors.pop(0), tensors.pop(0), Routing(top_k=2, renormalised=True))
     gc.collect()
     assert [weight() is None for weight in kept] == [True] * 3
     assert layer(torch.ones(3, 16, dtype=torch.bfloat16)).shape == (3, 16)

@@ -85,7 +85,7 @@ def made(root: Path, way: str, hold: Callable[[int], None]) -> ModelRunner:
     if "device_stream" in options:
         options["device_stream"] = options["device_stream"]()
     runner = runner_of(folder, num_blocks=64, max_sequences=8, **options)
-    runner._grammar_masks = GrammarMasks(Compiler(hold), runner._ops, runner._stream)  # type: ignore[arg-type]
+    runner._grammar_masks = GrammarMasks(Compiler(hold), runner._grammar_masks._ops, runner._stream)  # type: ignore[arg-type]
     runner._sampler._grammar_masks = runner._grammar_masks
     runner.capture_graphs()
     return runner

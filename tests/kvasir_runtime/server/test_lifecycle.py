@@ -2,22 +2,16 @@
 
 import pytest
 
+from fakes.clock import Now
 from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
-from kvasir_runtime.server.admission import clamped_retry_s, queue_refusal, retry_after_s
+from kvasir_runtime.client.open_sequences import TenantLoad
+from kvasir_runtime.server.admission import clamped_retry_s, has_place_by_share, queue_refusal, retry_after_s
 from kvasir_runtime.server.lifecycle import STRAGGLER_S, Lifecycle
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Now()
 
 
 @pytest.fixture
@@ -102,6 +96,25 @@ def test_the_queue_is_bounded(running, waiting, inflight, refused):
     assert (found is not None) == refused
     if found is not None:
         assert (found.status, found.code) == (429, "overloaded")
+
+
+@pytest.mark.parametrize(
+    ("tenants", "weight", "num_new", "want"),
+    [
+        ({"a": (12, 1.0)}, 1.0, 1, True),  # half of twelve places
+        ({"a": (12, 1.0)}, 1.0, 6, True),
+        ({"a": (12, 1.0)}, 1.0, 7, False),
+        ({"a": (7, 1.0), "b": (5, 1.0)}, 1.0, 1, True),
+        ({"a": (7, 1.0), "b": (5, 1.0)}, 1.0, 2, False),
+        ({"a": (7, 1.0), "b": (7, 3.0)}, 3.0, 2, True),
+        ({"a": (7, 3.0), "b": (3, 1.0)}, 1.0, 1, False),
+        ({"b": (12, 1.0)}, 1.0, 1, False),  # it is alone
+        ({}, 1.0, 1, False),
+    ],
+)
+def test_a_tenant_has_its_share_of_a_full_queue(tenants, weight, num_new, want):
+    loads = {name: TenantLoad(*load) for name, load in tenants.items()}
+    assert has_place_by_share(loads, "b", weight, num_new=num_new, places=12) == want
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 
 import pytest
 
+from fakes import tls_files
 from kvasir_runtime.server import listen
+from kvasir_runtime.server.http_limits import BoundedProtocol
 from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.ops_guard import OpsGuard, ops_keys
 
@@ -33,11 +36,11 @@ class Served:
         self.handled.set()
 
     @contextlib.asynccontextmanager
-    async def serving(self, host="127.0.0.1", *, forwarded=False):
+    async def serving(self, host="127.0.0.1", *, forwarded=False, tls=None):
         """Yields the address."""
         with socket.create_server((host, 0)) as listener:
             listener.setblocking(False)
-            server = listen.server(self, forwarded=forwarded)
+            server = listen.server(self, forwarded=forwarded, tls=tls)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 yield listener.getsockname()
@@ -101,3 +104,26 @@ async def test_a_proxy_on_loopback_may_name_the_client_where_that_decides_no_rig
     async with served.serving(forwarded=True) as address:
         await answer(address, post("X-Forwarded-For: 10.0.0.1"))
     assert served.calls == [(("10.0.0.1", 0), 403)]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01\x00"])
+async def test_a_client_that_does_not_end_its_handshake_is_cut_off_as_one_without_a_head(tmp_path, monkeypatch, sent):
+    ca = tls_files.authority()
+    tls_files.issued(ca, tmp_path)
+    monkeypatch.setattr(BoundedProtocol, "head_s", 0.2)
+    served = Served()
+    async with served.serving(tls=tls_files.server_side(tmp_path)) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        async with asyncio.timeout(LIMIT_S / 2):  # half of asyncio's own limit
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        monkeypatch.undo()
+    async with served.serving(tls=tls_files.server_side(tmp_path)) as address:
+        trusted = ssl.create_default_context(cadata=ca.certificate.decode())
+        reader, writer = await asyncio.open_connection(*address, ssl=trusted)
+        writer.write(post())
+        async with asyncio.timeout(LIMIT_S):
+            assert b"200" in await reader.readline()
+        writer.close()

@@ -150,7 +150,17 @@ async def test_a_body_is_bounded(key_file):
 @pytest.mark.parametrize("keys", [True, False])
 async def test_who_may_not_call_is_refused_before_the_body(key_file, keys):
     port = Port(key_file if keys else "")
-    assert await port.ask(body=(...,)) == (401 if keys else 403)
+    signed = port.signer.authorization
+    wrong = ["", "Bearer x", signed("pod", "DELETE", "/drain"), signed("another", "POST", "/drain")]
+    for header in wrong if keys else [*wrong, signed("pod", "POST", "/drain")]:
+        assert await port.ask(header=header, body=(...,)) == (401 if keys else 403)
+
+
+async def test_a_token_that_was_used_makes_no_body_be_read(key_file):
+    port = Port(key_file)
+    header = port.signer.authorization("pod", "POST", "/drain")
+    assert await port.ask(header=header) == 200
+    assert await port.ask(header=header, body=(...,)) == 401
 
 
 async def test_a_call_that_was_not_sent_whole_does_not_use_its_token(key_file):

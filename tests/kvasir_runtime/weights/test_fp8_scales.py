@@ -18,7 +18,7 @@ from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights import fp8_scales, quant_formats
 from kvasir_runtime.weights.loader import kinds, load
 
 SIZES = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "num_layers": 1}
@@ -70,7 +70,7 @@ def test_kept_they_are_the_same(tmp_path: Path, style: str) -> None:
             assert torch.equal(found, want)
         else:
             assert isinstance(found, QuantizedWeight)
-            assert found.format == (FP8 if style != "block" else quant_formats.KEPT["e4m3 blocks"])
+            assert found.format == (FP8 if style != "block" else fp8_scales.BY_BLOCK)
             assert torch.equal(quantized.dequantized(found), want), name
 
 
@@ -90,12 +90,23 @@ def test_a_processor_holds_them_as_integers(tmp_path: Path) -> None:
     assert build(options, lambda _: None).facts.quantization == "int8"
 
 
+@pytest.mark.parametrize("shape", [(256,), (256, 0), (2, 128, 256)])
+def test_what_is_scaled_and_no_matrix_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    fp8_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), "channel")
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.self_attn.o_proj.weight"] = torch.zeros(shape).to(torch.float8_e4m3fn)
+    checkpoints.write_weights(tmp_path, weights, num_shards=1)
+    with pytest.raises(ModelError, match=r"o_proj\.weight has shape .*, which fits no matrix"):
+        loaded(tmp_path, "none")
+
+
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
         (None, r"o_proj.weight has type F8_E4M3, and no .*o_proj.weight_scale is beside it"),
         (torch.ones(3), r"o_proj.weight_scale has shape \[3\], expected \[1\], \[256, 1\] or \[2, 2\]"),
         (torch.ones(256, 2), r"shape \[256, 2\]"),
+        (torch.ones(0), "o_proj.weight_scale is empty"),
     ],
 )
 def test_scales_that_are_missing_or_of_another_shape_are_named(

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import checkpoints, ggufs
+from fakes import checkpoints, family_checkpoints, gguf_families, ggufs
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import dequantized
+from kvasir_runtime.models.config import RopeConfig, read_config
 from kvasir_runtime.weights import gguf_checkpoint, gguf_dequant
-from kvasir_runtime.weights.quant_formats import KEPT
+from kvasir_runtime.weights.gguf_checkpoint import KEPT
 from kvasir_runtime.wire import SamplingConfig
 
 WIDE = Shape(hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=512)
@@ -56,7 +57,7 @@ def test_values_are_those_of_the_reference_to_the_last_bit(kind: str) -> None:
     assert torch.equal(found, wanted.view(16, 512))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KEPT if kind.startswith("Q")])
+@pytest.mark.parametrize("kind", KEPT)
 def test_what_stays_in_its_format_is_worth_the_same(kind: str) -> None:
     raw = torch.from_numpy(ggufs.random_blocks(ggufs.Kind[kind], 16, 512).reshape(-1).copy())
     kept = gguf_dequant.kept(kind, raw, 16)
@@ -148,3 +149,42 @@ def llama3_factors(head_dim: int, theta: float) -> np.ndarray[Any, np.dtype[np.f
             share = (64 / wave - 1) / (4 - 1)
             factors.append(1 / ((1 - share) / 8 + share))
     return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("name", ["phi3", "phi4-mini", "granite", "glm4", "olmo2", "command-r", "starcoder2"])
+def test_answers_of_other_families_are_those_of_the_checkpoint(tmp_path: Path, name: str) -> None:
+    judge = family_checkpoints.write(tmp_path / "model", name)
+    stream = Stream(prompt=tuple(range(3, 60)))
+    Hand(runner_of(gguf_families.write(tmp_path / "model", tmp_path / "m.gguf"))).run([stream], 6)
+    with torch.inference_mode():
+        logits = judge(torch.tensor([[*stream.prompt, *stream.answer]]), use_cache=False).logits[0, 56:-1]
+    assert (logits.gather(1, torch.tensor(stream.answer)[:, None])[:, 0] >= logits.amax(dim=1) - 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(family="gemma2", tied=True, head_dim=24, extra={"query_pre_attn_scalar": 24}),
+        Shape(family="gemma3_text", tied=True, head_dim=24, num_layers=6, extra={"sliding_window_pattern": 6}),
+    ],
+    ids=lambda shape: shape.family,
+)
+def test_norms_of_gemma_lose_their_one_again(tmp_path: Path, shape: Shape) -> None:
+    folder = checkpoints.write(tmp_path / "model", shape)
+    stream = Stream(prompt=tuple(range(3, 60)))
+    Hand(runner_of(gguf_families.write(folder, tmp_path / "m.gguf"))).run([stream], 6)
+    assert Oracle(folder).wrong_tokens(stream.prompt, stream.answer) == []
+
+
+def test_factors_of_phi_that_are_tensors_stretch_as_longrope(tmp_path: Path) -> None:
+    family_checkpoints.write(tmp_path / "model", "phi4-mini")
+    path = gguf_families.write(tmp_path / "model", tmp_path / "m.gguf", long=(2.0, 3.0, 4.0, 5.0), short=(1.0,) * 4)
+    assert read_config(path).rope_scaling == RopeConfig(
+        rope_type="longrope",
+        long_factor=(2.0, 3.0, 4.0, 5.0),
+        short_factor=(1.0,) * 4,
+        original_max_position_embeddings=512,
+    )
+    path = gguf_families.write(tmp_path / "model", tmp_path / "m.gguf", long=(2.0, 3.0, 4.0, 5.0))
+    with pytest.raises(ModelError, match="one is missing"):
+        read_config(path)

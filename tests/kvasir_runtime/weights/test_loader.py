@@ -34,6 +34,7 @@ def loaded(folder: Path, reads: list[tuple[int, int]] | None = None) -> dict[str
 
 
 def folder_with(tmp_path: Path, weights: dict[str, Tensor], num_shards: int = 1) -> Path:
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(checkpoints.config_json(SHAPE)))
     checkpoints.write_weights(tmp_path, weights, num_shards=num_shards)
     return tmp_path
@@ -117,7 +118,7 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
 
 def test_integer_tensor_is_refused(tmp_path: Path) -> None:
     weights = checkpoints.random_weights(SHAPE) | {"model.norm.weight": torch.zeros(16, dtype=torch.int8)}
-    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight has type I8"):
+    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight has type int8 without scales"):
         loaded(folder_with(tmp_path, weights))
 
 
@@ -127,6 +128,20 @@ def test_recomputed_and_shared_tensors_may_be_stored(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, weights)
     (folder / "config.json").write_text(json.dumps(checkpoints.config_json(SHAPE) | {"tie_word_embeddings": True}))
     assert "head.weight" not in loaded(folder)
+
+
+def test_layers_that_draft_are_left_out_however_many_the_config_names(tmp_path: Path) -> None:
+    weights = checkpoints.random_weights(SHAPE) | {"model.layers.1.input_layernorm.weight": torch.zeros(16)}
+    folder = folder_with(tmp_path, weights)
+    want = loaded(folder_with(tmp_path / "plain", checkpoints.random_weights(SHAPE)))
+    for number in (1, 10**18):
+        config = checkpoints.config_json(SHAPE) | {"num_nextn_predict_layers": number}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert loaded(folder).keys() == want.keys()
+    config = checkpoints.config_json(SHAPE) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"unexpected tensor model\.layers\.1\.input_layernorm"):
+        loaded(folder)
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 4, 100, 5000])

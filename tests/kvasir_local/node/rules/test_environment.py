@@ -100,6 +100,12 @@ def test_references_resolve():
     assert found == {"API": "here", "A": "blue", "B": "s3cret", "C": "127.20.0.7", "D": "64"}
 
 
+def test_a_program_that_would_listen_everywhere_listens_on_the_pods_address():
+    """Pods share the machine's network."""
+    assert built({"name": "KVASIR_LISTEN_ADDRESS", "value": "::"})["KVASIR_LISTEN_ADDRESS"] == "127.20.0.7"
+    assert "KVASIR_LISTEN_ADDRESS" not in built()
+
+
 def test_env_wins_over_env_from_wins_over_the_image():
     found = built(
         {"name": "p_color", "value": "red"},

@@ -10,6 +10,7 @@ from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.kinds.factory import longest
+from kvasir_runtime.core.plan import StepFailure
 from kvasir_runtime.wire import BeamSearchConfig, Grammar, Logprobs
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
@@ -167,7 +168,7 @@ def test_a_failed_step_ends_the_group_and_gives_everything_back():
     for _ in range(4):
         served.step()
     served.flight.clear()
-    events = served.scheduler.fail_running("broken", served.now)
+    events = served.scheduler.fail_running(StepFailure(message="broken"), served.now)
     assert [(event.request_id, event.finish_reason) for event in events] == [("a/0", "error")]
     assert served.scheduler.report(RuntimeState()).kv.pinned_tokens == 0
     assert not served.scheduler.has_work

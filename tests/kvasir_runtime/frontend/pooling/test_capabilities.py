@@ -5,21 +5,38 @@ import json
 import pytest
 
 from fakes import checkpoints, ggufs, tiny_tokenizer
+from kvasir_api.cache_groups import BIDIRECTIONAL, FULL
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, capabilities
+from kvasir_runtime.frontend.pooling.capabilities import (
+    Capabilities,
+    EmbeddingCapability,
+    ScoringCapability,
+    capabilities,
+)
 from kvasir_runtime.wire import EngineFacts, PoolingConfig
 
 NORMALIZED = ("Transformer", "Pooling", "Normalize")
 
 
-def ready(head="vocabulary", labels=0):
+def ready(head="vocabulary", labels=0, encoder=False):
     sizes = {"block_size": 16, "num_blocks": 4, "max_model_len": 64, "max_sequences": 8, "max_batch_tokens": 64}
     facts = {"device": "cpu", "kernels": "cpu", "dtype": "float32", "weights_bytes": 1, "kv_bytes_per_token": 1}
-    return EngineFacts(**sizes, **facts, load_s=0.0, warm_s=0.0, hidden_size=64, head=head, num_labels=labels)
+    return EngineFacts(
+        **sizes,
+        **facts,
+        load_s=0.0,
+        warm_s=0.0,
+        hidden_size=64,
+        head=head,
+        num_labels=labels,
+        attentions=(BIDIRECTIONAL if encoder else FULL,),
+    )
 
 
-def able(folder, *, head="vocabulary", labels=0, modules=(), module=None, config=None, **options) -> Capabilities:
+def able(
+    folder, *, head="vocabulary", labels=0, encoder=False, modules=(), module=None, config=None, prompts=None, **options
+) -> Capabilities:
     (folder / "config.json").write_text(json.dumps({**checkpoints.config_json(checkpoints.Shape()), **(config or {})}))
     if modules:
         rows = [
@@ -31,7 +48,10 @@ def able(folder, *, head="vocabulary", labels=0, modules=(), module=None, config
         place = folder / str(modules.index("Pooling"))
         place.mkdir()
         (place / "config.json").write_text(json.dumps(module))
-    return capabilities(folder, ServeOptions(model="m", **options), ready(head, labels), tiny_tokenizer.tokenizer())
+    if prompts is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    facts = ready(head, labels, encoder)
+    return capabilities(folder, ServeOptions(model="m", **options), facts, tiny_tokenizer.tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -47,6 +67,14 @@ def able(folder, *, head="vocabulary", labels=0, modules=(), module=None, config
         ({"modules": NORMALIZED[:2], "module": {"pooling_mode": "mean"}, "normalize": "always"}, "mean", True, True),
         ({"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}, "pooling": "last"}, "last", True, True),
         ({"head": "labels", "labels": 1, "pooling": "last"}, "last", True, True),
+        ({"encoder": True, "head": "none"}, "mean", True, True),
+        ({"encoder": True, "head": "none", "pooling": "cls"}, "cls", True, True),
+        (
+            {"encoder": True, "head": "none", "modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}},
+            "cls",
+            True,
+            True,
+        ),
     ],
 )
 def test_how_embeddings_are_made(tmp_path, given, kind, normalize, declared):
@@ -58,7 +86,11 @@ def test_how_embeddings_are_made(tmp_path, given, kind, normalize, declared):
     ("given", "words"),
     [
         ({"modules": (*NORMALIZED, "Dense")}, "module Dense"),
-        ({"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}}, "pooling cls"),
+        (
+            {"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}},
+            "the first token of this model sees nothing",
+        ),
+        ({"encoder": True, "modules": NORMALIZED, "module": {"pooling_mode_max_tokens": True}}, "pooling max"),
         (
             {"modules": NORMALIZED, "module": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}},
             "mean+max",
@@ -92,6 +124,36 @@ def test_how_it_scores(tmp_path, given, kind):
         assert made.pooling == PoolingConfig(
             kind="tokens", token_ids=(encoder.token_to_id("n"), encoder.token_to_id("y"))
         )
+
+
+@pytest.mark.parametrize(
+    ("config", "head_of", "is_probability"),
+    [
+        ({}, "cls", True),
+        ({"classifier_pooling": "mean"}, "mean", True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "cls", False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "cls", False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "cls", True),
+        ({"sentence_transformers": {"version": "4.0.1"}}, "cls", True),
+    ],
+)
+def test_how_a_cross_encoder_scores(tmp_path, config, head_of, is_probability):
+    made = able(tmp_path, encoder=True, head="labels", labels=1, config=config).scoring
+    pooling = PoolingConfig(kind="labels", head_of=head_of)
+    assert made == ScoringCapability(kind="label", pooling=pooling, is_probability=is_probability)
+
+
+def test_prompts_are_those_of_the_checkpoint(tmp_path):
+    prompts = {"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": "document"}
+    made = able(tmp_path, encoder=True, head="none", prompts=prompts).embedding
+    assert (made.prompts, made.prompt) == (prompts["prompts"], "passage: ")
+    with pytest.raises(ModelError, match=r"config_sentence_transformers\.json"):
+        able(tmp_path, prompts={"prompts": {"query": 3}})
+
+
+def test_an_unknown_activation_of_scores_is_refused(tmp_path):
+    config = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}
+    assert "activation Tanh" in str(able(tmp_path, encoder=True, head="labels", labels=1, config=config).scoring)
 
 
 def test_why_there_are_no_scores(tmp_path):

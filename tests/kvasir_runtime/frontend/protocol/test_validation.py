@@ -124,6 +124,14 @@ def test_texts_count_only_where_they_read_like_fields(text):
     assert generation.parse_chat(raw).messages[0].content == text
 
 
+@pytest.mark.parametrize("first", [b'"continuation"', b'"contin\\u0075ation"'])
+def test_of_fields_with_one_name_the_last_counts(first):
+    """The gateway's relay adds its token behind that of the client."""
+    body = ReceivedBody(b'{"prompt": "x", %s: "old", "continuation": "new"}' % first, takes_continuation=True)
+    generation.parse_completion(body)
+    assert body.continuation == "new"
+
+
 def test_a_list_of_wrong_ids_is_refused_at_the_first():
     """Each fault would be an object of its own."""
     with pytest.raises(ValidationError) as caught:

@@ -106,7 +106,7 @@ def test_structs_are_as_large_as_those_of_the_library(probes: Library, name: str
 def test_weights_that_are_packed_together_are_those_packed_alone(library: Library) -> None:
     weights, x = [normal(34, 10, seed=seed) for seed in range(3)], normal(5, 10)
     for gated in (False, True):
-        together = linear.packed_together(library, weights, gated=gated)
+        together = linear.packed_together(library, weights, (None,) * len(weights), gated=gated)
         for packed, weight in zip(together, weights, strict=True):
             assert torch.equal(packed(x), linear.packed(library, weight, None, gated=gated)(x))
         places = {packed.kept[0].untyped_storage().data_ptr() for packed in together}

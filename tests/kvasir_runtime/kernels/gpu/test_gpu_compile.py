@@ -34,6 +34,7 @@ class Served:
     softcap: float = 0.0
     sinks: bool = False
     chunk: int = 0
+    slopes: bool = False
 
 
 VERIFY = {"query_lens": (5,) * 2, "kv_lens": (900,) * 2}
@@ -64,6 +65,8 @@ ATTENTION = {
     "prefill-chunked": Served(chunk=256, **PREFILL),
     "decode-gpt-oss": Served(**GPT_OSS),
     "prefill-gpt-oss": Served(**GPT_OSS, **PREFILL),
+    "decode-mpt": Served(heads=32, kv_heads=32, slopes=True),
+    "prefill-mpt": Served(heads=32, kv_heads=32, slopes=True, **PREFILL),
 }
 
 
@@ -77,7 +80,9 @@ def test_attention_compiles(hopper: Hopper, name: str) -> None:
     query = torch.zeros(sum(how.query_lens), how.heads, how.head, dtype=how.dtype)
     attn_metadata = AttentionMetadata(how.query_lens, how.kv_lens, tables)
     sinks = torch.zeros(how.heads) if how.sinks else None
-    TRITON.attention(query, cache, attn_metadata, 0.1, how.window, how.softcap, sinks, how.chunk)
+    slopes = torch.zeros(how.heads) if how.slopes else None
+    changed = (how.softcap, sinks, how.chunk, 0, slopes)
+    TRITON.attention(query, cache, attn_metadata, 0.1, how.window, *changed)
     assert hopper.spilled_bytes("attend")[-1:] == [0]
 
 

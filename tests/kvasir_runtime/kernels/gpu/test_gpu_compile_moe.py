@@ -12,6 +12,7 @@ from fakes.hopper import SHARED_BYTES, Hopper
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.ops import TRITON
+from kvasir_runtime.kernels.moe import ExpertBiases, Routing
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.bincount, torch.ops.aten.item}
@@ -40,13 +41,28 @@ def test_experts_compile(hopper: Hopper, name: str) -> None:
     tokens, experts, top_k, hidden, inner, dtype = MODELS[name]
     one = torch.zeros(1, dtype=dtype)
     gate_up, down = one.expand(experts * 2 * inner, hidden), one.expand(experts * hidden, inner)
-    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, top_k, name != "qwen2-between")
+    routing = Routing(top_k=top_k, renormalised=name != "qwen2-between")
+    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, routing)
     with Unread():
         layer(torch.zeros(tokens, hidden, dtype=dtype))
     lists = {"_align"} if tokens <= moe_tiles.routed_tokens(tokens, experts) else {"_count", "_begin", "_place"}
     assert {"_product", "_sum", *lists} <= set(hopper.loaded)
     for kernel in ("_product", *lists):
         assert set(hopper.spilled_bytes(kernel)) == {0}, kernel
+
+
+def test_biases_clamped_gates_and_groups_compile(hopper: Hopper) -> None:
+    experts, hidden, inner, dtype = 32, 2880, 2880, torch.bfloat16
+    one = torch.zeros(1, dtype=dtype)
+    gate_up, down = one.expand(experts * 2 * inner, hidden), one.expand(experts * hidden, inner)
+    biases = ExpertBiases(
+        choice=torch.zeros(experts), gate_up=one.expand(experts * 2 * inner), down=one.expand(experts * hidden)
+    )
+    routing = Routing(top_k=4, renormalised=True, sigmoid=True, groups=8, top_groups=4, group_best=2)
+    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, routing, biases, "clamped")
+    with Unread():
+        layer(torch.zeros(2048, hidden, dtype=dtype))
+    assert set(hopper.spilled_bytes("_product")) == {0}
 
 
 SHORT = {
@@ -75,7 +91,8 @@ def test_experts_of_few_bits_compile(hopper: Hopper, name: str, tokens: int) -> 
         weight(experts * 2 * inner, hidden),
         weight(experts * hidden, inner),
     )
-    TRITON.moe(router.bfloat16(), gate_up, down, 2, True)(torch.zeros(tokens, hidden, dtype=torch.bfloat16))
+    routing = Routing(top_k=2, renormalised=True)
+    TRITON.moe(router.bfloat16(), gate_up, down, routing)(torch.zeros(tokens, hidden, dtype=torch.bfloat16))
     assert set(hopper.spilled_bytes("_product")) == {0}
 
 

@@ -24,7 +24,7 @@ def batch_of(places, bits):
     width = -(-bits.shape[1] // 32) * 32
     padded = np.zeros((len(bits), width), dtype=np.uint8)
     padded[:, : bits.shape[1]] = bits
-    task = MaskTask((), np.packbits(padded, axis=1, bitorder="little").view(np.int32), num_done=len(bits))
+    task = MaskTask((), np.packbits(padded, axis=1, bitorder="little").view(np.int32), np.array([len(bits)]))
     rows = [MaskRow(task, number) for number in range(len(bits))]
     return GrammarMaskBatch(tuple(GuidedChunk(place, place, 1, "") for place in places), rows)
 
@@ -56,6 +56,39 @@ def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides(device_
     torn = {0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 1: torch.tensor([9.0, 2.0, 3.0, 4.0])}
     GrammarMasks(GrammarCompiler(unused, ()), CPU, device_stream).mask_logits(logits, torn, batch_of([0, 1], bits))
     assert logits.tolist() == [[1.0, 2.0, NEVER, NEVER], [NEVER, 2.0, NEVER, NEVER]]
+
+
+class Guide:
+    """Of which only that is read here."""
+
+    def __init__(self, *, is_checked: bool) -> None:
+        self.is_checked = is_checked
+
+
+def test_masks_that_decide_alone_are_given_before_they_are_computed():
+    bits = np.array([[True, False], [False, True], [True, True]])
+    batch = batch_of([0, 2, 5], bits)
+    batch.guided = (
+        GuidedChunk(0, 4, 1, Guide(is_checked=False)),
+        GuidedChunk(2, 6, 1, "does not compile"),
+        GuidedChunk(5, 1, 1, Guide(is_checked=False)),
+    )
+    batch.rows[1] = None
+    given = batch.late_masks()
+    assert {index: (late.mask.tolist(), late.number) for index, late in given.items()} == {0: ([1], 0), 5: ([3], 2)}
+    assert all(late.num_done is batch.rows[0].task.done for late in given.values())
+
+
+@pytest.mark.parametrize("why", ["beam", "checked", "dropped", "not begun"])
+def test_no_masks_are_given_where_they_do_not_decide_alone(why):
+    batch = batch_of([0, 1], np.array([[True], [True]]))
+    guide = Guide(is_checked=why == "checked")
+    batch.guided = GuidedChunk(0, 0, 1, "broken"), GuidedChunk(1, 1, 1, guide, is_beam=why == "beam")
+    if why == "dropped":
+        batch.drop([guide])
+    if why == "not begun":
+        batch.rows = None
+    assert batch.late_masks() is None
 
 
 class LateAndBroken:

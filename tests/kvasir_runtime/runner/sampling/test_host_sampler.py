@@ -117,13 +117,12 @@ def sampled(asked: list[Row], logits: Tensor, variant: str | None) -> tuple[list
         ops=ops,
         rows=state,
         logits_processors=processors,
-        requested_logprobs=reported,
         grammar_masks=masks,
         stream=stream,
         host_sampler=host,
     )
     batch = batch_of(asked)
-    batch.kind = "special"  # all that there is
+    batch.owners, batch.kind = reported.of_samples(batch.chunks), "special"  # all that there is
     found_ids, logprobs = sampler.sample(ForwardOutput(hidden=torch.empty(len(asked), 1), logits=logits), batch, None)
     return found_ids.tolist(), [] if logprobs is None else logprobs.packed.tolist()
 
@@ -140,7 +139,7 @@ def batch_of(asked: list[Row]) -> SamplingBatch:
     for mask, (_, allowed) in zip(filled.view(np.uint32), guided, strict=True):
         for token in allowed:
             mask[token // 32] |= np.uint32(1 << token % 32)
-    task = MaskTask((), filled, num_done=len(filled))
+    task = MaskTask((), filled, np.array([len(filled)]))
     rows = [MaskRow(task, number) for number in range(len(filled))]
     return SamplingBatch(chunks, masks=GrammarMaskBatch(tuple(GuidedChunk(i, i, 0, "") for i, _ in guided), rows))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import checkpoints
+from fakes import checkpoints, encoder_checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
@@ -311,3 +311,14 @@ def test_cache_leaves_most_of_a_shared_machine_to_others(available: int, asked: 
         limit_bytes=128 * 1024 * MIB, used_bytes=0, available_bytes=available * MIB, peak_bytes=0, shared=True
     )
     assert cache_blocks(memory, 0.9, MIB, asked) == blocks
+
+
+def test_an_encoder_has_places_for_all_that_may_run_and_no_memory_for_them(tmp_path: Path) -> None:
+    encoder_checkpoints.write(tmp_path, "bert")
+    facts = built(tmp_path, dtype="float32", kv_cache_tokens=4096).facts
+    assert (facts.block_size, facts.num_blocks, facts.kv_bytes_per_token) == (16, 256 * 7, 0)
+    assert (facts.max_batch_tokens, facts.max_model_len, facts.max_cached_tokens) == (512, 100, 100)
+    assert (facts.head, facts.hidden_size) == ("none", 32)
+    assert built(tmp_path, dtype="float32", max_batch_tokens=100).facts.max_batch_tokens == 100
+    with pytest.raises(StartError, match="--max-batch-tokens 64 is less than the 100 tokens of the longest text"):
+        built(tmp_path, dtype="float32", max_batch_tokens=64)

@@ -1,14 +1,22 @@
 """What a start reports while weights are read, and which of them it leaves on the host."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, encoder_checkpoints, integer_checkpoints
+from fakes.checkpoints import Shape
 from fakes.overlapping import WeightCopies
+from fakes.ranks import group_of
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.errors import StartError
+from kvasir_runtime.errors import ModelError, StartError
+from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.reference import REFERENCE
+from kvasir_runtime.layers import sharding
+from kvasir_runtime.layers.spec import Rank
+from kvasir_runtime.models.config import read_config
+from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import host_resources, placement
 from kvasir_runtime.runner.startup.load_model import load_model, loading_progress
 from kvasir_runtime.wire import Progress
@@ -95,3 +103,95 @@ def test_what_is_pinned_on_the_host_is_counted_together(
     monkeypatch.setattr(host_resources, "memory_limit_bytes", lambda: 64)
     with pytest.raises(StartError, match=why):
         load_model(options, folder, device, REFERENCE, lambda progress: None, copies)
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+@pytest.mark.parametrize(
+    ("shape", "quantization", "ranks", "why"),
+    [
+        (
+            Shape(),
+            "auto",
+            3,
+            "3 is not possible: 2 key heads can neither be divided among 3 ranks nor be shared by them",
+        ),
+        (
+            Shape(),
+            "int8",
+            4,
+            "4 is not possible in int8: the columns of layers.0.down.weight are no whole groups of 32",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    tmp_path: Path, shape: Shape, quantization: str, ranks: int, why: str
+) -> None:
+    options = ServeOptions.model_validate(
+        {"model": str(checkpoints.write(tmp_path / "m", shape)), "device": "cpu", "quantization": quantization}
+    )
+    with group_of(ranks) as group:
+        ops = replace(REFERENCE, collectives=group[0])
+        with pytest.raises(StartError, match=f"^--tensor-parallel-size {why}"):
+            load_model(options, Path(options.model), placement.choose_device("cpu"), ops, lambda _: None)
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+def test_columns_in_an_order_of_their_own_are_not_divided(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "m", Shape(hidden_size=128, head_dim=32, intermediate_size=256))
+    integer_checkpoints.convert(folder, integer_checkpoints.Style(method="gptq", act_order=True))
+    options = ServeOptions(model=str(folder), device="cpu")
+    with group_of(2) as group:
+        ops = replace(REFERENCE, collectives=group[1])
+        with pytest.raises(StartError, match="in an order of their own for each rank"):
+            load_model(options, folder, placement.choose_device("cpu"), ops, lambda _: None)
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+def test_ranks_together_hold_the_weights_once_and_norms_each(tmp_path: Path) -> None:
+    shape = Shape(num_layers=4)
+    options = ServeOptions(model=str(checkpoints.write(tmp_path / "m", shape)), device="cpu", dtype="float32")
+    weights, device = checkpoints.random_weights(shape), placement.choose_device("cpu")
+    norms = sum(tensor.numel() for name, tensor in weights.items() if "norm" in name)
+    with group_of(2) as group:
+        found = [
+            load_model(
+                options, Path(options.model), device, replace(REFERENCE, collectives=member), lambda _: None
+            ).weights_bytes
+            for member in group
+        ]
+    assert found == [4 * (sum(tensor.numel() for tensor in weights.values()) + norms)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_host_bytes": 1 << 20}, "--kv-host-bytes is not possible for an encoder"),
+        ({"max_model_len": 101}, "max_model_len 101 is more than the model's 100 positions"),
+    ],
+)
+def test_an_encoder_refuses_what_it_cannot_follow(tmp_path: Path, options: dict[str, int], why: str) -> None:
+    encoder_checkpoints.write(tmp_path, "xlm-roberta")
+    with pytest.raises((StartError, ModelError), match=why):
+        load_model(
+            ServeOptions(model=str(tmp_path), device="cpu", dtype="float32", **options),
+            tmp_path,
+            placement.choose_device("cpu"),
+            REFERENCE,
+            lambda progress: None,
+        )
+
+
+@pytest.mark.parametrize(("longest", "asked", "want"), [(0, 0, 100), (64, 0, 64), (512, 0, 100), (64, 80, 80)])
+def test_the_longest_text_is_that_of_sentence_transformers(tmp_path: Path, longest: int, asked: int, want: int) -> None:
+    encoder_checkpoints.write(tmp_path, "roberta")
+    encoder_checkpoints.sentence_transformers(tmp_path, "mean_tokens", longest=longest)
+    options = ServeOptions(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=asked)
+    loaded = load_model(options, tmp_path, placement.choose_device("cpu"), REFERENCE, lambda progress: None)
+    assert loaded.max_model_len == want
+
+
+def test_an_encoder_is_not_divided_among_ranks(tmp_path: Path) -> None:
+    encoder_checkpoints.write(tmp_path, "bert")
+    config = read_config(tmp_path)
+    with pytest.raises(ValueError, match="encoders are computed by one process"):
+        sharding.shard(family_of(config).spec(config), Rank(0, 2))

@@ -1,5 +1,6 @@
 """The exposition: every declared family with its labels and buckets, readable and clean."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -226,6 +227,17 @@ def test_a_known_card_has_its_peak_and_the_engine_its_process():
     for metric in machine_metrics.of_both_processes():
         assert found[metric.name.removesuffix("_total")].documentation == metric.help
     assert found["kvasir_engine_process_resident_memory_bytes"].samples[0].value > 1 << 20
+
+
+async def test_tasks_of_the_event_loop_are_counted():
+    made = RuntimeMetrics("m", lambda: STATE)
+    before = value(made, "kvasir_event_loop_tasks")
+    async with asyncio.TaskGroup() as group:
+        more = [group.create_task(asyncio.Event().wait()) for _ in range(3)]
+        assert value(made, "kvasir_event_loop_tasks") == before + 3
+        for task in more:
+            task.cancel()
+    assert value(made, "kvasir_event_loop_tasks") == before
 
 
 def test_the_mean_of_generated_tokens_is_over_ten_seconds():

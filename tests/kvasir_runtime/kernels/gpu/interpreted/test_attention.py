@@ -25,7 +25,7 @@ def both(
     sequences: list[tuple[int, int]], *, heads: int, kv_heads: int, head: int, window: int, block_size: int,
     block_m: int, tile: int, processors: int, dtype: torch.dtype = torch.float32,
     cached: torch.dtype | None = None, softcap: float = 0.0, with_sinks: bool = False, padding: int = 0,
-    chunk: int = 0, value_dim: int = 0,
+    chunk: int = 0, value_dim: int = 0, with_slopes: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What the reference and the kernels say. sequences: query tokens, and positions cached before them.
 
@@ -47,12 +47,13 @@ def both(
         tables[row, : operation.first_seen(known - query_lens[row], window, chunk) // block_size] = 0
     query = torch.randn(sum(query_lens) + padding, heads, head, generator=generator).to(dtype)
     sinks = torch.randn(heads, generator=generator) * 2 if with_sinks else None
+    slopes = torch.rand(heads, generator=generator) if with_slopes else None
     cache[:, 0] = float("nan")
     cache = kv_quant.stored(cache, cached or dtype)
     cache = layer_of(cache[:1].expand(2, -1, -1, -1, -1) if value_dim else cache)
     attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
     want = operation.reference(
-        query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks, chunk, value_dim
+        query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks, chunk, value_dim, slopes
     )
     on_device = attn_metadata.moved(DEVICE)
     if padding:
@@ -64,6 +65,7 @@ def both(
     have = attention.attend(
         query.to(DEVICE), cache.to(DEVICE), on_device, head**-0.5, window, softcap,
         None if sinks is None else sinks.to(DEVICE), chosen, processors, chunk, value_dim,
+        None if slopes is None else slopes.to(DEVICE),
     )[: len(want)]  # fmt: skip
     return want, have.cpu()
 
@@ -81,6 +83,7 @@ def both(
     cached=st.sampled_from([torch.float32, torch.float32, torch.int8, kv_quant.FLOAT8]),
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
     with_sinks=st.booleans(),
+    with_slopes=st.booleans(),
     padding=st.sampled_from([0, 0, 2]),
 )
 def test_ragged_batches_agree_with_the_reference(
@@ -132,7 +135,14 @@ def test_head_sizes_agree_with_the_reference(head: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
 def test_caches_of_8_bits_agree_in_float16(head: int, cached: torch.dtype, softcap: float) -> None:
     sizes = {"heads": 4, "kv_heads": 2, "window": 33, "block_size": 16, "block_m": 16, "tile": 32, "processors": 16}
-    how = {"dtype": torch.float16, "cached": cached, "softcap": softcap, "with_sinks": True, "padding": 1}
+    how = {
+        "dtype": torch.float16,
+        "cached": cached,
+        "softcap": softcap,
+        "with_sinks": True,
+        "padding": 1,
+        "with_slopes": True,
+    }
     want, have = both([(4, 70), (4, 0)], head=head, **sizes, **how)
     torch.testing.assert_close(have, want, atol=2e-3, rtol=1e-2)
 

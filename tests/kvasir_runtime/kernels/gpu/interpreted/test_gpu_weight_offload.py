@@ -14,6 +14,7 @@ DEVICE = triton_device.device()
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.linear import Linear, Weight, moved
+from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat
 from kvasir_runtime.layers.layer_offload import LayerOffload
 
@@ -48,7 +49,7 @@ def test_a_layer_follows_the_weights_in_its_buffer(operation: str, kind: str) ->
         if operation != "moe":
             return ops.linear(weight(128), None) if operation == "linear" else ops.gated(weight(128), None)
         router = torch.randn(4, 128, generator=generator).to(DEVICE, dtype)
-        return ops.moe(router, weight(4 * 2 * 128), weight(4 * 128), 2, True)
+        return ops.moe(router, weight(4 * 2 * 128), weight(4 * 128), Routing(top_k=2, renormalised=True))
 
     products, offload = [product() for _ in range(3)], LayerOffload((0, 1, 2), WeightCopies(), least_bytes=200)
     inputs = [(torch.randn(rows, 128, generator=generator) / 100).to(DEVICE, dtype) for rows in (2, 40)]

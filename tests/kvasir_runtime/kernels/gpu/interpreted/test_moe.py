@@ -13,14 +13,16 @@ DEVICE = triton_device.device()
 from kvasir_runtime.kernels import moe as operation
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe, moe_align, moe_tiles
+from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 
 def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -> list[list[tuple[int, int]]]:
     """Of each expert the (token, n-th of its experts) that the lists give it, after a look at every block and share."""
     tokens, experts = logits.shape
-    lists = moe_align.align(logits.to(DEVICE), top_k, renormalised, block_m)
-    chosen, share = operation.shares(logits, top_k, renormalised)
+    given, routing = logits.to(DEVICE), Routing(top_k=top_k, renormalised=renormalised)
+    lists = moe_align.align(given, given, routing, block_m)
+    chosen, share = operation.shares(logits, logits, routing)
     torch.testing.assert_close(lists.shares.cpu().view(tokens, top_k), share)
     found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
     assert [tensor.storage_offset() % 4 for tensor in (lists.pairs, lists.experts, lists.rows)] == [0, 0, 0]
@@ -51,7 +53,7 @@ def test_lists_have_every_pair_once_and_in_order(
 ) -> None:
     logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(tokens))
     found = routed(logits, top_k, renormalised, block_m)
-    chosen = operation.shares(logits, top_k, renormalised)[0]
+    chosen = operation.shares(logits, logits, Routing(top_k=top_k, renormalised=renormalised))[0]
     assert found == [[tuple(at) for at in (chosen == expert).nonzero().tolist()] for expert in range(experts)]
 
 
@@ -64,10 +66,11 @@ def test_of_equals_the_lower_expert_is_taken() -> None:
 def test_what_is_no_number_harms_no_other_token(odd: float) -> None:
     logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     logits[2] = odd
-    lists = moe_align.align(logits.to(DEVICE), 2, True, 4)
+    given, routing = logits.to(DEVICE), Routing(top_k=2, renormalised=True)
+    lists = moe_align.align(given, given, routing, 4)
     assert sum(max(rows, 0) for rows in lists.rows.tolist()) == 10
     kept = [0, 1, 3, 4]
-    wanted = operation.shares(logits[kept], 2, True)[1]
+    wanted = operation.shares(logits[kept], logits[kept], routing)[1]
     torch.testing.assert_close(lists.shares.cpu().view(5, 2)[kept], wanted)
 
 
@@ -88,14 +91,15 @@ def test_experts_are_the_references(name: str, dtype: torch.dtype) -> None:
     tokens, experts, top_k, hidden, inner = SIZES[name]
     generator = torch.Generator().manual_seed(2)
     router, gate_up, down = operation._random(generator, experts, hidden, inner)
+    routing = Routing(top_k=top_k, renormalised=True)
     x = (
-        operation.sure(router, tokens, top_k, generator)
+        operation.sure(router, tokens, routing, generator)
         if experts < 100
         else torch.randn(tokens, hidden, generator=generator)
     )
     args = [tensor.to(dtype) for tensor in (router, gate_up, down)]
-    want = operation.reference(*args, top_k, True)(x.to(dtype))
-    have = moe.build(*(arg.to(DEVICE) for arg in args), top_k, True)(x.to(dtype).to(DEVICE)).cpu()
+    want = operation.reference(*args, routing)(x.to(dtype))
+    have = moe.build(*(arg.to(DEVICE) for arg in args), routing)(x.to(dtype).to(DEVICE)).cpu()
     atol = 1e-5 if dtype == torch.float32 else 6e-3
     torch.testing.assert_close(have, want, atol=atol, rtol=1e-5 if dtype == torch.float32 else 4e-3)
 
@@ -120,9 +124,10 @@ def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -
         quantized.drawn(SHORT[name], rows, columns, generator)
         for rows, columns in ((experts * 2 * inner, hidden), (experts * hidden, inner))
     )
-    x = operation.sure(router, tokens, 2, generator).to(dtype)
-    want = operation.reference(router.to(dtype), gate_up, down, 2, True)(x)
-    layer = moe.build(router.to(dtype).to(DEVICE), on_device(gate_up), on_device(down), 2, True)
+    routing = Routing(top_k=2, renormalised=True)
+    x = operation.sure(router, tokens, routing, generator).to(dtype)
+    want = operation.reference(router.to(dtype), gate_up, down, routing)(x)
+    layer = moe.build(router.to(dtype).to(DEVICE), on_device(gate_up), on_device(down), routing)
     most = float(want.abs().max())
     torch.testing.assert_close(
         layer(x.to(DEVICE)).cpu(), want, atol=most * (1e-5 if dtype == torch.float32 else 4e-3), rtol=0
@@ -136,5 +141,5 @@ def on_device(weight: QuantizedWeight) -> QuantizedWeight:
 
 def test_nothing_is_computed_for_no_tokens() -> None:
     router, gate_up, down = operation._random(torch.Generator(), 4, 16, 8)
-    layer = moe.build(router.to(DEVICE), gate_up.to(DEVICE), down.to(DEVICE), 2, True)
+    layer = moe.build(router.to(DEVICE), gate_up.to(DEVICE), down.to(DEVICE), Routing(top_k=2, renormalised=True))
     assert layer(torch.empty(0, 16, device=DEVICE)).shape == (0, 16)

@@ -1,4 +1,4 @@
-"""A model on a hub: which commit its pods load, how it is found, and what its pods have for fetching it."""
+"""A model that pods fetch: which version all load, how it is found, and what its pods have for fetching it."""
 
 import json
 from dataclasses import replace
@@ -10,17 +10,17 @@ from fakes.manifests import service
 from fakes.models import facts
 from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api import names
-from kvasir_api.inspection import HubInspection, encode
+from kvasir_api.inspection import RemoteInspection, encode
 from kvasir_api.status import ModelStatus
-from kvasir_operator.desired import hub
-from kvasir_operator.desired.inspection import HUB_AGAIN_S, inspection_plan, known_model, pod_name
+from kvasir_operator.desired import remote_model
+from kvasir_operator.desired.inspection import SOURCE_AGAIN_S, inspection_plan, known_model, pod_name
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
 SETTINGS = OperatorSettings(hub_endpoint="https://mirror.example")
 URI = "hf://org/name"
-COMMIT, OTHER = "c" * 40, "d" * 40
+COMMIT, OTHER, DIGEST = "c" * 40, "d" * 40, "e" * 64
 TIME, NOW = "2026-01-01T12:00:00Z", 1767268800.0
 READ = ModelStatus(uri=URI, inspected_at=TIME, commit=COMMIT, download_bytes=3 * 2**30)
 FAILED = ModelStatus(uri=URI, inspected_at=TIME, message="model org/name is gated")
@@ -62,7 +62,7 @@ def pod(**fields):
 
 
 def said(**fields):
-    return encode(HubInspection(**{"commit": COMMIT, "download_bytes": 9, "facts": facts(), **fields})).decode()
+    return encode(RemoteInspection(**{"commit": COMMIT, "download_bytes": 9, "facts": facts(), **fields})).decode()
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,30 @@ def said(**fields):
         (world(uri=f"{URI}@v1", known=READ), ""),
         (world(loads=OTHER), OTHER),
         (world(uri="pvc://a/b"), ""),
+        (world(uri="s3://bucket/a"), ""),
+        (world(uri=f"s3://bucket/a@sha256:{DIGEST}"), DIGEST),
+        (world(uri="oci://host/org/name:v1"), ""),
+        (world(uri=f"oci://host/org/name:v1@sha256:{DIGEST}"), DIGEST),
+        (world(uri=f"https://host/a.tar#sha256={DIGEST}"), DIGEST),
     ],
-    ids=["unknown", "tag", "named", "read", "failed", "another's", "what replicas load", "claim"],
+    ids=[
+        "unknown",
+        "tag",
+        "named",
+        "read",
+        "failed",
+        "another's",
+        "what replicas load",
+        "claim",
+        "bucket",
+        "list of a bucket",
+        "registry",
+        "manifest",
+        "archive",
+    ],
 )
 def test_the_commit_is_the_named_one_or_what_was_read_or_what_replicas_load(seen, want):
-    assert hub.commit(seen) == want
+    assert remote_model.commit(seen) == want
 
 
 @pytest.mark.parametrize("inspect", ["Auto", "Never"])
@@ -107,8 +126,8 @@ def test_a_config_that_cannot_be_judged_is_no_obstacle():
     ("ended", "says"),
     [
         (pod(trouble="kvasir: model org/name is gated"), "model org/name is gated"),
-        (pod(said=said(commit="main")), "the hub named 'main', which is no commit"),
-        (pod(said="hello"), "not the inspection of a model on a hub"),
+        (pod(said=said(commit="main")), "the source named 'main', which is no version"),
+        (pod(said="hello"), "not the inspection of a model that is fetched"),
     ],
 )
 def test_what_is_not_found_stalls_the_service_and_is_looked_for_again(ended, says):
@@ -117,8 +136,8 @@ def test_what_is_not_found_stalls_the_service_and_is_looked_for_again(ended, say
     broken = resolved(seen, SETTINGS).violation
     assert broken.reason == "ModelUnavailable"
     assert broken.message.startswith(f"spec.model.uri: {says}")
-    assert step(seen, now=NOW + HUB_AGAIN_S).create is None
-    assert step(seen, now=NOW + HUB_AGAIN_S + 1).create is not None
+    assert step(seen, now=NOW + SOURCE_AGAIN_S).create is None
+    assert step(seen, now=NOW + SOURCE_AGAIN_S + 1).create is not None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +168,11 @@ def test_pods_fetch_what_the_commit_has():
     assert container["args"][0] == f"{URI}@{COMMIT}"
     env = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert (env["HF_ENDPOINT"], env["HF_HUB_CACHE"]) == ("https://mirror.example", "/models")
-    assert env[names.ENV_HUB_SETTINGS] == "/hub"
+    assert env[names.ENV_SOURCE_SETTINGS] == "/source"
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
-    assert (mounts["/models"], mounts["/hub"]) == (False, True)
+    assert (mounts["/models"], mounts["/source"]) == (False, True)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    assert volumes["hub"]["secret"] == {"secretName": "hub", "optional": True}
+    assert volumes["source"]["secret"] == {"secretName": "hub", "optional": True}
     assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "3328Mi"}}
     assert container["resources"]["requests"]["ephemeral-storage"] == "3328Mi"
 
@@ -178,3 +197,49 @@ def test_a_model_of_a_claim_has_nothing_of_a_hub():
     text = json.dumps(pod_template(world(uri="pvc://a/b"), "rev", SETTINGS))
     assert "HF_" not in text
     assert "ephemeral-storage" not in text
+
+
+@pytest.mark.parametrize(
+    ("uri", "argument", "disk"),
+    [
+        ("s3://bucket/a", f"s3://bucket/a@sha256:{DIGEST}", "3328Mi"),
+        ("gs://bucket/a/", f"gs://bucket/a/@sha256:{DIGEST}", "3328Mi"),
+        ("oci://host/org/name:v1", f"oci://host/org/name:v1@sha256:{DIGEST}", "6400Mi"),
+        (f"https://host/a.tar#sha256={DIGEST}", f"https://host/a.tar#sha256={DIGEST}", "9472Mi"),
+    ],
+    ids=["s3", "gs", "oci", "https"],
+)
+def test_pods_fetch_one_version_of_what_is_in_a_bucket_a_registry_or_an_archive(uri, argument, disk):
+    known = ModelStatus(uri=uri, inspected_at=TIME, commit=DIGEST, download_bytes=3 * 2**30)
+    spec = pod_template(world(uri=uri, known=known, secret="keys"), "rev", SETTINGS)["spec"]
+    (container,) = spec["containers"]
+    assert container["args"][0] == argument
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (env[names.ENV_MODEL_CACHE], env[names.ENV_SOURCE_SETTINGS]) == ("/models", "/source")
+    assert env[names.ENV_MODEL_URI] == uri
+    assert not any(name.startswith("HF_") for name in env)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["source"]["secret"] == {"secretName": "keys", "optional": True}
+    assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": disk}}
+
+
+@pytest.mark.parametrize("uri", [URI, "s3://bucket/a"])
+def test_pods_of_a_namespace_share_a_directory_of_the_node(uri):
+    settings = OperatorSettings(model_cache_dir="/var/lib/kvasir/", model_cache_bytes=10**12)
+    seen = world(uri=uri, known=READ.model_copy(update={"uri": uri}))
+    spec = pod_template(seen, "rev", settings)["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    directory = {"path": "/var/lib/kvasir/default", "type": "DirectoryOrCreate"}
+    assert volumes["model"] == {"name": "model", "hostPath": directory}
+    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
+    assert env[names.ENV_MODEL_CACHE_BYTES] == str(10**12)
+    assert env[names.ENV_STARTUP_CACHE] == "/models/.start"
+    assert "ephemeral-storage" not in json.dumps(spec)
+    claimed = json.dumps(pod_template(world(known=READ, cache="models"), "rev", settings))
+    assert "hostPath" not in claimed
+    assert names.ENV_MODEL_CACHE_BYTES not in claimed
+    assert names.ENV_STARTUP_CACHE in claimed
+    alone = json.dumps(pod_template(world(uri=uri, known=READ.model_copy(update={"uri": uri})), "rev", SETTINGS))
+    assert names.ENV_STARTUP_CACHE not in alone, "there is nothing that outlives the pod"
+    looks = step(world(uri=uri)).create["spec"]
+    assert "hostPath" not in json.dumps(looks)

@@ -43,7 +43,13 @@ def test_scores_are_scaled_as_yarn_says(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk_method": "group_limited_greedy"}, "topk_method group_limited_greedy of DeepSeek-V2 is not supported"),
+        ({"topk_method": "random"}, "topk_method random of DeepSeek-V2 is not supported; expected greedy or group"),
+        ({"topk_method": "group_limited_greedy", "n_group": 3}, "cannot be chosen from topk_group 1 of n_group 3"),
+        ({"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 5}, "topk_group 5 of n_group 4"),
+        (
+            {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4},
+            "topk_group 4 of n_group 8",
+        ),
         ({"scoring_func": "sigmoid"}, "scoring_func sigmoid .* expected softmax"),
         ({"norm_topk_prob": True}, "norm_topk_prob True"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2"),

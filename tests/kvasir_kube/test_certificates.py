@@ -8,7 +8,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from kvasir_local import certificates
+from kvasir_api.ops_tokens import TOLERANCE_S
+from kvasir_kube import certificates
+from kvasir_kube.certificates import KeyPair
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -42,12 +44,20 @@ def test_server_claims_the_names_and_addresses_given(ca):
     assert alternatives.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]
 
 
-def test_a_clock_that_steps_back_a_little_does_not_invalidate(ca):
+def test_clocks_that_are_behind_as_far_as_is_allowed_do_not_invalidate(ca):
     leaf = parsed(certificates.leaf(ca, user="u", now=NOW))
-    assert leaf.not_valid_before_utc == NOW - dt.timedelta(minutes=5)
+    assert leaf.not_valid_before_utc == NOW - dt.timedelta(hours=1) < NOW - dt.timedelta(seconds=TOLERANCE_S)
+    assert certificates.issued(ca.certificate) == NOW
     assert leaf.not_valid_after_utc == NOW + dt.timedelta(days=365)
 
 
 def test_a_leaf_cannot_sign(ca):
     leaf = parsed(certificates.leaf(ca, user="u", now=NOW))
     assert leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+
+
+def test_a_key_fits_its_own_certificate_alone(ca):
+    leaf = certificates.leaf(ca, user="u", now=NOW)
+    assert certificates.fits(leaf)
+    for certificate, key in ((leaf.certificate, ca.key), (leaf.certificate, b""), (b"x", leaf.key)):
+        assert not certificates.fits(KeyPair(certificate=certificate, key=key))

@@ -1,0 +1,83 @@
+"""What fewer bits cost a model's distributions: `python -m bench.precision [MODEL]`, with PYTHONPATH=tests.
+
+Rewrites a checkpoint in full precision in the formats that the hub has, each number rounded to the nearest (no
+calibration, which the tools of GPTQ and AWQ have, and lose less by), and compares the logits of a text with those of
+the model in float32: decoded (`--quantization none`), and as they are served (`auto`).
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fakes import bitsandbytes_checkpoints, e2m1_checkpoints, fp8_checkpoints, integer_checkpoints
+from fakes.integer_checkpoints import Style
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.bench import accuracy
+from kvasir_runtime.runner.accuracy import deviation, logits
+
+ROOT = Path(__file__).parents[2]
+MODEL, TEXT = ROOT / "operator/kvasir_local/demo/model", ROOT / "docs/faq.md"
+TOKENS = 2048
+OURS = ("fp8", "int8", "int4")
+STORED: dict[str, Callable[[Path], object]] = {
+    "fp8, a scale for each row": lambda folder: fp8_checkpoints.convert(folder, "channel"),
+    "W8A8, a scale for each row": lambda folder: integer_checkpoints.convert(
+        folder, Style(method="int8", bits=8, group=0)
+    ),
+    "GPTQ 8 bits, groups of 64": lambda folder: integer_checkpoints.convert(
+        folder, Style(method="gptq", bits=8, group=64)
+    ),
+    "GPTQ 4 bits, groups of 64": lambda folder: integer_checkpoints.convert(folder, Style(method="gptq", group=64)),
+    "AWQ 4 bits, groups of 64": lambda folder: integer_checkpoints.convert(
+        folder, Style(method="awq", group=64, symmetric=False)
+    ),
+    "AWQ 4 bits, groups of 32": lambda folder: integer_checkpoints.convert(
+        folder, Style(method="awq", group=32, symmetric=False)
+    ),
+    "NF4, blocks of 64": lambda folder: bitsandbytes_checkpoints.convert(folder, "nf4"),
+    "MXFP4, groups of 32": lambda folder: e2m1_checkpoints.convert(folder, "mxfp4"),
+    "NVFP4, groups of 16": lambda folder: e2m1_checkpoints.convert(folder, "nvfp4"),
+}
+
+
+def main(model: Path) -> None:
+    """Print a row for each format."""
+    texts = accuracy.job(str(model), TEXT.read_text(), TOKENS).texts
+    base, base_bytes = logits(options(model, texts, dtype="float32", quantization="none"), texts)
+    print(f"{'':38}{'weights MiB':>12}{'top-1 agrees':>14}{'mean KL':>12}{'perplexity':>12}")
+
+    def row(name: str, folder: Path, quantization: str, dtype: str = "bfloat16") -> None:
+        other, held = logits(options(folder, texts, dtype=dtype, quantization=quantization), texts)
+        found = deviation(name, base, other, texts)
+        change = found.perplexity / found.base_perplexity - 1
+        agrees = found.top1_agreement_fraction
+        print(f"{name:38}{held / 2**20:12.2f}{agrees:14.2%}{found.mean_kl:12.2e}{change:+12.2%}")
+
+    print(f"{'float32':38}{base_bytes / 2**20:12.2f}")
+    row("bfloat16", model, "none")
+    for quantization in OURS:
+        row(f"--quantization {quantization}", model, quantization)
+    for name, convert in STORED.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(shutil.copytree(model, Path(temporary) / "model"))
+            convert(folder)
+            row(f"{name}, decoded", folder, "none", "float32")
+            row(name, folder, "auto")
+
+
+def options(model: Path, texts: list[list[int]], *, dtype: str, quantization: str) -> ServeOptions:
+    """Of one engine that computes these texts."""
+    longest = max(len(text) for text in texts)
+    sizes = {"kv_cache_tokens": -(-longest // 16) * 16, "max_model_len": longest, "max_sequences": 1}
+    return ServeOptions.model_validate(
+        {"model": str(model), "dtype": dtype, "quantization": quantization, "device": "cpu", **sizes}
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else MODEL)

@@ -1,0 +1,220 @@
+"""What drafts bring and cost on this machine: `make bench-speculation`.
+
+Scheduler and runner of the engine in this process, without clients. The oracle drafts in every step, and whether a
+draft is right is drawn by the rate of the cell: the model computes the same steps, whatever their tokens are. Cells of
+`auto` run with drafts and without in turns, in one scheduler, so that a machine that becomes slower does so for both.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench import marked_page
+from bench.cpu import processor
+from bench.shapes import SHAPES, written
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.core.plan import StepPlan, StepResults
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.drafters import Draft, Drafter, TokenHistory
+from kvasir_runtime.engine.start import limits_of
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
+
+STREAMS: Final = (1, 4, 16, 64)
+RATES: Final = (0.0, 0.3, 0.6, 0.8, 0.9)
+DRAFTS: Final = (0, 1, 2, 4, 8)
+DRAFT_LAYERS: Final = 8
+"""The draft model has one in so many of the model's layers."""
+PROMPT: Final = 32
+LONGEST: Final = 2048
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "speculation.md"
+MARKS: Final = ("<!-- measured: written by make bench-speculation -->", "<!-- end of measured -->")
+
+
+@dataclass(slots=True)
+class OracleDrafter:
+    """Drafts most tokens a step at most; what is right is not its to know."""
+
+    most: int = 1 << 10
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """As in `Drafter`."""
+        count = min(most, self.most)
+        return Draft((5,) * count, (1.0,) * count, 8)
+
+
+@dataclass(slots=True)
+class Decoding:
+    """So many streams that decode. rate: the probability that a draft is right where those before it were."""
+
+    runner: ModelRunner
+    scheduler: Scheduler
+    rate: float
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def step(self) -> tuple[float, int, bool]:
+        """Seconds and tokens of the next step, and whether it was of nothing but decoding."""
+        began = time.perf_counter()
+        plan = self.scheduler.plan(time.monotonic())
+        assert plan is not None
+        results = self.judged(plan, self.runner.collect(self.runner.launch(plan)))
+        outputs = self.scheduler.commit(results, time.monotonic())
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        decodes = all(chunk.num_tokens - len(chunk.drafts) == 1 for chunk in plan.chunks)
+        return time.perf_counter() - began, num_tokens, decodes
+
+    def judged(self, plan: StepPlan, results: StepResults) -> StepResults:
+        """With the drafts kept that the rate says."""
+        drafts = {chunk.row: chunk.drafts for chunk in plan.chunks if chunk.drafts}
+        sampled = []
+        for one in results.sampled:
+            drafted = drafts.get(one.row, ())
+            accepted, drafted = 0, drafted[: len(drafted) - one.undrafted]
+            while accepted < len(drafted) and self.chance.random() < self.rate:
+                accepted += 1
+            sampled.append(msgspec.structs.replace(one, tokens=(*drafted[:accepted], one.tokens[0])))
+        return msgspec.structs.replace(results, sampled=tuple(sampled))
+
+    def run(self, seconds: float, tokens_each: int) -> tuple[float, int, list[float]]:
+        """Seconds, tokens and each step's seconds, until either is reached."""
+        spent, given, steps = 0.0, 0, list[float]()
+        most = tokens_each * len(self.scheduler._running)
+        while spent < seconds and given < most:
+            elapsed_s, num_tokens, _ = self.step()
+            spent, given = spent + elapsed_s, given + num_tokens
+            steps.append(elapsed_s)
+        return spent, given, steps
+
+
+def decoding(
+    runner: ModelRunner, options: ServeOptions, streams: int, rate: float, drafter: Drafter | None = None
+) -> Decoding:
+    """Streams behind their prompts. drafter: None for the draft model of the runner."""
+    scheduler = Scheduler(limits_of(options, runner.facts), runner.facts.work, drafter)
+    sampling = SamplingConfig(temperature=0.0, max_tokens=LONGEST - PROMPT, ignore_eos=True)
+    for number in range(streams):
+        prompt = tuple(random.Random(number).choices(range(20, 400), k=PROMPT))
+        request = EngineRequest(request_id=str(number), prompt=prompt, sampling=sampling)
+        assert scheduler.submit(request, time.monotonic()) is None
+    made = Decoding(runner, scheduler, rate)
+    while not (made.step()[2] and len(scheduler._running) == streams):
+        pass
+    return made
+
+
+def with_and_without(made: Decoding, seconds: float, rounds: int) -> float:
+    """Tokens a second with drafts by those without, the median of turns; what is learned first is left out."""
+    speculation = made.scheduler._speculation
+    drafter, ratios = speculation._drafter, []
+    made.run(seconds, 40)
+    for _ in range(rounds):
+        spent, given, _ = made.run(seconds, 200)
+        speculation._drafter = None
+        plain_s, plain, _ = made.run(seconds, 100)
+        speculation._drafter = drafter
+        ratios.append(given / spent / (plain / plain_s))
+    return statistics.median(ratios)
+
+
+def costs(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float) -> list[float]:
+    """Median seconds of a step by DRAFTS of each stream."""
+    found = []
+    for count in DRAFTS:
+        drafter = OracleDrafter(count)
+        made = decoding(runner, options, streams, 0.0, drafter)
+        made.run(seconds / 4, 40)
+        found.append(statistics.median(made.run(seconds, 100)[2]))
+    return found
+
+
+def break_even(relative: float, count: int) -> str:
+    """The rate at which count drafts pay, by the seconds of such a step in those of one without."""
+    low, high = 0.0, 1.0
+    if relative >= 1 + count:
+        return "never"
+    for _ in range(30):
+        rate = (low + high) / 2
+        tokens = sum(rate**place for place in range(count + 1))
+        low, high = (rate, high) if tokens < relative else (low, rate)
+    return f"{100 * high:.0f} %"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Of Markdown."""
+    return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)])
+
+
+def measured(shape: str, seconds: float, rounds: int) -> str:
+    """The tables of one model."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = written(Path(folder) / "model", SHAPES[shape])
+        auto = ServeOptions(
+            model=str(model),
+            speculation="auto",
+            kv_cache_tokens=64 * LONGEST,
+            max_model_len=LONGEST,
+            prefix_cache=False,
+            startup_cache="off",
+        )
+        forced = auto.model_copy(update={"speculation": "suffix"})
+        small = replace(SHAPES[shape], num_layers=max(1, SHAPES[shape].num_layers // DRAFT_LAYERS))
+        with_model = auto.model_copy(update={"speculation": str(written(Path(folder) / "draft model", small))})
+        runner, with_drafts = (build(options, lambda progress: None) for options in (auto, with_model))
+        steps, gains, of_model = [], [], []
+        for streams in STREAMS:
+            one = costs(runner, forced, streams, seconds)
+            relative = [elapsed_s / one[0] for elapsed_s in one]
+            cells = [f"{x:.2f} ({break_even(x, count)})" for x, count in zip(relative[1:], DRAFTS[1:], strict=True)]
+            steps.append([str(streams), f"{1000 * one[0]:.2f}", *cells])
+            print("step:", *steps[-1], flush=True)
+            ratios = [
+                with_and_without(decoding(runner, auto, streams, rate, OracleDrafter()), seconds, rounds)
+                for rate in RATES
+            ]
+            gains.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
+            print("auto:", *gains[-1], flush=True)
+            ratios = [
+                with_and_without(decoding(with_drafts, with_model, streams, rate), seconds, rounds) for rate in RATES
+            ]
+            of_model.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
+            print("model:", *of_model[-1], flush=True)
+    first = table(["streams", "ms without", *(f"{count} drafts" for count in DRAFTS[1:])], steps)
+    head = ["streams", *(f"{100 * rate:.0f} % right" for rate in RATES)]
+    second, third = table(head, gains), table(head, of_model)
+    facts = with_drafts.facts
+    return (
+        f"Seconds of a step in those of one without drafts, and in brackets the acceptance from which on they pay:\n\n"
+        f"{first}\n\nTokens a second with `auto` by those with `off`:\n\n{second}\n\n"
+        f"The same with a draft model of {100 * facts.drafter.weights_bytes / facts.weights_bytes:.0f} % of the"
+        f" weights:\n\n{third}"
+    )
+
+
+def main() -> int:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="small", choices=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=0.8, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns with drafts and without")
+    parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/speculation.md")
+    asked = parser.parse_args()
+    tables = measured(asked.shape, asked.seconds, asked.rounds)
+    said = f"{asked.shape}, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}\n\n{tables}"
+    print(f"\n{said}")
+    if asked.write:
+        PAGE.write_text(marked_page.replaced(PAGE.read_text(), MARKS, said))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Streams whose only replica vanishes on everything real: they wait for the next one and go on there."""
+
+import asyncio
+
+import pytest
+from openai import AsyncOpenAI
+
+from fakes.life import DEADLINE_S, Life
+from kvasir_api import names
+from kvasir_local import kubectl, stack
+from kvasir_local.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+TOKENS = 600
+STREAMS = 6
+"""More than the replica computes at a time, so that some run when it vanishes."""
+ASKED = {"prompt": "What is Kvasir?", "max_tokens": TOKENS, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+async def read(client: AsyncOpenAI, model: str, first: asyncio.Event) -> tuple[str, list[int]]:
+    """Text and counted tokens of a stream that may be resumed."""
+    text, counts = "", []
+    async for chunk in await client.completions.create(
+        model=model,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_headers={names.HEADER_RESUME: "1"},
+        **ASKED,
+    ):
+        first.set()
+        text += "".join(choice.text for choice in chunk.choices)
+        counts += [chunk.usage.completion_tokens] if chunk.usage else []
+    return text, counts
+
+
+async def test_streams_outlive_their_only_replica(life: Life, installed: ControlPlane):
+    life.apply(replicas=1, autoscaling=None, runtime={"kvCacheTokens": 2048, "dtype": "float32", "prefixCache": False})
+    await life.until_ready()
+    address, first = f"{stack.gateway_url(installed)}/v1", asyncio.Event()
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
+        await life.until(lambda: life.state_of(life.pods()[0]).continuation_keys, "the operator has sent the keys")
+        whole = await client.completions.create(model=life.namespace, **ASKED)
+        streams = [asyncio.create_task(read(client, life.namespace, first)) for _ in range(STREAMS)]
+        await first.wait()
+        gone = ["delete", "pod", life.pods()[0]["metadata"]["name"], "--grace-period=0", "--force"]
+        await asyncio.to_thread(kubectl.run, life.cluster.kubectl, f"--namespace={life.namespace}", *gone)
+        answers = await asyncio.gather(*streams)
+    assert answers == [(whole.choices[0].text, [TOKENS])] * STREAMS
+    assert life.state_of(life.pods()[0]).totals.arrivals >= 1, "the next one had a part in it"

@@ -1,0 +1,54 @@
+"""A replica of two ranks on everything real: it applies, streams, loses a rank, and starts again with the reason."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from fakes.life import DEADLINE_S, Life, answer
+from kvasir_api import names
+from kvasir_local import stack
+from kvasir_local.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def ranks_of(pod: dict[str, Any]) -> list[int]:
+    """Processes of this machine that compute ranks behind the first of a pod."""
+    address, found = f"{names.ENV_LISTEN_ADDRESS}={pod['status']['podIP']}".encode(), list[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"rank_worker" in (process / "cmdline").read_bytes():
+                found += [int(process.name)] * (address in (process / "environ").read_bytes().split(b"\0"))
+        except OSError:  # it ended
+            continue
+    return found
+
+
+async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
+    life: Life, installed: ControlPlane
+) -> None:
+    life.apply(replicas=1, autoscaling=None, runtime={"kvCacheTokens": 2048, "tensorParallelSize": 2})
+    await life.until_ready()
+    (pod,) = life.pods()
+    (rank,) = ranks_of(pod)
+    address = f"{stack.gateway_url(installed)}/v1"
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
+        assert await answer(client, life.namespace, 40) == "length"
+        os.kill(rank, signal.SIGKILL)
+
+        def restarted() -> dict[str, Any] | None:
+            (now,) = life.pods()
+            (container,) = now["status"]["containerStatuses"]
+            ended: dict[str, Any] | None = container["lastState"].get("terminated")
+            return ended if container["ready"] and container["restartCount"] == 1 else None
+
+        ended = await life.until(restarted, "the container is ready again")
+        assert "rank 1 was killed by SIGKILL" in ended["message"]
+        assert ended["exitCode"] == 1
+        assert life.uids() == {pod["metadata"]["uid"]}
+        await life.until_ready()
+        assert await answer(client, life.namespace, 40) == "length"

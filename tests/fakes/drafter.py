@@ -1,0 +1,46 @@
+"""Drafters that know the answer, and are wrong at chosen places."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from zlib import crc32
+
+from fakes.model import FakeModel
+from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
+
+
+class OracleDrafter:
+    """wrong_every: about one draft in so many is wrong, by what stands before it; 0 for none."""
+
+    def __init__(self, model: FakeModel, wrong_every: int = 4) -> None:
+        self._model, self._wrong_every = model, wrong_every
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """What the model answers to a text that it is asked for without a seed."""
+        context, tokens = history.ids.tolist(), list[int]()
+        for _ in range(most):
+            token = self._model.next_token(context)
+            place = crc32(array("I", context).tobytes(), 3)
+            if self._wrong_every and place % self._wrong_every == 0:
+                token = self._model.table[(place // self._wrong_every) % len(self._model.table)]
+            tokens.append(token)
+            context.append(token)
+        return Draft(tuple(tokens), (1.0,) * len(tokens), 1)
+
+
+class RecordedDrafter:
+    """texts: prompts with their answers. wrong_every: about one place of a text in so many is drafted wrong."""
+
+    def __init__(self, texts: Iterable[Sequence[int]], wrong_every: int = 5) -> None:
+        self._texts, self._wrong_every = [list(text) for text in texts], wrong_every
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """What followed where the same text was answered."""
+        context, tokens = history.ids.tolist(), list[int]()
+        for text in self._texts:
+            if text[: len(context)] == context:
+                tokens = text[len(context) : len(context) + most]
+                break
+        for place in range(len(tokens)):
+            if crc32((len(context) + place).to_bytes(4)) % self._wrong_every == 0:
+                tokens[place] += 1 if tokens[place] < 100 else -1
+        return Draft(tuple(tokens), (1.0,) * len(tokens), 1)

@@ -1,0 +1,172 @@
+"""Tiny random encoders as the hub has them, by transformers itself: its names, its shapes, and real tokenizers.
+
+Heads that a model was trained with are stored too, as most checkpoints for embeddings have them. It must not import our
+packages.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+VOCAB = 160
+LONGEST = 100
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LONGEST,
+    "pad_token_id": 0,
+}
+TEXT = """A search engine ranks documents by how well they answer a query. An embedding is a vector of numbers, so that
+texts of one meaning are near to one another. Kubernetes runs pods on nodes; the operator watches services and scales
+replicas. Was ist eine Einbettung? Ein Vektor, der die Bedeutung eines Textes trägt. """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """config: beside SIZES. stem: of the names of its architectures. wordpiece: the tokenizer, else unigrams."""
+
+    stem: str
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    wordpiece: bool = True
+
+
+PADDED = {"pad_token_id": 1, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+DISTILBERT = {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}
+ENCODERS = {
+    "bert": Encoder(stem="Bert", family="bert"),
+    "roberta": Encoder(stem="Roberta", family="roberta", config=PADDED),
+    "xlm-roberta": Encoder(stem="XLMRoberta", family="xlm-roberta", config=PADDED, wordpiece=False),
+    "camembert": Encoder(stem="Camembert", family="camembert", config=PADDED),
+    "distilbert": Encoder(stem="DistilBert", family="distilbert", config=DISTILBERT),
+    "mpnet": Encoder(stem="MPNet", family="mpnet", config=PADDED | {"relative_attention_num_buckets": 32}),
+    "modernbert": Encoder(
+        stem="ModernBert",
+        family="modernbert",
+        config={"local_attention": 16, "global_attn_every_n_layers": 3, "classifier_pooling": "mean"},
+    ),
+    "modernbert-cls": Encoder(
+        stem="ModernBert",
+        family="modernbert",
+        config={"local_attention": 8, "attention_bias": True, "mlp_bias": True, "norm_bias": True}
+        | {"classifier_bias": True},
+    ),
+    "nomic": Encoder(stem="NomicBert", family="nomic_bert"),
+}
+HEADS = {
+    "": AutoModel,
+    "ForMaskedLM": AutoModelForMaskedLM,
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+}
+
+
+def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: bool = False) -> torch.nn.Module:
+    """A checkpoint with a tokenizer; what it returns computes the same in float32, its head too.
+
+    head: "" for none, ForMaskedLM, ForSequenceClassification. bare: without the head, and names without the family's
+    first part.
+    """
+    encoder = ENCODERS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    given = SIZES | encoder.config | ({"num_labels": labels} if head == "ForSequenceClassification" else {})
+    config = AutoConfig.for_model(encoder.family, **given)
+    config._attn_implementation = "eager"
+    judge: torch.nn.Module = HEADS[head].from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    with torch.no_grad():
+        for key, parameter in judge.named_parameters():
+            mean = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + mean)
+    judge.save_pretrained(folder)  # type: ignore[operator]  # a PreTrainedModel
+    if bare:
+        path, first = folder / "model.safetensors", f"{judge.base_model_prefix}."
+        found = load_file(path)
+        weights = {key.removeprefix(first): tensor for key, tensor in found.items() if key.startswith(first)}
+        save_file(weights, path, metadata={"format": "pt"})
+    architecture = encoder.stem + (head or "Model")
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
+    tokenizer = wordpiece() if encoder.wordpiece else unigrams()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return judge
+
+
+def sentence_transformers(
+    folder: Path, mode: str, *, normalize: bool = True, prompts: dict[str, str] | None = None, longest: int = 0
+) -> None:
+    """The files that say how embeddings are made. mode: as of its Pooling."""
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    rows = [
+        {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+    if prompts is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    if longest:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+
+
+def wordpiece() -> Tokenizer:
+    """BERT's: lower case, words in pieces, a pair as two texts of different type."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=VOCAB, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def unigrams() -> Tokenizer:
+    """XLM-RoBERTa's: SentencePiece unigrams, a pair between two ends each, of one type."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=VOCAB, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+@torch.inference_mode()
+def hidden_of(judge: torch.nn.Module, ids: Sequence[int], second_from: int = 0) -> torch.Tensor:
+    """(tokens, hidden) of the encoder, whatever head it has."""
+    base = getattr(judge, "base_model", judge)
+    out: torch.Tensor = base(torch.tensor([list(ids)]), **_types(judge, ids, second_from)).last_hidden_state[0]
+    return out
+
+
+@torch.inference_mode()
+def labels_of(judge: torch.nn.Module, ids: Sequence[int], second_from: int = 0) -> torch.Tensor:
+    """(labels,) of the classification head."""
+    out: torch.Tensor = judge(torch.tensor([list(ids)]), **_types(judge, ids, second_from)).logits[0]
+    return out
+
+
+def _types(judge: torch.nn.Module, ids: Sequence[int], second_from: int) -> dict[str, torch.Tensor]:
+    """Of the tokens of a pair, for a model that has them."""
+    if not second_from or getattr(judge.config, "type_vocab_size", 0) < 2:
+        return {}
+    return {"token_type_ids": torch.tensor([[int(place >= second_from) for place in range(len(ids))]])}

@@ -1,0 +1,32 @@
+"""What the matrices of a quantized checkpoint take."""
+
+import pytest
+
+from kvasir_api import stored_bits
+
+
+def packed(**weights: object) -> dict[str, object]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        (None, 0),
+        ({}, 0),
+        ({"quant_method": "fp8"}, 17),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 17),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 10),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 10),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 16}, 17),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, 17),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 10),
+        (packed(num_bits=4, group_size=128), 10),
+        (packed(num_bits=8), 17),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": None}}, 0),
+        ({"quant_method": "compressed-tensors"}, 0),
+        ({"quant_method": "other", "bits": 4}, 0),
+    ],
+)
+def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> None:
+    assert stored_bits.sixteenths(config) == want

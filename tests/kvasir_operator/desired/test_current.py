@@ -1,0 +1,117 @@
+"""Which revision a spec requests, and with which image, when the operator's image has changed."""
+
+from dataclasses import replace
+
+import pytest
+
+from fakes.manifests import service
+from fakes.situations import replica
+from kvasir_api import names
+from kvasir_api.status import InferenceServiceStatus, RolloutStatus
+from kvasir_operator.desired.protected_fields import PROBES
+from kvasir_operator.desired.resolve import resolve
+from kvasir_operator.desired.template import speaks_tls
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.status.history import changed
+
+NOW = 1000.0
+
+
+def asked(seen, image):
+    """The revision of a service by an operator with this image."""
+    found = resolve(seen, OperatorSettings(runtime_image_cpu=image), now=NOW).revision
+    assert found is not None
+    return found
+
+
+def image_of(revision):
+    return revision.template["spec"]["containers"][0]["image"]
+
+
+def world(*revisions, pods=(), good="", **spec):
+    seen = observed(service(**spec), revisions=(), deployments=(), replicas=pods, svc=None)
+    status = InferenceServiceStatus(rollout=RolloutStatus(last_good_revision=good))
+    return replace(seen, revisions=revisions, status=status)
+
+
+FIRST = asked(world(), "cpu:bad")
+
+
+def of_first(phase, **fields):
+    return replica(phase, revision=FIRST.id, **fields)
+
+
+READY = of_first("ready", name="a")
+UNPULLED = of_first("failed", name="b", image_failure="image cpu:bad cannot be pulled: no such host", created=NOW - 1)
+CRASHING = of_first("failed", name="c")
+
+
+@pytest.mark.parametrize(
+    ("pods", "good", "takes"),
+    [
+        ((UNPULLED,), "", True),
+        ((CRASHING,), "", True),
+        ((UNPULLED,), FIRST.id, True),
+        ((CRASHING,), FIRST.id, False),  # it has served with this image
+        ((READY, CRASHING), "", False),
+        ((READY, UNPULLED), FIRST.id, False),  # a registry may be away for a moment
+        ((READY, replace(UNPULLED, created=NOW - 300)), FIRST.id, True),
+        ((READY,), FIRST.id, False),
+        ((of_first("loading"),), "", False),
+        ((of_first("unschedulable"),), "", False),
+        ((), "", False),
+        ((replace(UNPULLED, terminating=True),), "", False),
+    ],
+)
+def test_a_revision_whose_image_is_of_no_use_takes_the_operators_new_one(pods, good, takes):
+    seen = world(FIRST, pods=pods, good=good)
+    assert asked(seen, "cpu:bad") == FIRST
+    found = asked(seen, "cpu:good")
+    assert (found.id != FIRST.id, image_of(found)) == (takes, "cpu:good" if takes else "cpu:bad")
+    if takes:
+        assert (found.number, changed(FIRST.inputs, found.inputs)) == (2, "runtimeImage")
+
+
+def test_the_revision_with_the_new_image_stays_the_one_of_the_spec():
+    second = asked(world(FIRST, pods=(UNPULLED,)), "cpu:good")
+    assert asked(world(FIRST, second), "cpu:good") == second
+    assert asked(world(FIRST, second), "cpu:later") == second
+    assert asked(world(FIRST, second), "cpu:bad") == second
+    other = asked(world(FIRST, second, runtime={"blockSize": 32}), "cpu:good")
+    assert other.number == 3
+    back = asked(world(FIRST, second, other), "cpu:good")
+    assert (back.id, back.number) == (second.id, 4)
+
+
+def test_one_new_image_after_the_other_may_be_of_no_use():
+    second = asked(world(FIRST, pods=(UNPULLED,)), "cpu:worse")
+    fails = replace(UNPULLED, revision=second.id)
+    third = asked(world(FIRST, second, pods=(fails,)), "cpu:good")
+    assert (len({FIRST.id, second.id, third.id}), third.number, image_of(third)) == (3, 3, "cpu:good")
+    first_again = asked(world(FIRST, second, pods=(fails,)), "cpu:bad")
+    assert (image_of(first_again), first_again.number) == ("cpu:bad", 3)
+    fails = replace(UNPULLED, revision=first_again.id)
+    again = asked(world(FIRST, second, first_again, pods=(fails,)), "cpu:worse")
+    assert (again.id, again.number) == (second.id, 4)
+
+
+def test_tls_of_pods_makes_another_revision_and_without_it_the_same_as_ever():
+    def made(seen, *, tls):
+        found = resolve(seen, OperatorSettings(runtime_image_cpu="cpu:bad", pod_tls=tls), now=NOW).revision
+        assert found is not None
+        return found
+
+    secure = made(world(FIRST), tls=True)
+    assert secure.id != FIRST.id
+    assert changed(FIRST.inputs, secure.inputs) == "podTls"
+    assert made(world(FIRST, secure), tls=False).id == FIRST.id
+    pod = secure.template["spec"]
+    (container,) = pod["containers"]
+    assert speaks_tls(secure.template)
+    assert not speaks_tls(FIRST.template)
+    assert {container[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
+    assert container["args"][container["args"].index("--tls-dir") + 1] == names.TLS_MOUNT
+    (mount,) = (one for one in container["volumeMounts"] if one["mountPath"] == names.TLS_MOUNT)
+    (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+    assert volume["secret"] == {"secretName": names.POD_TLS_SECRET}

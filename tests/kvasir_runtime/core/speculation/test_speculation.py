@@ -1,0 +1,284 @@
+"""The controller in a world with costs and texts of its own: never slower, and faster where that is possible."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
+from fakes.serving import Serving, request, serving
+from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.block_tables import BlockTables
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import SampledTokens, StepResults
+from kvasir_runtime.core.plan_builder import LaunchedChunk
+from kvasir_runtime.core.request_state import RequestState
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.speculation.acceptance import class_of
+from kvasir_runtime.core.speculation.drafters import Draft
+from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS, Speculation
+from kvasir_runtime.wire import Grammar
+
+LIMITS = Limits(num_blocks=4096, block_size=16, max_batch_tokens=512, max_sequences=256, max_model_len=1 << 20)
+
+
+class AlwaysDrafter:
+    """As many tokens as it may, since whether they are right is another's to say."""
+
+    def propose(self, history, most):
+        return Draft((1,) * most, (1.0,) * most, 8)
+
+
+def running(number):
+    """A request that decodes, as far as speculation looks at it."""
+    made = request(str(number), [1, 2], max_tokens=1 << 19)
+    sequence = SequenceState(RequestState(made, 0.0), b"", [1, 2], active=True, computed=1)
+    sequence.blocks.covered = 1 << 20
+
+    def need(_):
+        return sequence.blocks.lacks(len(sequence.tokens) + len(sequence.drafts))
+
+    return SimpleNamespace(request=sequence.request, sequence=sequence, num_rows=1, remaining=1 << 19, need=need)
+
+
+class World:
+    """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right."""
+
+    def __init__(self, num_sequences, step_s, rates, speculation="auto", seed=0):
+        self.kinds = [running(number) for number in range(num_sequences)]
+        self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
+        limits = SimpleNamespace(
+            speculation=speculation, has_states=False, num_rows=LIMITS.num_rows, max_batch_tokens=512
+        )
+        self.speculation = Speculation(limits, Counters(), None if speculation == "model" else AlwaysDrafter())
+        self.pool = BlockPool(4096, LIMITS.attentions, 16)
+        self.seconds = self.tokens = 0.0
+
+    def run(self, steps):
+        """Tokens a second of these steps."""
+        self.seconds = self.tokens = 0.0
+        for _ in range(steps):
+            self.step()
+        return self.tokens / self.seconds
+
+    def step(self):
+        self.speculation.draft(self.kinds, 512, self.pool)
+        chunks, sampled = [], []
+        for kind, rate in zip(self.kinds, self.rates, strict=True):
+            sequence = kind.sequence
+            accepted = 0
+            while accepted < len(sequence.drafts) and self.chance.random() < rate:
+                accepted += 1
+            tokens = (1,) * (accepted + 1)
+            chunks.append(
+                LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
+            )
+            sampled.append(SampledTokens(0, tokens))
+            sequence.tokens.extend(tokens)
+            sequence.computed += len(tokens)
+            self.tokens += len(tokens)
+        elapsed_s = self.step_s(len(chunks), sum(len(chunk.drafts) for chunk in chunks))
+        elapsed_s *= self.chance.uniform(0.97, 1.03)
+        self.seconds += elapsed_s
+        self.speculation.collected(chunks, StepResults(step=1, sampled=tuple(sampled)), elapsed_s)
+
+
+COSTS = {
+    "memory": lambda n, m: 0.01 + 0.00001 * (n + m),
+    "both": lambda n, m: 0.01 + 0.0003 * (n + m),
+    "arithmetic": lambda n, m: 0.001 * (n + m),
+    "cliff": lambda n, m: 0.01 * (1 + (n + m - 1) // 8),
+}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("num_sequences", [1, 16, 64])
+@pytest.mark.parametrize("rate", [0.0, 0.6])
+def test_it_is_never_slower_than_without(cost, num_sequences, rate):
+    world = World(num_sequences, COSTS[cost], [rate] * num_sequences)
+    plain = num_sequences / COSTS[cost](num_sequences, 0)
+    world.run(50)
+    assert world.run(1600 // num_sequences + 100) >= 0.98 * plain
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.5, 1.7), (0.8, 3.0), (0.9, 4.5)])
+def test_a_single_stream_is_faster_where_steps_are_bound_by_memory(rate, least):
+    world = World(1, COSTS["memory"], [rate])
+    world.run(100)
+    assert world.run(500) >= least / COSTS["memory"](1, 0)
+
+
+def test_the_sequences_that_repeat_themselves_get_the_drafts():
+    world = World(8, COSTS["both"], [0.95] * 2 + [0.0] * 6)
+    world.run(300)
+    given = [0] * 8
+    for _ in range(100):
+        world.step()
+        for place, kind in enumerate(world.kinds):
+            given[place] += len(kind.sequence.drafts)
+    assert min(given[:2]) > 20 * max(given[2:])
+
+
+def test_a_text_that_becomes_another_is_noticed_within_32_tokens():
+    world = World(1, COSTS["both"], [0.95])
+    world.run(300)
+    world.rates = [0.0]
+    world.run(32)
+    plain = 1 / COSTS["both"](1, 0)
+    assert world.run(64) >= 0.98 * plain
+    world.rates = [0.95]
+    world.run(32)
+    assert world.run(64) >= 3 * plain
+
+
+def test_a_named_drafter_drafts_in_every_step():
+    world = World(3, COSTS["arithmetic"], [0.0] * 3, speculation="suffix")
+    world.step()
+    assert [len(kind.sequence.drafts) for kind in world.kinds] == [MAX_DRAFTS] * 3
+
+
+@pytest.mark.parametrize(("cost", "follows"), [("memory", True), ("arithmetic", False)])
+def test_a_draft_model_reads_prompts_unless_its_drafts_would_not_pay(cost, follows):
+    world = World(16, COSTS[cost], [0.9] * 16, speculation="model")
+    world.speculation.draft([], 512, world.pool)
+    assert world.speculation.drafter_follows
+    world.run(40)
+    assert world.speculation.drafter_follows is follows
+    assert world.speculation.state.drafter == "model"
+
+
+def test_drafts_that_a_model_did_not_make_teach_nothing_and_their_step_costs_what_others_do_not():
+    world = World(1, COSTS["memory"], [1.0], speculation="model")
+    world.run(10)
+    sequence, before = world.kinds[0].sequence, world.speculation.state
+    world.speculation.draft(world.kinds, 512, world.pool)
+    drafts = len(sequence.drafts)
+    assert drafts > 0
+    chunk = LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
+    cost_s = world.speculation._controller.costs.seconds(1, 0)
+    results = StepResults(step=1, sampled=(SampledTokens(0, (1,), undrafted=drafts),))
+    world.speculation.collected([chunk], results, 100.0)
+    assert world.speculation.state == before
+    assert world.speculation._controller.costs.seconds(1, 0) == cost_s
+
+
+def test_drafts_of_which_a_model_made_some_count_as_the_rest_being_wrong():
+    """As of a model of another vocabulary, whose text had fewer tokens of the model. The step cost what it did."""
+    world = World(1, COSTS["memory"], [1.0], speculation="model")
+    world.run(10)
+    sequence = world.kinds[0].sequence
+    world.speculation.draft(world.kinds, 512, world.pool)
+    drafts, rates = len(sequence.drafts), sequence.speculated.rates
+    assert drafts > 3
+    place = class_of(sequence.speculated.draft)
+    before, cost_s = rates.of(place), world.speculation._controller.costs.seconds(1, drafts)
+    chunk = LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
+    results = StepResults(step=1, sampled=(SampledTokens(0, (1, 1), undrafted=drafts - 1),))
+    world.speculation.collected([chunk], results, 1.5 * cost_s)
+    assert rates.of(place) < before
+    assert world.speculation._controller.costs.seconds(1, drafts) > cost_s
+
+
+def test_a_step_that_computes_a_prompt_has_no_drafts():
+    world = World(2, COSTS["memory"], [1.0] * 2, speculation="suffix")
+    world.kinds[1].sequence.tokens.extend([1] * 9)
+    world.speculation.draft(world.kinds, 512, world.pool)
+    assert [kind.sequence.drafts for kind in world.kinds] == [(), ()]
+
+
+def test_a_request_with_a_grammar_keeps_no_other_from_drafts():
+    world = World(2, COSTS["memory"], [1.0] * 2, speculation="suffix")
+    guided = request("g", [1, 2], grammar=Grammar(kind="json_object"))
+    world.kinds[1].request.request = guided
+    world.speculation.draft(world.kinds, 512, world.pool)
+    assert [len(kind.sequence.drafts) for kind in world.kinds] == [MAX_DRAFTS, 0]
+
+
+def test_drafts_take_no_block_that_is_not_there():
+    world = World(1, COSTS["memory"], [1.0], speculation="suffix")
+    kind = world.kinds[0]
+    kind.sequence.blocks = BlockTables(LIMITS.attentions, 16)
+    world.pool.take(4094)
+    world.speculation.draft([kind], 512, world.pool)
+    assert len(kind.sequence.drafts) == MAX_DRAFTS
+    world.pool.take(1)
+    world.speculation.draft([kind], 512, world.pool)
+    assert kind.sequence.drafts == ()
+
+
+def repeating(speculation: str, **limits) -> Serving:
+    """A model that answers the same token for ever."""
+    settings = {name: value for name, value in limits.items() if name in FakeRunner.__dataclass_fields__}
+    runner = FakeRunner(model=FakeModel(table=(5,)), **settings)
+    return serving(runner=runner, speculation=speculation, **limits)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drafts"),
+    [({}, True), ({"grammar": Grammar(kind="json_object")}, False), ({"min_tokens": 5, "logprobs": 2}, True)],
+)
+def test_requests_with_a_grammar_have_no_drafts(sampling, drafts):
+    served = repeating("suffix")
+    served.submit(request("r", [1, 2], max_tokens=30, **sampling))
+    served.finish()
+    totals = served.scheduler.report(RuntimeState()).totals
+    assert bool(totals.drafted_tokens) == drafts
+
+
+def test_a_model_with_a_state_has_no_drafts():
+    served = repeating("suffix", attentions=(LayerAttention("state"),))
+    served.submit(request("r", [1, 2], max_tokens=30))
+    served.finish()
+    assert served.scheduler.report(RuntimeState()).totals.drafted_tokens == 0
+
+
+def drafted(plan):
+    return [len(chunk.drafts) for chunk in plan.chunks]
+
+
+def test_a_step_that_admits_a_prompt_has_no_drafts():
+    served = repeating("suffix", max_batch_tokens=64)
+    served.submit(request("a", [1, 2], max_tokens=100))
+    while not any(sum(drafted(plan)) for plan in served.plans):
+        served.step()
+    served.submit(request("b", range(10, 50)))
+    served.step()
+    plan = served.plans[-1]
+    assert [chunk.num_tokens for chunk in plan.chunks] == [1, 40]
+    served.finish()
+    assert sum(drafted(served.plans[-1])) > 0
+
+
+def test_streams_have_drafts_while_requests_wait_for_a_row():
+    served = repeating("suffix", max_batch_tokens=4, max_sequences=1)
+    served.submit(request("a", [1, 2], max_tokens=60), request("b", [1, 2]))
+    while len(served.answers["a"].tokens) < 50:
+        served.step()
+    assert drafted(served.plans[-1]) == [3]
+
+
+@pytest.mark.parametrize("num_blocks", [5, 6])
+def test_no_request_loses_its_row_for_a_draft(num_blocks):
+    """With 5 blocks the last is for the next token of `a`, which has no drafts; those of `b` would end in it."""
+    served = repeating("suffix", num_blocks=num_blocks, block_size=16, max_batch_tokens=64)
+    served.scheduler = Scheduler(served.scheduler.limits, drafter=AlwaysDrafter())
+    served.submit(request("a", range(100, 132), max_tokens=2), request("b", range(28), max_tokens=8))
+    served.finish()
+    assert served.scheduler.report(RuntimeState()).totals.preemptions == 0
+    assert [len(one.tokens) for one in served.answers.values()] == [2, 8]
+    assert drafted(served.plans[1]) == [0, 6 if num_blocks == 6 else 0]
+
+
+def test_state_says_what_was_drafted_and_kept():
+    served = repeating("ngram")
+    served.submit(request("r", [1, 2], max_tokens=12))
+    served.finish()
+    said = served.scheduler.report(RuntimeState()).speculation
+    assert said.drafter == "ngram"
+    assert said.draft_tokens > 0
+    assert said.acceptance_fraction == 1

@@ -1,0 +1,15 @@
+"""Requests through a proxy."""
+
+import base64
+
+from fakes import file_server
+from kvasir_runtime.fetch.http_client import HttpClient
+from kvasir_runtime.fetch.settings import SourceSettings
+
+
+def test_a_proxy_gets_user_and_password_as_they_are(tmp_path):
+    with file_server.serving({"http://web.example/a": b"found"}) as proxy:
+        (tmp_path / "proxy").write_text(proxy.url.replace("//", "//me%40home:a%2Fb%3Ac@"))
+        body, _ = HttpClient(SourceSettings(tmp_path), "m").text("http://web.example/a", {}, 100)
+    assert body == b"found"
+    assert proxy.proxied == {f"Basic {base64.b64encode(b'me@home:a/b:c').decode()}"}

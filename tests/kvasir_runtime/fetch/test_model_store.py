@@ -1,0 +1,268 @@
+"""A folder of fetched models: broken connections go on, wrong content is not used, processes wait for one another."""
+
+import contextlib
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile, RemoteModel, Transfer
+from kvasir_runtime.fetch.model_store import ModelStore
+
+URI, VERSION = "s3://bucket/models/tiny", "a" * 64
+WEIGHTS = bytes(range(256)) * 400
+
+
+class Source:
+    """A file whose bytes come in pieces of 1000. breaks: after so many pieces a transfer ends, one by one; then it does
+    not. sent: how many bytes each transfer had, and from where."""
+
+    def __init__(self, content=WEIGHTS, breaks=(), *, knows_parts=True, stated=None):
+        self.content, self.breaks, self.knows_parts = content, list(breaks), knows_parts
+        self.stated = hashlib.sha256(content).hexdigest() if stated is None else stated
+        self.starts = []
+
+    @contextlib.contextmanager
+    def opened(self, offset):
+        start = offset if self.knows_parts else 0
+        self.starts.append(start)
+        yield Transfer(start=start, pieces=self.pieces(start))
+
+    def pieces(self, start):
+        left = self.breaks.pop(0) if self.breaks else -1
+        for at in range(start, len(self.content), 1000):
+            if left == 0:
+                raise BrokenTransferError("the connection was reset")
+            left -= 1
+            yield self.content[at : at + 1000]
+
+    def file(self, name="model.safetensors", size=None, archive=""):
+        stated = Checksum(algorithm="sha256", value=self.stated) if self.stated else None
+        length = len(self.content) if size is None else size
+        return RemoteFile(name=name, size=length, opened=self.opened, checksum=lambda: stated, archive=archive)
+
+
+def model(*files):
+    return RemoteModel(uri=URI, version=VERSION, files=files)
+
+
+@pytest.fixture
+def waits():
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, waits):
+    return ModelStore(tmp_path, URI, VERSION, sleep=waits.append)
+
+
+def test_a_model_is_there_once_it_is_whole(store, tmp_path):
+    assert store.whole() is None
+    config = Source(b"{}")
+    folder = store.fetched(model(config.file("config.json"), Source().file(), Source(b"[]").file("a/b.json")))
+    assert store.whole() == folder
+    assert folder.parent == tmp_path
+    assert folder.name.startswith("s3-bucket-models-tiny-")
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert (folder / "a/b.json").read_bytes() == b"[]"
+    store.fetched(model(config.file("config.json")))
+    assert config.starts == [0]
+    assert ModelStore(tmp_path, URI, "b" * 64).whole() is None
+
+
+def test_a_broken_connection_goes_on_where_it_was(store, waits):
+    source = Source(breaks=[30, 0, 0, 5])
+    store.fetched(model(source.file()))
+    assert source.starts == [0, 30_000, 30_000, 30_000, 35_000]
+    assert waits == [0.5, 1.0, 2.0, 0.5]
+
+
+def test_a_process_goes_on_with_what_a_dead_one_left(store, tmp_path):
+    with pytest.raises(ModelUnavailableError, match=r"model\.safetensors: the connection was reset"):
+        store.fetched(model(Source(breaks=[30] + [0] * 9).file()))
+    source = Source()
+    folder = ModelStore(tmp_path, URI, VERSION).fetched(model(source.file()))
+    assert source.starts == [30_000]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_source_that_knows_no_parts_sends_all_again(store):
+    source = Source(breaks=[30, 20], knows_parts=False)
+    folder = store.fetched(model(source.file()))
+    assert source.starts == [0, 0, 0]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_source_that_is_not_reached_is_given_up(store, waits):
+    with pytest.raises(ModelUnavailableError, match="model s3://bucket/models/tiny could not be fetched"):
+        store.fetched(model(Source(breaks=[0] * 9).file()))
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+    assert store.whole() is None
+
+
+def test_a_truncated_file_is_no_model(store):
+    with pytest.raises(ModelUnavailableError, match=r"model\.safetensors: it ended after 102400 of 102500 bytes"):
+        store.fetched(model(Source().file(size=len(WEIGHTS) + 100)))
+    assert store.whole() is None
+
+
+def test_a_file_that_is_too_long_is_no_model(store):
+    with pytest.raises(ModelUnavailableError, match="another checksum"):
+        store.fetched(model(Source().file(size=5000)))
+
+
+def test_a_wrong_checksum_is_fetched_again_once(store):
+    source = Source(stated="f" * 64)
+    with pytest.raises(
+        ModelUnavailableError, match=r"comes with another checksum of model\.safetensors than was stated"
+    ):
+        store.fetched(model(source.file()))
+    assert source.starts == [0, 0]
+    assert store.whole() is None
+
+
+def test_what_a_dead_process_left_of_another_content_is_no_obstacle(store, tmp_path):
+    with pytest.raises(ModelUnavailableError):
+        store.fetched(model(Source(bytes(102_400), breaks=[30] + [0] * 9).file()))
+    source = Source()
+    folder = ModelStore(tmp_path, URI, VERSION).fetched(model(source.file()))
+    assert source.starts == [30_000, 0]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_disk_without_the_room_is_found_before(store):
+    source = Source()
+    with pytest.raises(ModelUnavailableError, match=r"needs 93132257\.46 GiB of disk in .*, where .* are free"):
+        store.fetched(model(source.file(size=10**17)))
+    assert source.starts == []
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path):
+    """A limit of the size of files stands for it: 50 kB, and the weights have twice as much."""
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "from pathlib import Path\n"
+        "from test_model_store import Source, model, URI, VERSION\n"
+        "from kvasir_runtime.fetch.model_store import ModelStore\n"
+        "try:\n    ModelStore(Path(sys.argv[1]), URI, VERSION).fetched(model(Source().file()))\n"
+        "except Exception as error:\n    print(error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
+    assert "could not be stored: [Errno 27] File too large; give its cache more room" in done.stdout
+
+
+def packed(entries, kind="w:gz"):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=kind) as archive:
+        for name, content in entries.items():
+            entry = tarfile.TarInfo(name)
+            if content is None:
+                entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                archive.addfile(entry)
+            else:
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def zipped(entries):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+ENTRIES = {"./tiny/config.json": b"{}", "./tiny/model.safetensors": WEIGHTS, "./tiny/run.py": b"", "./tiny/a.bin": b""}
+
+
+@pytest.mark.parametrize(
+    ("content", "archive"),
+    [(packed(ENTRIES), "tar"), (packed(ENTRIES, "w"), "tar"), (zipped(ENTRIES), "zip")],
+    ids=["tar.gz", "tar", "zip"],
+)
+def test_of_an_archive_only_what_serving_needs_is_unpacked(store, content, archive):
+    folder = store.fetched(model(Source(content).file("tiny.tar.gz", archive=archive)))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert store.whole() == folder
+
+
+@pytest.mark.parametrize("name", ["../config.json", "/config.json", "a/../../config.json"])
+def test_an_archive_that_leads_out_of_the_folder_is_refused(store, tmp_path, name):
+    with pytest.raises(ModelUnavailableError, match="leads out of the model's folder"):
+        store.fetched(model(Source(packed({name: b"{}"})).file("a.tar", archive="tar")))
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_links_in_an_archive_are_not_followed(store):
+    folder = store.fetched(model(Source(packed({"config.json": b"{}", "tokenizer.json": None})).file(archive="tar")))
+    assert not os.path.lexists(folder / "tokenizer.json")
+
+
+def test_layers_are_unpacked_in_the_order_of_the_manifest(store):
+    """Though the last one is there first."""
+    sent = threading.Event()
+
+    class Last(Source):
+        def pieces(self, start):
+            yield from super().pieces(start)
+            sent.set()
+
+    class First(Source):
+        def pieces(self, start):
+            assert sent.wait(100)
+            yield from super().pieces(start)
+
+    own = Source(b"[]").file("own.json")
+    first = First(packed({"config.json": b"old", "gone.json": b"{}", "own.json": b"{}", "model.safetensors": WEIGHTS}))
+    last = Last(packed({"config.json": b"new", ".wh.gone.json": b"", ".wh.own.json": b""}))
+    folder = store.fetched(model(first.file("1", archive="tar"), own, last.file("2", archive="tar")))
+    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
+    assert kept == {"config.json": b"new", "model.safetensors": WEIGHTS, "own.json": b"[]"}
+
+
+@pytest.mark.parametrize("archive", ["tar", "zip"])
+def test_what_is_no_archive_is_named(store, archive):
+    with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):
+        store.fetched(model(Source(b"<html>" * 999).file("tiny.tar", archive=archive)))
+
+
+def test_processes_wait_for_the_one_that_fetches(tmp_path):
+    begun, open_ = threading.Event(), threading.Event()
+
+    class Slow(Source):
+        def pieces(self, start):
+            begun.set()
+            assert open_.wait(100)
+            yield from super().pieces(start)
+
+    first, second = Slow(), Source()
+    told = []
+    threads = [
+        threading.Thread(target=lambda: ModelStore(tmp_path, URI, VERSION).fetched(model(first.file()))),
+        threading.Thread(
+            target=lambda: ModelStore(tmp_path, URI, VERSION).fetched(
+                model(second.file()), lambda *bytes_: told.append(bytes_)
+            )
+        ),
+    ]
+    threads[0].start()
+    assert begun.wait(100)
+    threads[1].start()
+    open_.set()
+    for thread in threads:
+        thread.join(100)
+    assert (len(first.starts), len(second.starts)) == (1, 0)
+    assert told[-1] == (len(WEIGHTS), len(WEIGHTS))

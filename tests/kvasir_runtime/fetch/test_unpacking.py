@@ -1,0 +1,121 @@
+"""Archives over one another: what a layer removes of those below it, and what is left of one that is broken."""
+
+import io
+import tarfile
+import zipfile
+
+import pytest
+
+from kvasir_runtime.fetch.unpacking import BrokenArchiveError, unpack
+
+BELOW = {"config.json": b"1", "a/x.json": b"2", "a/b/y.json": b"3", "model.safetensors": b"4", "own.json": b"5"}
+LARGE = bytes(range(256)) * 4000
+
+
+def packed(entries, kind="w:gz"):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=kind) as archive:
+        for name, content in entries.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def zipped(entries, compression):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With what the layers below wrote, and a file beside them."""
+    made = tmp_path / "model"
+    for name, content in BELOW.items():
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (made / ".lock").touch()
+    return made
+
+
+def there(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".lock"}
+
+
+def unpacked(folder, content, kind="tar", reserve=lambda _: None):
+    archive = folder.parent / "archive"
+    archive.write_bytes(content)
+    unpack(archive, kind, folder, {"own.json"}, reserve)
+
+
+@pytest.mark.parametrize(
+    ("layer", "gone", "more"),
+    [
+        ({".wh.config.json": b""}, {"config.json"}, set()),
+        ({"./a/.wh.b": b""}, {"a/b/y.json"}, set()),
+        ({".wh.a": b"", "a/x.json": b""}, {"a/b/y.json"}, set()),
+        ({"a/z.json": b"", "a/.wh..wh..opq": b""}, {"a/x.json", "a/b/y.json"}, {"a/z.json"}),
+        ({"a/.wh..wh..opq": b"", "a/z.json": b""}, {"a/x.json", "a/b/y.json"}, {"a/z.json"}),
+        ({".wh..wh..opq": b"", "z.json": b""}, set(BELOW) - {"own.json"}, {"z.json"}),
+        ({".wh.own.json": b"", "own.json": b"other"}, set(), set()),
+        ({".wh.none": b"", ".wh..lock": b"", ".wh..wh.plnk": b""}, set(), set()),
+    ],
+)
+def test_what_a_layer_removes_of_those_below(folder, layer, gone, more):
+    unpacked(folder, packed(layer))
+    assert there(folder) == set(BELOW) - gone | more
+    assert (folder / ".lock").exists()
+    assert (folder / "own.json").read_bytes() == BELOW["own.json"]
+
+
+@pytest.mark.parametrize(
+    "name", [".wh...", "../.wh.config.json", ".wh.", "x/.wh.", "a/../../.wh..wh..opq", "/.wh..wh..opq"]
+)
+def test_a_removal_that_leads_out_of_the_folder_is_refused(folder, name):
+    (folder.parent / "config.json").touch()
+    with pytest.raises(BrokenArchiveError, match="leads out of the model's folder"):
+        unpacked(folder / "a", packed({name: b""}))
+    assert (folder.parent / "config.json").exists()
+    assert there(folder) - {"archive"} == set(BELOW)
+
+
+def damaged(content, at):
+    return content[:at] + b"\xff" * 64 + content[at + 64 :]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (damaged(zipped({"z.json": LARGE}, zipfile.ZIP_DEFLATED), 50), "zip"),
+        (damaged(zipped({"z.json": LARGE}, zipfile.ZIP_LZMA), 60), "zip"),
+        (damaged(zipped({"z.json": LARGE}, zipfile.ZIP_BZIP2), 60), "zip"),
+        (packed({"z.json": b"{}", "y.json": LARGE}, "w:gz")[:-200], "tar"),
+        (damaged(packed({"z.json": b"{}", "y.json": LARGE}, "w:xz"), 300), "tar"),
+        (damaged(packed({"z.json": b"{}", "y.json": LARGE}, "w:bz2"), 300), "tar"),
+        (packed({"z.json": b"{}", "y.json": LARGE}, "w")[:9000], "tar"),
+    ],
+    ids=["deflate", "lzma", "bzip2 in zip", "gzip", "xz", "bzip2", "cut"],
+)
+def test_of_a_damaged_archive_nothing_is_left(folder, content, kind):
+    with pytest.raises(BrokenArchiveError):
+        unpacked(folder, content, kind)
+    assert there(folder) == set(BELOW)
+
+
+def test_bytes_are_reserved_before_they_are_written(folder):
+    asked = []
+
+    def reserve(num_bytes):
+        asked.append(num_bytes)
+        if sum(asked) > 10:
+            raise MemoryError
+
+    unpacked(folder, packed({"config.json": b"123", "z.json": b"1234"}), reserve=reserve)
+    assert asked == [2, 4]
+    with pytest.raises(MemoryError):
+        unpacked(folder, packed({"y.json": b"1234", "x.json": b"1"}), reserve=reserve)
+    assert there(folder) == {*BELOW, "z.json"}

@@ -1,0 +1,122 @@
+"""Sums, gathers and broadcasts of several ranks: exact, alike on all of them, and at an end when one is lost."""
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.ranks import group_of
+from kvasir_runtime.errors import RankLostError
+from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.cpu import library
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+SLOT_BYTES = 256 << 10
+T = TypeVar("T")
+
+
+def on_all(group: tuple[Collectives, ...], call: Callable[[Collectives], T]) -> list[T]:
+    """What each rank gets, all at once."""
+    with ThreadPoolExecutor(len(group)) as pool:
+        return [future.result(60) for future in [pool.submit(call, member) for member in group]]
+
+
+@given(
+    ranks=st.integers(2, 5),
+    sizes=st.lists(st.sampled_from([1, 7, 256, 1000, SLOT_BYTES // 4, SLOT_BYTES // 4 + 1, 150_000]), max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 99),
+)
+def test_every_rank_has_the_sum_in_the_order_of_the_ranks(
+    ranks: int, sizes: list[int], dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    given_ = [[torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)] for size in sizes]
+
+    def call(member: Collectives) -> list[torch.Tensor]:
+        return [member.all_reduce(of_rank[member.rank].clone()) for of_rank in given_]
+
+    with group_of(ranks) as group:
+        found = on_all(group, call)
+    for index, of_rank in enumerate(given_):
+        total = of_rank[0].float()
+        for part in of_rank[1:]:
+            total = total + part.float()
+        for member in found:
+            assert torch.equal(member[index], total.to(dtype))
+
+
+def test_a_sum_that_is_not_finite_stays_so() -> None:
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.0e38])
+
+    def call(member: Collectives) -> list[torch.Tensor]:
+        return [member.all_reduce(values.to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+
+    with group_of(2) as group:
+        for found in on_all(group, call):
+            for sums in found:
+                assert sums[0].isnan()
+                assert sums[1:].tolist() == [float("inf"), -float("inf"), float("inf")]
+
+
+@pytest.mark.parametrize("size", [1, 5000, SLOT_BYTES, SLOT_BYTES + 3])
+def test_the_first_rank_gathers_and_broadcasts(size: int) -> None:
+    message = bytes(index % 251 for index in range(size))
+
+    def call(member: Collectives) -> tuple[torch.Tensor, bytes, bytes]:
+        own = torch.full((size,), member.rank, dtype=torch.uint8)
+        return member.gather(own), member.broadcast(b"" if member.rank else message), member.broadcast(b"")
+
+    with group_of(3) as group:
+        found = on_all(group, call)
+    assert found[0][0].tolist() == [[rank] * size for rank in range(3)]
+    for rank, (gathered, got, nothing) in enumerate(found):
+        assert (got, nothing) == (message, b"")
+        if rank:
+            assert gathered.tolist() == [[rank] * size]
+
+
+def test_those_who_wait_learn_that_a_rank_is_lost() -> None:
+    with group_of(3) as group, ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(member.all_reduce, torch.ones(4)) for member in group[:2]]
+        group[0].abort("rank 2 was killed by SIGKILL")
+        group[0].abort("and more")
+        with pytest.raises(RankLostError, match=r"^rank 2 was killed by SIGKILL$"):
+            waiting[0].result(60)
+        with pytest.raises(RankLostError, match=r"^another rank has ended$"):
+            waiting[1].result(60)
+        for later in (group[0], group[2]):
+            with pytest.raises(RankLostError):
+                later.broadcast(b"hello")
+
+
+def test_a_sum_that_a_rank_gave_up_is_not_added_to_its_next() -> None:
+    with group_of(2) as group, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(group[1].all_reduce, torch.full((512 << 10,), 100.0))
+        group[0].abort("rank 0: can't allocate memory")
+        with pytest.raises(RankLostError, match=r"^rank 0: can't allocate memory$"):
+            group[0].broadcast(b"the next step")
+        with pytest.raises(RankLostError, match=r"^rank 0: can't allocate memory$"):
+            group[0].all_reduce(torch.ones(64 << 10))
+        with pytest.raises(RankLostError, match=r"^another rank has ended$"):
+            waiting.result(60)
+
+
+def test_the_memory_goes_with_its_last_user() -> None:
+    def num_open() -> int:
+        """Of groups alone, once what earlier tests left is collected."""
+        gc.collect()
+        return sum("kvasir-ranks" in str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
+
+    before = num_open()
+    for _ in range(20):
+        with group_of(2) as group:
+            pass
+        del group
+    assert num_open() <= before

@@ -1,0 +1,71 @@
+"""Ranks as processes: the engine's own start, what it refuses, and how it ends when one of them is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream
+from fakes.checkpoints import Shape
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import RankLostError, StartError
+from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.runner.startup import rank_processes
+from kvasir_runtime.runner.startup.build import build
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+DEADLINE_S = 60.0
+
+
+def options_of(folder: Path, **given: object) -> ServeOptions:
+    fields = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 1024, "startup_cache": "off", **given}
+    return ServeOptions.model_validate({"model": str(folder), "tensor_parallel_size": 2, **fields})
+
+
+def children() -> set[int]:
+    """Processes that this one has started."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for path in found for pid in path.read_text().split()}
+
+
+def answer(runner: ModelRunner, num_tokens: int) -> list[int]:
+    stream = Stream(prompt=tuple(range(3, 40)))
+    Hand(runner).run([stream], num_tokens, chunk=16)
+    return stream.answer
+
+
+def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much that a library printed before does not end it, and is not the reason."""
+    (tmp_path / "sitecustomize.py").write_text("print('deprecated ' * 2000)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder, before = checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", std=0.2)), children()
+    alone = answer(build(options_of(folder, tensor_parallel_size=1), lambda _: None), 12)
+    runner = build(options_of(folder), lambda _: None)
+    (rank,) = children() - before
+    assert answer(runner, 12) == alone
+    assert runner.facts.kernels.endswith(", 2 ranks")
+    assert runner.failure == ""
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
+        answer(runner, 900)
+    assert runner.failure == "rank 1 was killed by SIGKILL"
+
+
+def test_a_rank_that_fails_ends_the_model_with_its_last_words(tmp_path: Path) -> None:
+    group = rank_processes.start(options_of(tmp_path / "none"), torch.device("cpu"), 1)
+    with pytest.raises(RankLostError, match=r"^rank 1: [A-Za-z]+Error: .*none"):
+        group.broadcast(b"a step")
+    assert group.failure.startswith("rank 1: ")
+
+
+def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path) -> None:
+    options, before = options_of(tmp_path), children()
+    with pytest.raises(
+        StartError, match=r"^--tensor-parallel-size 2 is not possible on CUDA yet: ranks compute on CPUs"
+    ):
+        rank_processes.start(options, torch.device("cuda"), 1)
+    assert children() == before

@@ -1,0 +1,193 @@
+"""Several ranks compute each layer together, and answer as one process does: chunked, cached, preempted, quantized.
+
+The ranks are threads here, with the memory and the code of processes. Processes: startup/test_rank_processes.py.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import checkpoints, family_checkpoints, fp8_checkpoints, ggufs, integer_checkpoints
+from fakes.by_hand import Hand, Stream, runner_of, scheduler_of
+from fakes.checkpoints import Shape
+from fakes.ranks import WithoutMemory, group_of
+from kvasir_runtime.core.plan import BlockCopy
+from kvasir_runtime.errors import RankLostError
+from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+
+SHAPES = {
+    "llama": Shape(extra={"attention_bias": True}),
+    "llama of odd vocabulary": Shape(vocab_size=321, tied=True),
+    "mistral": Shape(family="mistral", extra={"sliding_window": 24}),
+    "qwen2": Shape(family="qwen2", tied=True),
+    "qwen3_moe": Shape(family="qwen3_moe", std=0.2),
+    "qwen2_moe": Shape(family="qwen2_moe", std=0.2),
+    "gemma3": Shape(family="gemma3_text", std=0.2),
+    "deepseek_v2": Shape(family="deepseek_v2", std=0.2),
+    "qwen3_next": Shape(family="qwen3_next", std=0.2),
+}
+WIDE = Shape(family="qwen3", hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=512, std=0.2)
+"""Whose parts are whole groups of every format."""
+GREEDY = SamplingConfig(temperature=0.0, max_tokens=8, ignore_eos=True)
+DRAWN = [
+    SamplingConfig(temperature=1.0, top_p=0.9, seed=7, max_tokens=16, ignore_eos=True),
+    SamplingConfig(temperature=0.8, top_k=20, seed=8, max_tokens=16, ignore_eos=True, frequency_penalty=0.5),
+    SamplingConfig(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=2),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(root: Path, name: str) -> Path:
+    folder = root / name
+    return folder if folder.exists() else checkpoints.write(folder, SHAPES[name])
+
+
+def prompts_of(count: int) -> list[tuple[int, ...]]:
+    """Some with a common beginning, which is found in the cache."""
+    chooser = random.Random(3)
+    common = tuple(chooser.choices(range(3, 320), k=48))
+    lengths = [(chooser.choice((0, 16, 40, 48)), own) for own in range(1, count + 1)]
+    return [common[:shared] + tuple(chooser.choices(range(3, 320), k=own)) for shared, own in lengths]
+
+
+def answers(
+    runner: ModelRunner, samplings: list[SamplingConfig], count: int = 12
+) -> tuple[list[list[int]], list[float], int]:
+    """Ids of answers to `prompts_of`, all at once, the logprobs of all together, and how many were preempted."""
+    scheduler, prompts = scheduler_of(runner, budget=40), prompts_of(count)
+    found: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[float] = []
+    for index, prompt in enumerate(prompts):
+        sampling = samplings[index % len(samplings)]
+        assert scheduler.submit(EngineRequest(request_id=str(index), prompt=prompt, sampling=sampling), 0.0) is None
+    joins, now = 0, 0.0
+    while (plan := scheduler.plan(now)) is not None:
+        joins, now = joins + len(plan.joins), now + 1
+        for output in scheduler.commit(runner.collect(runner.launch(plan)), now):
+            found[int(output.request_id)] += output.token_ids
+            logprobs += [one.logprob for one in output.logprobs]
+    return found, logprobs, joins - len(prompts)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in SHAPES), ("qwen3_moe", 4), ("gemma3", 4)])
+def test_ranks_answer_as_one_process_does(root: Path, name: str, ranks: int) -> None:
+    """With 4 ranks, two share a key head."""
+    folder, sizes = folder_of(root, name), {"num_blocks": 22, "max_sequences": 8, "ops": cpu_ops()}
+    for samplings in ([GREEDY], DRAWN):
+        alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings)
+        with group_of(ranks) as group:
+            together, found, num_preempted = answers(runner_of(folder, **sizes, group=group), samplings)
+        assert together == alone
+        assert found == pytest.approx(logprobs, abs=1e-3)
+        assert bool(found) == (samplings == DRAWN)
+    assert num_preempted > 0 or name in ("mistral", "qwen3_next")  # which free blocks behind windows and states
+
+
+def test_ranks_compute_without_kernels_of_their_own_too(root: Path) -> None:
+    folder = folder_of(root, "llama of odd vocabulary")
+    alone, *_ = answers(runner_of(folder, ops=CPU), [GREEDY], 3)
+    with group_of(2) as group:
+        assert answers(runner_of(folder, ops=CPU, group=group), [GREEDY], 3)[0] == alone
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q8_0", "Q4_K", "fp8 channel", "fp8 block", "gptq", "awq", "packed"])
+def test_parts_of_quantized_weights_are_cut_between_groups(root: Path, kind: str) -> None:
+    """Of formats made while reading and of those that the file has; numbers and scales are those of the whole."""
+    folder, given = root / kind, {"quantization": kind}
+    checkpoints.write(folder, WIDE)
+    if kind.startswith("fp8"):
+        fp8_checkpoints.convert(folder, kind.removeprefix("fp8 "))
+        given = {"quantization": "auto"}
+    elif kind in ("gptq", "awq", "packed"):
+        integer_checkpoints.convert(folder, integer_checkpoints.Style(method=kind))
+        given = {"quantization": "auto"}
+    elif kind.startswith("Q"):
+        folder, given = ggufs.write(folder, root / f"{kind}.gguf", kind=kind), {"quantization": "auto"}
+    tokens = prompts_of(6)[-1]
+    whole = runner_of(folder, ops=CPU, **given).logits(tokens)
+    with group_of(2) as group:
+        parts = runner_of(folder, ops=CPU, **given, group=group).logits(tokens)
+    torch.testing.assert_close(parts, whole, atol=2e-3, rtol=1e-4)
+    plain = runner_of(checkpoints.write(root / "plain", WIDE), ops=CPU).logits(tokens)
+    assert not torch.allclose(plain, whole, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in family_checkpoints.MODELS if not name.startswith("olmo")])
+def test_ranks_compute_layers_of_other_families(root: Path, name: str) -> None:
+    """Scaled residuals and logits, biases, layers side by side, norms with biases, no gates, matrices in one tensor."""
+    family_checkpoints.write(root / name, name)
+    tokens = prompts_of(6)[-1]
+    whole = runner_of(root / name, ops=cpu_ops()).logits(tokens)
+    with group_of(2) as group:
+        parts = runner_of(root / name, ops=cpu_ops(), group=group).logits(tokens)
+    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_copied_blocks_are_copied_on_every_rank(root: Path) -> None:
+    folder = folder_of(root, "llama")
+
+    def answer(group: tuple[Collectives, ...]) -> list[int]:
+        runner = runner_of(folder, group=group)
+        hand, first = Hand(runner), Stream(prompt=tuple(range(3, 20)))
+        hand.step([(first, 17)])
+        second = Stream(prompt=first.prompt, computed=16)
+        second.columns = [hand.column(), hand.column()]
+        copies = [BlockCopy(old[0], new[0]) for old, new in zip(first.columns, second.columns, strict=False)]
+        hand.step([(second, 1)], copies)
+        hand.run([first, second], 8)
+        assert first.answer == second.answer
+        return second.answer
+
+    with group_of(2) as group:
+        assert answer(group) == answer(())
+
+
+def test_a_model_without_a_vocabulary_is_pooled_by_ranks(root: Path) -> None:
+    folder = checkpoints.write(root / "pooled", Shape(), head="ForSequenceClassification")
+
+    def pooled(group: tuple[Collectives, ...]) -> bytes:
+        runner = runner_of(folder, group=group)
+        scheduler = scheduler_of(runner, budget=16)
+        config, sampling = PoolingConfig(kind="labels"), SamplingConfig(max_tokens=1)
+        request = EngineRequest(request_id="a", prompt=tuple(range(40)), sampling=sampling, pooling=config)
+        assert scheduler.submit(request, 0.0) is None
+        found = b""
+        while (plan := scheduler.plan(0.0)) is not None:
+            for output in scheduler.commit(runner.collect(runner.launch(plan)), 0.0):
+                found += output.pooled
+        return found
+
+    with group_of(2) as group:
+        several = torch.frombuffer(bytearray(pooled(group)), dtype=torch.float32)
+    torch.testing.assert_close(several, torch.frombuffer(bytearray(pooled(())), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "gather", "broadcast"])
+def test_the_model_ends_where_the_first_rank_fails_within_a_step(root: Path, operation: str) -> None:
+    """The others are in the exchanges of that step, and would take those of the next for them."""
+    folder = folder_of(root, "llama")
+    with group_of(2) as (first, second):
+        failing = WithoutMemory(first)
+        runner = runner_of(folder, group=(failing, second))
+        hand, stream = Hand(runner), Stream(prompt=tuple(range(3, 40)))
+        hand.step([(stream, 8)])
+        assert runner.failure == ""
+        failing.fails = operation
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            hand.step([(stream, 29)])
+        assert runner.failure == "rank 0: can't allocate memory: 1 byte"
+        failing.fails = ""
+        with pytest.raises(RankLostError, match=r"^rank 0: can't allocate memory"):
+            Hand(runner).step([(Stream(prompt=(3, 4, 5)), 2)])

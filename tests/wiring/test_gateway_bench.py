@@ -1,0 +1,25 @@
+"""The measurement of the gateway, for a moment: a scenario has its figures, and nothing breaks."""
+
+from functools import partial
+
+import pytest
+
+from bench import gateway as bench
+from bench import gateway_scenarios as scenarios
+
+pytestmark = pytest.mark.xdist_group("gateway-bench")
+
+
+async def test_streams_are_measured_and_none_breaks():
+    run = partial(scenarios.many_streams, streams=20, seconds=0.5, events=2)
+    figures = {figure.name: figure.value for figure in await bench.measured(bench.Scenario(run=run, replicas=1))}
+    assert figures["streams that ended"] >= 20
+    assert figures["broken"] == 0
+    assert figures["Envoy, memory"] > 1
+
+
+async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
+    run = partial(scenarios.moved, keys=40)
+    left, moved = await bench.measured(bench.Scenario(run=run, replicas=3))
+    assert 0 < left.value < 40, left
+    assert moved.is_met, moved

@@ -1,0 +1,155 @@
+"""Requests for services without replicas wait in the real Envoy and our picker until there is one."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+import pytest_asyncio
+
+from fakes.gateway import gateway, until
+from fakes.stub_runtime import stub_runtimes
+from kvasir_gateway.hold_queue import HoldLimits
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-holds")]
+LIMITS = HoldLimits(max_requests=250, max_bytes=1 << 20, max_wait_s=120.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front():
+    async with gateway(hold=LIMITS) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pods():
+    async with stub_runtimes(2) as stubs:
+        yield stubs
+
+
+async def known(front, name):
+    front.objects.serve(name)
+
+    async def listed():
+        async with front.client.get(f"{front.url}/v1/models/{name}") as response:
+            return response.status == 200
+
+    await until(listed, "the service is known")
+
+
+async def holds(front, name, number, tasks=()):
+    """Whether so many wait. tasks: requests of which none must have an answer yet."""
+    assert not [task.result() for task in tasks if task.done()]
+    return (await front.demand(name)).held == number
+
+
+async def test_two_hundred_requests_wait_for_the_first_replica(front, pods):
+    await known(front, "crowd")
+    tasks = [asyncio.create_task(front.post("crowd", prompt="x" * (100 + i))) for i in range(200)]
+    await until(lambda: holds(front, "crowd", 200, tasks), "all wait")
+    assert (await front.demand("crowd")).held_bytes > 200 * 100
+    front.objects.serve("crowd", pods[0])
+    answers = await asyncio.gather(*tasks)
+    assert {(status, body) for status, body, _ in answers} == {(200, pods[0].whole())}
+    assert len(pods[0].seen) == 200
+    assert await holds(front, "crowd", 0)
+
+
+async def test_requests_wait_for_longer_than_a_choice_may_take(pods):
+    async with gateway(hold=LIMITS, message_timeout_s=3) as front:
+        await known(front, "slow")
+        task = asyncio.create_task(front.post("slow"))
+        await until(lambda: waits_for(front, "slow", 3.5), "it has waited for longer")
+        front.objects.serve("slow", pods[0])
+        assert (await task)[0] == 200
+
+
+async def waits_for(front, name, seconds):
+    demand = await front.demand(name)
+    return demand.held == 1 and demand.last_request_age_s >= seconds
+
+
+async def test_bodies_of_any_length_come_whole_behind_a_wait(front, pods):
+    await known(front, "long")
+    body = json.dumps({"model": "long", "prompt": "y" * 700_000}).encode()
+    task = asyncio.create_task(front.client.post(f"{front.url}/v1/completions", data=body))
+    await until(lambda: holds(front, "long", 1), "it waits")
+    front.objects.serve("long", pods[0])
+    async with await task as response:
+        assert (response.status, await response.read()) == (200, pods[0].whole())
+    assert int(pods[0].seen[-1].headers["content-length"]) == len(body)
+
+
+async def test_a_client_that_leaves_waits_no_longer_and_reaches_no_replica(front, pods):
+    await known(front, "left")
+    tasks = [asyncio.create_task(front.post("left")) for _ in range(20)]
+    await until(lambda: holds(front, "left", 20, tasks), "all wait")
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.gather(*tasks[1:], return_exceptions=True)
+    await until(lambda: holds(front, "left", 1), "one waits")
+    front.objects.serve("left", pods[1])
+    assert (await tasks[0])[0] == 200
+    assert len(pods[1].seen) == 1
+
+
+async def test_what_is_beyond_the_bounds_is_refused_with_a_time_to_come_back(front, pods):
+    await known(front, "full")
+    tasks = [asyncio.create_task(front.post("full")) for _ in range(LIMITS.max_requests)]
+    await until(lambda: holds(front, "full", LIMITS.max_requests, tasks), "the queue is full")
+    status, body, headers = await front.post("full")
+    assert (status, json.loads(body)["error"]["code"]) == (429, "overloaded")
+    assert int(headers["retry-after"]) >= 1
+    other = asyncio.create_task(front.post("full", headers={"authorization": "Bearer other"}))
+    gave_way = asyncio.create_task(next_of(tasks))
+    assert (await gave_way)[0] == 429
+    await until(lambda: holds(front, "full", LIMITS.max_requests), "the other tenant waits in its place")
+    front.objects.serve("full", *pods)
+    assert (await other)[0] == 200
+    assert sorted(status for status, _, _ in await asyncio.gather(*tasks)) == [200] * (LIMITS.max_requests - 1) + [429]
+
+
+async def next_of(tasks):
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+    return done.pop().result()
+
+
+async def test_the_openai_client_simply_waits(front, pods):
+    await known(front, "asleep")
+    async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0) as client:
+        task = asyncio.create_task(client.models.with_raw_response.list())
+        assert (await task).status_code == 200
+        asked = asyncio.create_task(
+            client.completions.with_raw_response.create(model="asleep", prompt="x", max_tokens=1)
+        )
+        await until(lambda: holds(front, "asleep", 1), "it waits")
+        front.objects.serve("asleep", pods[0])
+        assert (await asked).status_code == 200
+
+
+async def test_held_requests_survive_a_drain_and_keep_the_gateway_until_they_are_answered(front, pods):
+    await known(front, "leaving")
+    task = asyncio.create_task(front.post("leaving"))
+    await until(lambda: holds(front, "leaving", 1), "it waits")
+    drained = asyncio.create_task(front.drain())
+    await until(lambda: not_ready(front), "the gateway drains")
+    assert not drained.done()
+    front.objects.serve("leaving", pods[0])
+    assert (await task)[0] == 200
+    async with asyncio.timeout(60):
+        assert await drained == "drained"
+    assert "takes requests" in await front.drain(on=False)
+    await until(front.is_ready, "ready again")
+
+
+async def not_ready(front):
+    return not await front.is_ready()
+
+
+async def test_who_has_waited_for_too_long_is_refused():
+    async with gateway(hold=HoldLimits(max_wait_s=0.05)) as front:
+        await known(front, "never")
+        status, body, headers = await front.post("never")
+        assert (status, json.loads(body)["error"]["code"]) == (503, "no_ready_replica")
+        assert int(headers["retry-after"]) >= 1
+        assert "x-should-retry" not in headers

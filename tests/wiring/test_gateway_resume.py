@@ -1,0 +1,89 @@
+"""Streams whose replica is killed go on at another one, through the real Envoy, picker and relay and real servers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+
+import pytest
+
+from fakes import checkpoints, continuations
+from fakes.api_process import api_process
+from fakes.checkpoints import Shape
+from fakes.continuations import CASES, KEY, REAL, long, same
+from fakes.gateway import RunningPod, gateway, until
+from kvasir_api import names
+
+pytestmark = pytest.mark.xdist_group("server-continuation")
+STREAMS = int(os.environ.get("KVASIR_TEST_STREAMS", "1"))
+"""Of each kind; `make test-resume` takes more."""
+FIXED = {case: request for case, request in CASES.items() if "seed" in request[1] or request[1].get("temperature") == 0}
+"""Kinds whose answers are the same again."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Starts one of several that are alike."""
+    folder = tmp_path_factory.mktemp("resume")
+    model = checkpoints.write(folder / "tiny", Shape(seed=4))
+    (folder / "keys").write_text(f"{KEY}\n")
+    return lambda: api_process(model, *continuations.options(folder / "keys"), command=REAL, wait="listening")
+
+
+def pod_of(process, name):
+    return RunningPod(name, process.http[1], process.ops[1])
+
+
+class ResumableStream:
+    """One stream through the gateway, read in the background. answer: what has come without comments."""
+
+    def __init__(self, front, path, body):
+        self.answer = b""
+        self.task = asyncio.create_task(self._read(front, path, {"model": "tiny", "stream": True, **body}))
+
+    async def _read(self, front, path, body):
+        async with front.client.post(front.url + path, json=body, headers={names.HEADER_RESUME: "1"}) as response:
+            assert response.status == 200, await response.read()
+            async for chunk in response.content.iter_any():
+                assert b"kvasir-continuation" not in chunk
+                self.answer += chunk
+
+
+async def answers(front, process):
+    """Whether a request goes to this replica."""
+    status, body, _ = await front.post("tiny", messages=[{"role": "user", "content": "x"}], max_tokens=1)
+    return status == 200 and json.loads(body)["id"].startswith(f"chatcmpl-{process.state()['instance'][:8]}")
+
+
+@pytest.mark.parametrize("victim", ["both", *(["engine"] if STREAMS > 1 else [])])
+async def test_streams_of_every_kind_outlive_a_kill(server, victim):
+    with contextlib.ExitStack() as stack:
+        first, second = [stack.enter_context(server()) for _ in range(2)]
+        for process in (first, second):
+            process.wait_ready()
+        async with gateway(relay=True) as front:
+            front.objects.serve("tiny", pod_of(second, "second"))
+            await until(lambda: answers(front, second), "the second is known")
+            wanted = {case: ResumableStream(front, path, long(body)) for case, (path, body) in FIXED.items()}
+            await asyncio.gather(*(stream.task for stream in wanted.values()))
+            front.objects.serve("tiny", pod_of(first, "first"))
+            await until(lambda: answers(front, first), "all go to the first")
+            begun = [
+                (case, ResumableStream(front, path, long(body)))
+                for case, (path, body) in FIXED.items()
+                for _ in range(STREAMS)
+            ]
+            await until(lambda: sum(bool(stream.answer) for _, stream in begun) > len(begun) // 2, "they stream")
+            engine = first.engine_pid
+            os.kill(engine, signal.SIGSTOP)
+            running = [stream for _, stream in begun if not stream.task.done()]
+            front.objects.serve("tiny", pod_of(first, "first"), pod_of(second, "second"))
+            await until(lambda: front.has_ready("tiny", 2), "both are known")
+            if victim == "both":
+                first.process.kill()
+            os.kill(engine, signal.SIGKILL)
+            await asyncio.gather(*(stream.task for _, stream in begun))
+    assert running
+    for case, stream in begun:
+        assert same(stream.answer) == same(wanted[case].answer), case
