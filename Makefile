@@ -11,12 +11,15 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Extra arguments for pytest: make test PYTEST_ARGS="-k scheduler"
 PYTEST_ARGS ?=
+KUBELET_STATE := .kvasir/kubelet
 # make images DOCKER=podman IMAGE_REGISTRY=registry.example/team/
 DOCKER ?= docker
 IMAGE_REGISTRY ?=
+# make images IMAGE_BUILD_ARGS="--build-arg PYTHON_IMAGE=python@sha256:… --build-arg TORCH_INDEX_URL=…"
+IMAGE_BUILD_ARGS ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-neighbours bench-operator bench-autoscaling bench-routing bench-start bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-soak test-resume test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,11 +47,17 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard run
 demo: setup  ## Start a local cluster, serve a tiny model, stream a chat answer, watch it scale
 	@$(BIN)/kvasir demo
 
+demo-hub: setup  ## Serve the tiny model from a model hub on loopback and stream a chat answer
+	@$(BIN)/kvasir demo --hub
+
+demo-kubelet: setup  ## The same on a real node: kubelet, containerd and images of ours (needs root)
+	@$(BIN)/kvasir demo --kubelet --state-dir $(KUBELET_STATE)
+
 demo-model: setup  ## Train the demo's model again (two minutes; the result is part of the repository)
 	@$(BIN)/python -m kvasir_local.demo.train operator/kvasir_local/demo/model
 
 demo-down:  ## Stop what the demo left running
-	@test ! -x $(BIN)/kvasir || $(BIN)/kvasir local down
+	@test ! -x $(BIN)/kvasir || { $(BIN)/kvasir local down; test ! -d $(KUBELET_STATE) || $(BIN)/kvasir local down --state-dir $(KUBELET_STATE); }
 
 test: setup  ## Run every test on two workers: the unit suites, then end to end on real control planes
 	@mkdir -p .kvasir
@@ -75,6 +84,11 @@ test-idle: setup  ## Watch an operator with nothing to do for ten minutes: it mu
 test-soak: setup  ## Serve ten minutes with too little memory and a second tier; every answer must be the undisturbed one (SECONDS_SOAK=… SEED=…)
 	@KVASIR_SOAK_S=$(or $(SECONDS_SOAK),600) KVASIR_SEED=$(or $(SEED),1) $(TEST_ENV) $(BIN)/python -m pytest -s tests/kvasir_runtime/engine/test_engine_host_tier.py $(PYTEST_ARGS)
 
+test-kubelet: setup  ## Test our images on two real nodes: kubelet, containerd, kube-proxy (needs root, 40 GB; installs its Debian packages)
+	@trap '$(BIN)/kvasir local down --state-dir $(KUBELET_STATE); tail -n 1 .kvasir/test-kubelet.log || true' EXIT; \
+	  mkdir -p .kvasir; : >.kvasir/test-kubelet.log; $(BIN)/kvasir local up --kubelet --nodes 2 --state-dir $(KUBELET_STATE); \
+	  KVASIR_STATE_DIR=$(KUBELET_STATE) $(TEST_ENV) $(BIN)/python -m pytest tests/outside/real_nodes/test_*.py $(PYTEST_ARGS) | tee .kvasir/test-kubelet.log
+
 test-away: setup  ## Take the API server away from a running operator for five minutes (SECONDS_AWAY=…)
 	@KVASIR_AWAY_S=$(or $(SECONDS_AWAY),300) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_harm.py -k away $(PYTEST_ARGS)
 
@@ -99,11 +113,13 @@ floors: setup  ## Check who may import whom
 
 fresh: setup  ## Check that the generated files are fresh
 	@$(BIN)/python -m kvasir_api.generate --check
+	@$(BIN)/python -m kvasir_runtime.models.family_table --check
 	@$(BIN)/python manifests/monitoring.py --check
 	@$(BIN)/python manifests/chart.py --check
 
 generate: setup  ## Write the CRD, the tables in the docs and the other generated files
 	@$(BIN)/python -m kvasir_api.generate
+	@$(BIN)/python -m kvasir_runtime.models.family_table
 	@$(BIN)/python manifests/monitoring.py
 	@$(BIN)/python manifests/chart.py
 	@cd operator && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kvasir_gateway/proto/*.proto
@@ -123,6 +139,9 @@ bench-scaling: setup  ## Measure 1 to 32 streams against what memory and process
 bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it, and write docs/benchmarks/host-tier.md (BENCH_ARGS="--dir /dev/shm")
 	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier --write $(BENCH_ARGS)
 
+bench-speculation: setup  ## Measure what drafted tokens bring and cost (BENCH_ARGS=--write keeps it in docs/benchmarks/speculation.md)
+	@PYTHONPATH=tests $(BIN)/python -m bench.speculation $(BENCH_ARGS)
+
 bench-neighbours: setup  ## Measure what a thousand streams, aborts, slow readers, long prompts and overload do to others, and write docs/benchmarks/neighbours.md
 	@PYTHONPATH=tests $(BIN)/python -m bench.neighbours --write $(BENCH_ARGS)
 
@@ -135,8 +154,14 @@ bench-autoscaling: setup  ## Simulate the autoscaler beside rules of its peers, 
 bench-routing: setup  ## Simulate the gateway's choice of replicas on ten workloads, and write docs/benchmarks/gateway.*
 	@PYTHONPATH=tests $(BIN)/python -m bench.routing
 
+bench-gateway: setup  ## Measure what the real gateway takes and adds (BENCH_ARGS="--length 0.1 rate added"; --write keeps it)
+	@PYTHONPATH=tests $(BIN)/python -m bench.gateway $(BENCH_ARGS)
+
 bench-start: setup  ## Measure kvasir serve from its start until it is ready, with a warm startup cache (BENCH_ARGS="--shapes tiny")
 	@PYTHONPATH=tests $(BIN)/python -m bench.start $(BENCH_ARGS)
+
+bench-wake: setup  ## Measure what waking a service adds to the start of its replica, and how true the announced times are (BENCH_ARGS="--rounds 5")
+	@PYTHONPATH=tests $(BIN)/python -m bench.wake $(BENCH_ARGS)
 
 bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten minutes (see docs/benchmarks/gpu.md)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
@@ -148,7 +173,10 @@ lock-clients: setup  ## Write the pins of the clients that test-clients runs: ve
 	@$(BIN)/uv pip compile tests/outside/python/requirements.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --output-file tests/outside/python/requirements.txt
 	@cd tests/outside/node && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
-test-long: test-clients test-soak  ## Run what takes long and stays outside of `make test`
+test-resume: setup  ## Kill replicas under a hundred streams of each kind; every answer must be the undisturbed one (STREAMS=…)
+	@KVASIR_TEST_STREAMS=$(or $(STREAMS),100) $(TEST_ENV) $(BIN)/python -m pytest --timeout 3600 tests/wiring/test_gateway_resume.py $(PYTEST_ARGS)
+
+test-long: test-clients test-soak test-resume  ## Run what takes long and stays outside of `make test`
 
 test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/kernels tests/gpu $(PYTEST_ARGS)
@@ -158,7 +186,8 @@ fuzz-api: setup  ## Drive every route of /openapi.json with 20,000 requests (CAS
 
 images:  ## Build the container images (needs docker or podman)
 	@for name in operator gateway runtime runtime-cpu; do \
-	  $(DOCKER) build --file images/$$name.Dockerfile --tag $(IMAGE_REGISTRY)kvasir-$$name:$(IMAGE_TAG) .; \
+	  $(DOCKER) build --file images/$$name.Dockerfile --tag $(IMAGE_REGISTRY)kvasir-$$name:$(IMAGE_TAG) \
+	    --build-arg VERSION=$(IMAGE_TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null) $(IMAGE_BUILD_ARGS) . || exit 1; \
 	done
 
 deploy:  ## Install CRDs, operator and gateway where kubectl points to (COMPONENTS="network-policies" NAMESPACE=models)
@@ -166,5 +195,6 @@ deploy:  ## Install CRDs, operator and gateway where kubectl points to (COMPONEN
 	@kubectl apply --server-side --kustomize .kvasir/deploy
 
 clean: demo-down  ## Stop the local cluster; remove its state, caches and .venv
-	@rm -rf $(VENV) .kvasir .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@rm -rf .kvasir 2>/dev/null || echo ".kvasir has files of another user: remove them as that one"
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
