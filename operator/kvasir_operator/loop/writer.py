@@ -125,7 +125,10 @@ class Writer:
         public = self._calls.public_keys
         for r in seen.replicas:
             if public and r.live and r.ops_keys is not None and r.ops_keys != public:
-                await self._annotate(seen, r, {names.ANNOTATION_OPS_KEYS: public})
+                written = await self._annotate(seen, r, {names.ANNOTATION_OPS_KEYS: public})
+                if written is not None:
+                    # A late watch does not repeat it, as after a restart of the API server.
+                    self._store.put(POD, written)
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -339,17 +342,20 @@ class Writer:
         """Its workload adopts a pod that has its labels and no owner, and gives up one that is less far."""
         await self._patch(seen, r, {"labels": {names.LABEL_ROLE: names.ROLE_SERVE}, "ownerReferences": None})
 
-    async def _annotate(self, seen: Observed, r: Replica, notes: Json) -> None:
-        await self._patch(seen, r, {"annotations": notes})
+    async def _annotate(self, seen: Observed, r: Replica, notes: Json) -> Json | None:
+        return await self._patch(seen, r, {"annotations": notes})
 
-    async def _patch(self, seen: Observed, r: Replica, metadata: Json) -> None:
+    async def _patch(self, seen: Observed, r: Replica, metadata: Json) -> Json | None:
+        """The pod as it is then, None where it is gone. Only a watch shows that others have seen it too, such as the
+        controller that deletes by the marks."""
         # The uid makes the patch fail on another pod of the same name.
         patch = {"metadata": {"uid": r.uid, **metadata}}
         try:
-            await self._cluster.merge(POD, seen.namespace, r.name, patch, manager=names.MANAGER)
+            written = await self._cluster.merge(POD, seen.namespace, r.name, patch, manager=names.MANAGER)
         except (NotFoundError, ConflictError):
-            return
+            return None
         self._telemetry.wrote(POD.kind)
+        return written
 
     async def _say(
         self,

@@ -109,6 +109,18 @@ async def test_a_rotation_reaches_every_pod_and_restarts_none():
     assert before not in bench.public
 
 
+async def test_a_pod_is_given_its_keys_once_while_the_watches_are_late():
+    bench = SigningBench()
+    await bench.installed(replicas=2)
+    bench.writes()
+    bench.clock.advance(ROTATED_AFTER_S)
+    await bench.refresh()
+    for _ in range(3):  # no list and no watch: as just after a restart of the API server
+        await bench.operator.reconciler.reconcile(("default", "tiny"))
+    assert [verb for verb, plural in bench.writes() if plural == POD.plural] == ["merge"]
+    assert bench.given(1) == bench.public
+
+
 async def test_a_drain_is_signed_for_the_process_that_leaves():
     bench = SigningBench()
     await bench.installed(replicas=2)
