@@ -25,9 +25,11 @@ def is_gateway(pod: Json, namespace: str) -> bool:
 
 
 def state_url(pod: Json) -> str:
-    """Base URL of the state port of a gateway's pod; empty while it has no address."""
-    address = (pod.get("status") or {}).get("podIP")
-    if not address:
+    """Base URL of the state port of a gateway's pod; empty while it has no address, and once it is over, when its
+    status still has the address: evicted pods stay listed for long."""
+    status = pod.get("status") or {}
+    address = status.get("podIP")
+    if not address or status.get("phase") in {"Succeeded", "Failed"}:
         return ""
     ports = [p for c in pod["spec"].get("containers") or () for p in c.get("ports") or ()]
     port = next((p["containerPort"] for p in ports if p.get("name") == STATE_PORT), names.PORT_GATEWAY_STATE)

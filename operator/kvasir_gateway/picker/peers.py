@@ -21,15 +21,15 @@ from kvasir_gateway.router import EndpointRouter
 LOG = logging.getLogger(__name__)
 MOST_PEERS: Final = 15
 LOOK_S: Final = 1.0
-"""Between two looks at which gateways there are."""
-AGAIN_S: Final = 1.0
-"""Before a gateway that could not be followed is tried again."""
+"""Between two looks at which gateways there are; one that is not followed is tried again with each."""
+OWN_LOOKS: Final = 30
+"""So many looks later the address of this gateway is tried again: another one may have it by then."""
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=3 * SILENCE_S)
 
 
 class PeerGateways:
     """found: base URLs of the state ports of all gateways, this one too. own: the name of this one. used: takes what
-    others counted of the limits of tenants."""
+    others counted of the limits of tenants. look_s: between two looks at which gateways there are."""
 
     def __init__(
         self,
@@ -39,8 +39,10 @@ class PeerGateways:
         found: Callable[[], Iterable[str]],
         used: Callable[[TenantUse], None],
         clock: Callable[[], float],
+        look_s: float = LOOK_S,
     ) -> None:
         self._router, self._own, self._found, self._used, self._clock = router, own, found, used, clock
+        self._look_s = look_s
         self.followed: dict[str, str] = {}
         """Names of the other gateways that are followed, by URL."""
 
@@ -54,28 +56,28 @@ class PeerGateways:
                     found = set(sorted(self._found())[: MOST_PEERS + 1])
                     for url in tasks.keys() - found:
                         tasks.pop(url).cancel()
-                    for url in found - tasks.keys():
-                        tasks[url] = asyncio.create_task(self._follow(session, url))
-                    await asyncio.sleep(LOOK_S)
+                    for url in found:
+                        if url not in tasks or _is_over(url, tasks[url]):
+                            tasks[url] = asyncio.create_task(self._follow(session, url))
+                    await asyncio.sleep(self._look_s)
             finally:
                 for task in tasks.values():
                     task.cancel()
                 await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _follow(self, session: aiohttp.ClientSession, url: str) -> None:
-        while True:
-            try:
-                async with session.get(url + names.PATH_PLACEMENTS, allow_redirects=False) as response:
-                    response.raise_for_status()
-                    gateway = msgspec.json.decode(await response.content.readline(), type=GatewayName).gateway
-                    if gateway == self._own:
-                        return
-                    await self._read(url, gateway, response.content)
-            except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
-                LOG.info("the gateway at %s is not followed: %s", url, error)
-            finally:
-                self._left(url)
-            await asyncio.sleep(AGAIN_S)
+        """One try: until the connection ends, or for a while where it is this gateway's own address."""
+        try:
+            async with session.get(url + names.PATH_PLACEMENTS, allow_redirects=False) as response:
+                response.raise_for_status()
+                gateway = msgspec.json.decode(await response.content.readline(), type=GatewayName).gateway
+                if gateway != self._own:
+                    return await self._read(url, gateway, response.content)
+            await asyncio.sleep(OWN_LOOKS * self._look_s)
+        except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
+            LOG.info("the gateway at %s is not followed: %s", url, error)
+        finally:
+            self._left(url)
 
     async def _read(self, url: str, gateway: str, lines: aiohttp.StreamReader) -> None:
         """Until the connection ends. Raises ValueError and msgspec.MsgspecError for what no gateway writes."""
@@ -102,3 +104,10 @@ class PeerGateways:
 
     def _renumber(self) -> None:
         self._router.number = sorted({self._own, *self.followed.values()}).index(self._own)
+
+
+def _is_over(url: str, task: asyncio.Task[None]) -> bool:
+    """Whether a try to follow a gateway has ended. What no gateway can cause is logged, and ends no more than it."""
+    if task.done() and not task.cancelled() and (error := task.exception()):
+        LOG.error("following the gateway at %s failed", url, exc_info=error)
+    return task.done()

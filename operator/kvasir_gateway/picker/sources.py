@@ -224,7 +224,7 @@ def _gateway(obj: Json) -> Json:
     return {
         "metadata": _kept(obj, "namespace", "name", "labels", "ownerReferences"),
         "spec": {"serviceAccountName": spec.get("serviceAccountName"), "containers": ports},
-        "status": {"podIP": (obj.get("status") or {}).get("podIP")},
+        "status": {field: (obj.get("status") or {}).get(field) for field in ("phase", "podIP")},
     }
 
 

@@ -4,6 +4,7 @@ Called by the picker for each request. The same request comes twice where the re
 Runs in the picker's event loop; clock and wall time arrive through the constructor.
 """
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -16,11 +17,12 @@ from kvasir_gateway.picker.request_audit import RequestAudit, RequestOrigin
 from kvasir_gateway.picker.request_parser import ParsedBody
 from kvasir_gateway.picker.request_prefix import RequestPrefix
 from kvasir_gateway.placements import TenantUse
-from kvasir_gateway.rate_limits import RateLimits
+from kvasir_gateway.rate_limits import MINUTE_S, RateLimits
 from kvasir_gateway.routing_table import RoutedService, RoutingTable
 from kvasir_gateway.tenant_access import PresentedKeys, TenantAccess
 
 MOST_EARLY_ENDS: Final = 4096
+MOST_EARLY_USES: Final = 4096
 EXPIRY_S: Final = 1.0
 """Between two searches for requests whose ends were lost."""
 
@@ -67,6 +69,7 @@ class TenantGate:
         self._running: dict[str, _RunningRequest] = {}
         self._expired_s = clock()
         self._early_ends: dict[str, None] = {}
+        self._early_uses = deque[tuple[float, TenantUse]](maxlen=MOST_EARLY_USES)
 
     @property
     def keys(self) -> TenantKeys:
@@ -79,6 +82,8 @@ class TenantGate:
             self._access = TenantAccess(keys)
             self._by_id = {grant.id: grant for grant in keys.tenants}
             self._limits.keep(frozenset(self._by_id))
+        for _ in range(len(self._early_uses)):
+            self._use(*self._early_uses.popleft())
 
     def listed(self, table: RoutingTable, headers: Mapping[str, str]) -> RoutingTable | ApiError:
         """The table as a caller sees it; an error where it sees nothing for want of a key."""
@@ -214,9 +219,8 @@ class TenantGate:
         self.audit.ended_before(moment_s, keep=keep)
 
     def used_elsewhere(self, use: TenantUse) -> None:
-        """Another gateway counted so much of a tenant's limits."""
-        if grant := self._by_id.get(use.tenant):
-            self._limits.use(grant, requests=use.requests, tokens=use.tokens, now_s=self._clock())
+        """Another gateway counted so much of a tenant's limits. It may have read of the tenant before this one."""
+        self._use(self._clock(), use)
 
     def _expire(self) -> None:
         """End requests whose time is over: the log of Envoy would have had their ends."""
@@ -226,6 +230,13 @@ class TenantGate:
         self._expired_s = now_s
         for inflight_id in [one for one, running in self._running.items() if running.until_s <= now_s]:
             self._limits.ended(self._running.pop(inflight_id).tenant, inflight_id)
+
+    def _use(self, at_s: float, use: TenantUse) -> None:
+        """Count it now, or when its tenant is known; after a minute it would count for nothing."""
+        if grant := self._by_id.get(use.tenant):
+            self._limits.use(grant, requests=use.requests, tokens=use.tokens, now_s=at_s)
+        elif self._clock() - at_s < MINUTE_S:
+            self._early_uses.append((at_s, use))
 
     def _settle(self, grant: TenantGrant, more_tokens: float) -> None:
         self._limits.use(grant, tokens=more_tokens, now_s=self._clock())

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import random
+import socket
 import time
 from dataclasses import dataclass
 
@@ -12,15 +14,15 @@ from aiohttp import web
 from fakes.gateway import until
 from kvasir_api import names
 from kvasir_gateway.choose import ChoicePolicy
-from kvasir_gateway.picker.peers import PeerGateways
+from kvasir_gateway.picker.peers import LOOK_S, PeerGateways
 from kvasir_gateway.picker.placement_feed import MOST_WAITING_BYTES, PlacementFeed, may_listen
 from kvasir_gateway.placements import PlacementEnd, RequestPlacement, TenantUse
 from kvasir_gateway.router import EndpointRouter
 
-POD = "10.0.0.1:8000"
+POD, LAST = "10.0.0.1:8000", "10.0.0.2:8000"
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """A gateway as far as others see it."""
 
@@ -36,31 +38,39 @@ class Node:
 
 
 class Gateways(contextlib.AsyncExitStack):
-    """Gateways on loopback. urls: of all of them, as each finds them."""
+    """Gateways on loopback. urls: of all of them, as each finds them. runners: of their servers."""
 
     def __init__(self):
         super().__init__()
-        self.urls = []
+        self.urls, self.runners = [], []
 
-    async def listen(self, handler):
+    async def listen(self, handler, address="127.0.0.1", port=0):
         """A page of placements; its base URL."""
         application = web.Application()
         application.router.add_get(names.PATH_PLACEMENTS, handler)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         self.push_async_callback(runner.cleanup)
+        self.runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, address, port, reuse_address=True).start()
+        return f"http://{address}:{runner.addresses[0][1]}"
 
-    async def start(self):
-        """One more gateway, which follows the others."""
+    async def start(self, *at, look_s=LOOK_S):
+        """One more gateway, which follows the others. at: address and port."""
         feed = PlacementFeed(list)
-        url = await self.listen(feed.serve)
+        url = await self.listen(feed.serve, *at)
         self.callback(feed.close)
         self.urls.append(url)
         router = EndpointRouter(policy=ChoicePolicy(), draw=lambda: 0)
         used = []
-        peers = PeerGateways(router, own=feed.gateway, found=lambda: self.urls, used=used.append, clock=time.monotonic)
+        peers = PeerGateways(
+            router,
+            own=feed.gateway,
+            found=lambda: self.urls,
+            used=used.append,
+            clock=time.monotonic,
+            look_s=look_s,
+        )
         task = asyncio.create_task(peers.run())
         self.push_async_callback(_cancelled, task)
         return Node(feed, router, peers, url, used)
@@ -78,7 +88,15 @@ async def gateways():
 
 
 async def met(*nodes):
-    await until(lambda: all(len(node.peers.followed) == len(nodes) - 1 for node in nodes), "all follow all others")
+    names_of = {node: {other.feed.gateway for other in nodes if other is not node} for node in nodes}
+    await until(lambda: all(set(n.peers.followed.values()) == names_of[n] for n in nodes), "all follow all others")
+
+
+def each_receives(nodes):
+    """Whether all have had something of all others since these follow them: send it once more."""
+    for node in nodes:
+        node.feed.publish(RequestPlacement(id="r", address=node.url))
+    return all(node.router.elsewhere(other.url) for node in nodes for other in nodes if other is not node)
 
 
 def placed(name):
@@ -125,6 +143,104 @@ async def test_a_feed_that_ends_is_followed_again(gateways):
     await met(one, two)
     one.feed.publish(placed("again"))
     await until(lambda: two.known() == 1, "it is followed again")
+
+
+class Place:
+    """An address at which a gateway runs from time to time, each time as another process."""
+
+    def __init__(self):
+        """At an address of the loopback network at which no other test listens or connects from."""
+        address = ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))
+        with socket.create_server((f"127.{address}", 0)) as free:
+            self.at = free.getsockname()
+        self.url = "http://{}:{}".format(*self.at)
+        self.found, self.node, self._process = [], None, Gateways()
+
+    async def start(self):
+        """Start a gateway, which finds what `found` lists."""
+        self._process = Gateways()
+        self.node = await self._process.start(*self.at, look_s=0.01)
+        self._process.urls[:] = self.found
+
+    def find(self, urls):
+        """It finds these gateways from now on."""
+        self.found = self._process.urls[:] = list(urls)
+
+    async def stop(self, *, abruptly=False):
+        """End it, with its connections."""
+        for connection in self._process.runners[0].server.connections if abruptly else ():
+            if connection.transport is not None:
+                connection.transport.abort()
+        self.node = None
+        await self._process.aclose()
+
+
+@pytest.fixture
+async def new_place():
+    """Makes places; what runs there ends with the test."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make():
+            stack.push_async_callback((place := Place()).stop)
+            return place
+
+        yield make
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_gateway_is_lost_and_no_event_of_it_whatever_came_before(seed, new_place):
+    """Gateways start and stop in any order, and find one another, and no longer, at any time."""
+    draw = random.Random(seed)
+    places = [new_place() for _ in range(draw.choice([2, 3]))]
+    urls = [place.url for place in places]
+    for _ in range(draw.randrange(15)):
+        place, step = draw.choice(places), draw.choice(["run", "run", "find", "find", "close", "send"])
+        if step == "find":
+            place.find(draw.sample(urls, draw.randrange(len(urls) + 1)))
+        elif step == "run" and place.node:
+            await place.stop(abruptly=draw.random() < 0.5)
+        elif step == "run":
+            await place.start()
+        elif step == "close" and place.node:
+            place.node.feed.close()
+        elif place.node:
+            place.node.feed.publish(placed(f"{draw.random()}"))
+        await asyncio.sleep(draw.choice([0, 0, 0.001, 0.01, 0.03]))
+    for place in places:
+        place.find(urls)
+        if place.node is None:
+            await place.start()
+    nodes = [place.node for place in places]
+    await met(*nodes)
+    await until(lambda: each_receives(nodes), "no connection ends any more")
+    uses = [TenantUse(tenant="models/team-a", requests=number) for number in range(3)]
+    for node in nodes:
+        for use in uses:
+            node.feed.publish(RequestPlacement(id=f"last-{use.requests}", address=LAST))
+            node.feed.publish(use)
+        node.feed.publish(PlacementEnd(id="last-1"))
+    others = len(nodes) - 1
+    await until(lambda: all(n.router.elsewhere(LAST) == 2 * others and len(n.used) == 3 * others for n in nodes), "all")
+
+
+@pytest.mark.parametrize("said", ["nothing", "too deep", "the own name"])
+async def test_an_address_is_followed_when_a_gateway_listens_there_whatever_answered_before(said, new_place):
+    one, two, answered = new_place(), new_place(), asyncio.Event()
+    await one.start()
+    lines = {"nothing": "", "too deep": '{"gateway": "x", "y": ' + "[" * 60_000, "the own name": None}
+    line = lines[said] if lines[said] is not None else f'{{"gateway": "{one.node.feed.gateway}"}}'
+
+    async def serve(_request):
+        answered.set()
+        return web.Response(text=line + "\n")
+
+    async with Gateways() as before:
+        await before.listen(serve, *two.at)
+        one.find([one.url, two.url])
+        await answered.wait()
+    two.find([one.url, two.url])
+    await two.start()
+    await met(one.node, two.node)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,10 @@ async def test_names_are_those_of_the_whole_object(objects):
         ({"controlled": False}, []),
         ({"ip": None}, []),
         ({"deleted": True}, ["http://10.0.0.5:9081"]),
+        ({"phase": "Failed"}, []),
+        ({"phase": "Succeeded"}, []),
     ],
-    ids=["ours", "another account", "another namespace", "made by hand", "no address", "leaving"],
+    ids=["ours", "another account", "another namespace", "made by hand", "no address", "leaving", "evicted", "ended"],
 )
 async def test_gateways_are_those_of_the_installation(fields, found):
     """As the operator believes them: what anyone may label is none."""
@@ -93,7 +95,15 @@ async def test_gateways_are_those_of_the_installation(fields, found):
         await asyncio.wait([task])
 
 
-def gateway_pod(*, namespace="kvasir-system", account="kvasir-gateway", controlled=True, ip="10.0.0.5", deleted=False):
+def gateway_pod(
+    *,
+    namespace="kvasir-system",
+    account="kvasir-gateway",
+    controlled=True,
+    ip="10.0.0.5",
+    deleted=False,
+    phase="Running",
+):
     """A gateway's pod as the API server gives it."""
     metadata = {"namespace": namespace, "name": "g", "uid": "g", "labels": {names.LABEL_NAME: names.GATEWAY}}
     if controlled:
@@ -102,4 +112,4 @@ def gateway_pod(*, namespace="kvasir-system", account="kvasir-gateway", controll
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     ports = [{"name": "state", "containerPort": 9081}]
     spec = {"serviceAccountName": account, "containers": [{"name": "picker", "ports": ports}]}
-    return {"metadata": metadata, "spec": spec, "status": {"podIP": ip}}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "podIP": ip}}

@@ -279,6 +279,19 @@ def test_gateways_keep_one_limit_together(clock):
     assert isinstance(ask(two, "d", headers=key("k")), Destination)
 
 
+def test_what_other_gateways_count_of_a_tenant_counts_also_where_it_is_read_of_later(clock):
+    picker = made(clock)
+    picker.tenants.used_elsewhere(TenantUse(tenant="default/t", requests=9))
+    clock.now += 60.0
+    picker.tenants.used_elsewhere(TenantUse(tenant="default/t", requests=2))
+    publish(picker, grant("other", "o"))
+    clock.now += 1.0
+    publish(picker, grant("t", "k", requests_per_minute=3))
+    publish(picker, grant("t", "k", requests_per_minute=3), grant("other", "o"))
+    assert ask(picker, "a", headers=key("k")).headers["x-ratelimit-remaining-requests"] == "0"
+    assert refusal(ask(picker, "b", headers=key("k"))) == (429, "rate_limit_exceeded")
+
+
 def test_a_new_envoy_has_nothing_of_what_runs(picker, clock):
     publish(picker, grant("t", "k", concurrent_requests=1))
     ask(picker, "a", headers=key("k"))
