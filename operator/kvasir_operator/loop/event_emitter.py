@@ -48,7 +48,7 @@ class EventEmitter:
         if answer.mode == "ready" and not was_ready and status.desired_replicas:
             await self._recorder.event(service, "Ready", answer.message)
         event = STALLED_EVENTS.get(answer.reason)
-        if event and answer.mode == "stalled" and not _same(before, after):
+        if event and answer.mode == "stalled" and not _same(before, after, answer.cause):
             await self._recorder.event(service, event, answer.message, kind="Warning")
         conflict = _condition(status.conditions, CONDITION_NAME_CONFLICT)
         if conflict is not None and not _condition(seen.status.conditions, CONDITION_NAME_CONFLICT):
@@ -136,8 +136,9 @@ def _condition(conditions: list[Condition], kind: str) -> Condition | None:
     return next((c for c in conditions if c.type == kind), None)
 
 
-def _same(before: Condition | None, after: Condition | None) -> bool:
-    """Whether two conditions are the same but for their times."""
+def _same(before: Condition | None, after: Condition | None, cause: str) -> bool:
+    """Whether two conditions are the same but for their times, and for how many replicas are ready by now."""
     if before is None or after is None:
         return before is after
-    return (before.status, before.reason, before.message) == (after.status, after.reason, after.message)
+    same = before.message == after.message or (cause and before.message.endswith(cause))
+    return bool(same) and (before.status, before.reason) == (after.status, after.reason)

@@ -17,11 +17,13 @@ Mode = Literal["ready", "reconciling", "stalled"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One answer. mode ready: Ready=True and nothing else; reconciling and stalled: that condition, and Ready=True only
-    while another revision's replicas serve meanwhile."""
+    while another revision's replicas serve meanwhile. cause: the end of the message that stays the same while single
+    replicas become ready; empty where the whole message does."""
 
     mode: Mode
     reason: str
     message: str
+    cause: str = ""
 
 
 def summary(found: StatusInputs) -> Summary:
@@ -147,7 +149,7 @@ def _refused_pods(found: StatusInputs) -> Summary | None:
     if not reason or found.updated_ready >= found.minimum:
         return None
     message = f"{found.updated_ready} of {_replicas(found.wanted)} ready; {found.refused_pods}"
-    return Summary(mode="stalled", reason=reason, message=message)
+    return Summary(mode="stalled", reason=reason, message=message, cause=found.refused_pods)
 
 
 def _rolling_out(found: StatusInputs) -> Summary | None:
