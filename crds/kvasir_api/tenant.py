@@ -27,7 +27,7 @@ class TenantLimits(CrdObject):
         le=MOST_RATE,
     )
     concurrent_requests: int = option(
-        0, "Requests that run or wait at once, at each gateway; 0 is without a limit.", ge=0, le=1_000_000
+        0, "Requests that run or wait at once, at all gateways together; 0 is without a limit.", ge=0, le=1_000_000
     )
 
 

@@ -42,11 +42,15 @@ class PlacementEnd(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class TenantUse(msgspec.Struct, frozen=True, kw_only=True, tag="used", omit_defaults=True):
-    """A tenant (NAMESPACE/NAME) used so much of its limits there; tokens that were counted too high come back."""
+    """A tenant (NAMESPACE/NAME) used so much of its limits there; tokens that were counted too high come back.
+
+    running: its requests that run or wait there from now on, not how many more.
+    """
 
     tenant: Annotated[str, msgspec.Meta(max_length=512)]
     requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     tokens: Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)] = 0.0
+    running: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
 
 
 PlacementEvent = RequestPlacement | PlacementEnd | TenantUse

@@ -15,6 +15,8 @@ from kvasir_api.tenant_keys import TenantGrant
 
 MINUTE_S: Final = 60.0
 RATE_LIMITED: Final = "rate_limit_exceeded"
+MOST_ELSEWHERE: Final = 65_536
+"""Tenants of which something runs at another gateway; there are fewer in the Secret."""
 FULL_RETRY_S: Final = 1.0
 """Retry-After where too many run, since no end of one is known before."""
 
@@ -61,16 +63,18 @@ class RateDecision:
 
 
 class RateLimits:
-    """All tenants of one gateway, by their ids."""
+    """All tenants at one gateway, by their ids, with what runs of them at others."""
 
     def __init__(self) -> None:
         self._usage: dict[str, _TenantUsage] = {}
+        self._elsewhere: dict[str, dict[str, int]] = {}
 
     def enter(self, grant: TenantGrant, request_id: str, *, tokens: float, now_s: float) -> RateDecision:
         """Count a request of a tenant, or refuse it. tokens: of its prompt."""
         usage = self._usage.setdefault(grant.id, _TenantUsage())
         buckets = self._buckets(usage, grant, now_s)
-        if grant.concurrent_requests and len(usage.running) >= grant.concurrent_requests:
+        running = len(usage.running) + self.running_elsewhere(grant.id)
+        if grant.concurrent_requests and running >= grant.concurrent_requests:
             error = _refused(
                 f"As many requests of {grant.name} run or wait as may at once: {grant.concurrent_requests}.",
                 FULL_RETRY_S,
@@ -99,9 +103,28 @@ class RateLimits:
             usage.running.pop(request_id, None)
 
     def running(self, tenant: str) -> int:
-        """Requests of a tenant that run or wait. tenant: its id."""
+        """Requests of a tenant that run or wait here. tenant: its id."""
         usage = self._usage.get(tenant)
         return len(usage.running) if usage else 0
+
+    def running_elsewhere(self, tenant: str) -> int:
+        """Requests of a tenant that run or wait at the other gateways that are followed. tenant: its id."""
+        return sum(running.get(tenant, 0) for running in self._elsewhere.values())
+
+    def all_running(self) -> dict[str, int]:
+        """Requests that run or wait here, of the tenants that have some."""
+        return {tenant: len(usage.running) for tenant, usage in self._usage.items() if usage.running}
+
+    def run_elsewhere(self, gateway: str, tenant: str, running: int) -> None:
+        """So many requests of a tenant run or wait at another gateway, also of one that is not known here yet."""
+        found = self._elsewhere.setdefault(gateway, {})
+        found.pop(tenant, None)
+        if running and len(found) < MOST_ELSEWHERE:
+            found[tenant] = running
+
+    def gateway_left(self, gateway: str) -> None:
+        """What runs at another gateway is not known any more."""
+        self._elsewhere.pop(gateway, None)
 
     def keep(self, tenants: frozenset[str]) -> None:
         """Forget tenants that are gone and of which nothing runs."""

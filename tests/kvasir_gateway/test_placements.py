@@ -19,7 +19,7 @@ LARGEST = RequestPlacement(
 )
 
 
-USE = TenantUse(tenant="models/team-a", requests=1, tokens=-12.5)
+USE = TenantUse(tenant="models/team-a", requests=1, tokens=-12.5, running=7)
 
 
 @pytest.mark.parametrize("event", [RequestPlacement(id="a", address="b"), LARGEST, PlacementEnd(id="a"), USE])

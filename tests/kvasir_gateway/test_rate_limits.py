@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fakes.gateway import grant
-from kvasir_gateway.rate_limits import RateLimits, duration
+from kvasir_gateway.rate_limits import MOST_ELSEWHERE, RateLimits, duration
 
 
 def limited(**limits):
@@ -92,6 +92,28 @@ def test_so_many_run_at_once():
     limits.ended("default/other", "b")
     assert codes([enter(limits, tenant, name) for name in "cd"]) == ["ok", "rate_limit_exceeded"]
     assert limits.running(tenant.id) == 2
+
+
+def test_so_many_run_at_once_at_all_gateways():
+    limits, tenant = RateLimits(), limited(concurrent_requests=4)
+    for gateway, running in (("one", 3), ("one", 1), ("two", 2), ("three", 0)):
+        limits.run_elsewhere(gateway, tenant.id, running)
+    limits.run_elsewhere("one", "default/other", 9)
+    assert codes([enter(limits, tenant, name) for name in "ab"]) == ["ok", "rate_limit_exceeded"]
+    limits.run_elsewhere("two", tenant.id, 1)
+    assert codes([enter(limits, tenant, name) for name in "cd"]) == ["ok", "rate_limit_exceeded"]
+    limits.gateway_left("one")
+    assert codes([enter(limits, tenant, name) for name in "ef"]) == ["ok", "rate_limit_exceeded"]
+    assert limits.all_running() == {"default/t": 3}
+
+
+def test_tenants_at_another_gateway_are_bounded():
+    limits = RateLimits()
+    for number in range(MOST_ELSEWHERE + 1):
+        limits.run_elsewhere("one", f"t{number}", 1)
+    limits.run_elsewhere("one", "t0", 2)
+    found = [limits.running_elsewhere(f"t{number}") for number in (0, MOST_ELSEWHERE - 1, MOST_ELSEWHERE)]
+    assert found == [2, 1, 0]
 
 
 def test_what_does_not_run_takes_nothing_of_the_rate():

@@ -38,8 +38,10 @@ async def publish(front, *grants, key, status=200, model="chat"):
 
 
 async def published(front, *grants):
-    """The picker has read them, as it accepts a key that came with them."""
+    """The picker has read them, as it accepts a key that came with them, and no other: before the first reading it
+    accepts all."""
     await front.set_tenants(*grants, grant("probe", probe := f"k-{uuid.uuid4().hex}"))
+    await until(lambda: answers(front, f"k-{uuid.uuid4().hex}", 401), "keys count")
     await until(lambda: accepted(front, probe), "they are read")
 
 
@@ -124,7 +126,11 @@ async def test_limits_are_in_headers_that_clients_read(front):
 
 
 async def accepted(front, key, model="chat"):
-    return (await front.post(model, headers=bearer(key)))[0] == 200
+    return await answers(front, key, 200, model=model)
+
+
+async def answers(front, key, status, model="chat"):
+    return (await front.post(model, headers=bearer(key)))[0] == status
 
 
 async def test_so_many_streams_run_at_once_and_an_end_makes_room(front):
@@ -143,6 +149,27 @@ async def test_so_many_streams_run_at_once_and_an_end_makes_room(front):
     await until(lambda: accepted(front, "k-few"), "the place of the first is free")
     await two.read()
     two.close()
+
+
+async def test_so_many_streams_run_at_once_at_two_gateways_together(front):
+    """Each counts what runs at the other one; an end at one of them makes room at both."""
+    async with gateway(objects=front.objects) as other:
+        urls = [f"http://127.0.0.1:{one.state_port}" for one in (front, other)]
+        both = grant("both", "k-both", concurrent_requests=1)
+        await published(other, both)
+        await published(front, both)
+        front.objects.gateway_urls = urls
+        hold = front.pod.hold_tokens = asyncio.Event()
+        where, sent = f"{front.url}/v1/chat/completions", {"model": "chat"}
+        async with front.client.post(where, json=sent, headers=bearer("k-both")) as stream:
+            assert stream.status == 200
+            front.pod.hold_tokens = None  # what comes later ends at once
+            await until(lambda: answers(other, "k-both", 429), "it counts at the other one")
+            hold.set()
+            await stream.read()
+        await until(lambda: accepted(other, "k-both"), "its place is free")
+        await until(lambda: accepted(front, "k-both"), "here too")
+        front.objects.gateway_urls = []
 
 
 async def audited(front, request_id):

@@ -116,6 +116,7 @@ def _peers(picker: Picker, feed: PlacementFeed, objects: ObjectSource) -> PeerGa
         own=feed.gateway,
         found=objects.gateways,
         used=picker.tenants.used_elsewhere,
+        left=picker.tenants.gateway_left,
         clock=time.monotonic,
     )
 

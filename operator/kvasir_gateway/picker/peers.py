@@ -29,7 +29,8 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=3
 
 class PeerGateways:
     """found: base URLs of the state ports of all gateways, this one too. own: the name of this one. used: takes what
-    others counted of the limits of tenants. look_s: between two looks at which gateways there are."""
+    another one, by its name, counted of the limits of tenants; left: that it is not followed any more. look_s: between
+    two looks at which gateways there are."""
 
     def __init__(
         self,
@@ -37,12 +38,13 @@ class PeerGateways:
         *,
         own: str,
         found: Callable[[], Iterable[str]],
-        used: Callable[[TenantUse], None],
+        used: Callable[[str, TenantUse], None],
+        left: Callable[[str], None],
         clock: Callable[[], float],
         look_s: float = LOOK_S,
     ) -> None:
-        self._router, self._own, self._found, self._used, self._clock = router, own, found, used, clock
-        self._look_s = look_s
+        self._router, self._own, self._found, self._clock = router, own, found, clock
+        self._used, self._forget, self._look_s = used, left, look_s
         self.followed: dict[str, str] = {}
         """Names of the other gateways that are followed, by URL."""
 
@@ -92,7 +94,7 @@ class PeerGateways:
             if isinstance(event, RequestPlacement):
                 self._router.forwarded_elsewhere(gateway, event, now_s=now_s)
             elif isinstance(event, TenantUse):
-                self._used(event)
+                self._used(gateway, event)
             else:
                 self._router.ended_elsewhere(gateway, event.id, now_s=now_s)
 
@@ -100,6 +102,7 @@ class PeerGateways:
         gateway = self.followed.pop(url, "")
         if gateway:
             self._router.gateway_left(gateway, now_s=self._clock())
+            self._forget(gateway)
             self._renumber()
 
     def _renumber(self) -> None:

@@ -86,14 +86,16 @@ class PlacementFeed:
             listener.add(b"\n")
         self._listeners = set()
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The events from now on, to a gateway or to a process beside this one."""
+    async def serve(self, request: web.Request, first: Iterable[PlacementEvent] = ()) -> web.StreamResponse:
+        """The events from now on, to a gateway or to a process beside this one. first: how it is now."""
         if not may_listen(request.remote or "", self._found()):
             return web.Response(status=403, text="only gateways listen\n")
         if len(self._listeners) >= MOST_LISTENERS:
             return web.Response(status=503, text=f"{MOST_LISTENERS} gateways listen already\n")
         listener, response = Listener(), web.StreamResponse(headers={"content-type": "application/jsonl"})
         self._listeners.add(listener)
+        for event in first:
+            listener.add(placements.encode(event))
         try:
             await response.prepare(request)
             await response.write(msgspec.json.encode(GatewayName(gateway=self.gateway)) + b"\n")

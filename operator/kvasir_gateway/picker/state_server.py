@@ -43,7 +43,7 @@ class StateServer:
         }
         for path, handler in routes.items():
             application.router.add_get(path, handler)
-        application.router.add_get(names.PATH_PLACEMENTS, feed.serve)
+        application.router.add_get(names.PATH_PLACEMENTS, self._get_placements)
         application.router.add_get(names.PATH_CHOICES + "/{id}", self._get_choice)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
@@ -59,6 +59,9 @@ class StateServer:
 
     async def _get_state(self, _request: web.Request) -> web.Response:
         return web.Response(body=state.encode(self._picker.state()), content_type="application/json")
+
+    async def _get_placements(self, request: web.Request) -> web.StreamResponse:
+        return await self._feed.serve(request, self._picker.tenants.running())
 
     async def _get_choice(self, request: web.Request) -> web.Response:
         record = self._picker.choices.find(request.match_info["id"])

@@ -84,6 +84,7 @@ class TenantGate:
             self._limits.keep(frozenset(self._by_id))
         for _ in range(len(self._early_uses)):
             self._use(*self._early_uses.popleft())
+        self._expire()
 
     def listed(self, table: RoutingTable, headers: Mapping[str, str]) -> RoutingTable | ApiError:
         """The table as a caller sees it; an error where it sees nothing for want of a key."""
@@ -177,12 +178,12 @@ class TenantGate:
         self._expire()
         decision = self._limits.enter(grant, inflight_id, tokens=tokens, now_s=self._clock())
         if decision.refusal is None:
-            self._share(grant, requests=1, tokens=tokens)
             if inflight_id in self._early_ends:
                 del self._early_ends[inflight_id]
                 self._limits.ended(grant.id, inflight_id)
             else:
                 self._running[inflight_id] = _RunningRequest(grant.id, self._clock(), until_s)
+            self._share(grant.id, requests=1, tokens=tokens)
         return decision.headers, decision.refusal
 
     def count(
@@ -197,14 +198,13 @@ class TenantGate:
             return {}, None
         decision = self._limits.count(grant, now_s=self._clock())
         if decision.refusal is None:
-            self._share(grant, requests=1)
+            self._share(grant.id, requests=1)
         return decision.headers, decision.refusal
 
     def ended(self, inflight_id: str) -> None:
         """Envoy has logged the end of a request, which may come before its beginning."""
-        found = self._running.pop(inflight_id, None)
-        if found is not None:
-            self._limits.ended(found.tenant, inflight_id)
+        if inflight_id in self._running:
+            self._end(inflight_id)
         elif self._access.any_closed:
             self._early_ends[inflight_id] = None
             if len(self._early_ends) > MOST_EARLY_ENDS:
@@ -218,9 +218,18 @@ class TenantGate:
             self.ended(inflight_id)
         self.audit.ended_before(moment_s, keep=keep)
 
-    def used_elsewhere(self, use: TenantUse) -> None:
+    def running(self) -> Iterable[TenantUse]:
+        """What a gateway that begins to follow this one has to know of it."""
+        return [TenantUse(tenant=tenant, running=count) for tenant, count in self._limits.all_running().items()]
+
+    def used_elsewhere(self, gateway: str, use: TenantUse) -> None:
         """Another gateway counted so much of a tenant's limits. It may have read of the tenant before this one."""
+        self._limits.run_elsewhere(gateway, use.tenant, use.running)
         self._use(self._clock(), use)
+
+    def gateway_left(self, gateway: str) -> None:
+        """Another gateway is not followed any more; what runs there counts no longer."""
+        self._limits.gateway_left(gateway)
 
     def _expire(self) -> None:
         """End requests whose time is over: the log of Envoy would have had their ends."""
@@ -229,22 +238,27 @@ class TenantGate:
             return
         self._expired_s = now_s
         for inflight_id in [one for one, running in self._running.items() if running.until_s <= now_s]:
-            self._limits.ended(self._running.pop(inflight_id).tenant, inflight_id)
+            self._end(inflight_id)
+
+    def _end(self, inflight_id: str) -> None:
+        tenant = self._running.pop(inflight_id).tenant
+        self._limits.ended(tenant, inflight_id)
+        self._share(tenant)
 
     def _use(self, at_s: float, use: TenantUse) -> None:
         """Count it now, or when its tenant is known; after a minute it would count for nothing."""
         if grant := self._by_id.get(use.tenant):
             self._limits.use(grant, requests=use.requests, tokens=use.tokens, now_s=at_s)
-        elif self._clock() - at_s < MINUTE_S:
+        elif (use.requests or use.tokens) and self._clock() - at_s < MINUTE_S:
             self._early_uses.append((at_s, use))
 
     def _settle(self, grant: TenantGrant, more_tokens: float) -> None:
         self._limits.use(grant, tokens=more_tokens, now_s=self._clock())
-        self._share(grant, tokens=more_tokens)
+        self._share(grant.id, tokens=more_tokens)
 
-    def _share(self, grant: TenantGrant, *, requests: int = 0, tokens: float = 0.0) -> None:
-        if grant.requests_per_minute or grant.tokens_per_minute:
-            self._publish(TenantUse(tenant=grant.id, requests=requests, tokens=tokens))
+    def _share(self, tenant: str, *, requests: int = 0, tokens: float = 0.0) -> None:
+        """Also where the tenant has no limit: it may have one before its requests have ended."""
+        self._publish(TenantUse(tenant=tenant, requests=requests, tokens=tokens, running=self._limits.running(tenant)))
 
 
 def _priority(headers: Mapping[str, str], otherwise: int) -> int:

@@ -17,8 +17,10 @@ from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker.peers import LOOK_S, PeerGateways
 from kvasir_gateway.picker.placement_feed import MOST_WAITING_BYTES, PlacementFeed, may_listen
 from kvasir_gateway.placements import PlacementEnd, RequestPlacement, TenantUse
+from kvasir_gateway.rate_limits import RateLimits
 from kvasir_gateway.router import EndpointRouter
 
+TENANT = "models/team-a"
 POD, LAST = "10.0.0.1:8000", "10.0.0.2:8000"
 
 
@@ -31,6 +33,13 @@ class Node:
     peers: PeerGateways
     url: str
     used: list[TenantUse]
+    limits: RateLimits
+    running: int = 0
+
+    def run(self, running):
+        """Let so many requests of a tenant run here, and the others know."""
+        self.running = running
+        self.feed.publish(TenantUse(tenant=TENANT, running=running))
 
     def known(self):
         """Requests that it knows others sent to the pod."""
@@ -57,23 +66,34 @@ class Gateways(contextlib.AsyncExitStack):
 
     async def start(self, *at, look_s=LOOK_S):
         """One more gateway, which follows the others. at: address and port."""
-        feed = PlacementFeed(list)
-        url = await self.listen(feed.serve, *at)
+        feed, limits = PlacementFeed(list), RateLimits()
+
+        async def serve(request):
+            return await feed.serve(request, [TenantUse(tenant=TENANT, running=node.running)] if node.running else [])
+
+        url = await self.listen(serve, *at)
         self.callback(feed.close)
         self.urls.append(url)
         router = EndpointRouter(policy=ChoicePolicy(), draw=lambda: 0)
         used = []
+
+        def take(gateway, use):
+            used.append(use)
+            limits.run_elsewhere(gateway, use.tenant, use.running)
+
         peers = PeerGateways(
             router,
             own=feed.gateway,
             found=lambda: self.urls,
-            used=used.append,
+            used=take,
+            left=limits.gateway_left,
             clock=time.monotonic,
             look_s=look_s,
         )
+        node = Node(feed, router, peers, url, used, limits)
         task = asyncio.create_task(peers.run())
         self.push_async_callback(_cancelled, task)
-        return Node(feed, router, peers, url, used)
+        return node
 
 
 async def _cancelled(task):
@@ -121,6 +141,18 @@ async def test_what_one_counts_of_a_tenants_limits_the_others_count_too(gateways
     one.feed.publish(use)
     await until(lambda: two.used == [use], "it is known")
     assert one.used == []
+
+
+async def test_what_runs_at_one_counts_at_the_others_also_what_came_before_until_it_leaves(gateways):
+    one = await gateways.start()
+    one.run(2)
+    two = await gateways.start()
+    await until(lambda: two.limits.running_elsewhere(TENANT) == 2, "what runs already is known")
+    one.run(3)
+    one.run(1)
+    await until(lambda: two.limits.running_elsewhere(TENANT) == 1, "so is what has ended")
+    gateways.urls.remove(one.url)
+    await until(lambda: two.limits.running_elsewhere(TENANT) == 0, "nothing is left of it")
 
 
 async def test_a_gateway_that_leaves_takes_its_requests_along(gateways):
@@ -205,6 +237,7 @@ async def test_no_gateway_is_lost_and_no_event_of_it_whatever_came_before(seed, 
             place.node.feed.close()
         elif place.node:
             place.node.feed.publish(placed(f"{draw.random()}"))
+            place.node.run(draw.randrange(4))
         await asyncio.sleep(draw.choice([0, 0, 0.001, 0.01, 0.03]))
     for place in places:
         place.find(urls)
@@ -213,14 +246,22 @@ async def test_no_gateway_is_lost_and_no_event_of_it_whatever_came_before(seed, 
     nodes = [place.node for place in places]
     await met(*nodes)
     await until(lambda: each_receives(nodes), "no connection ends any more")
-    uses = [TenantUse(tenant="models/team-a", requests=number) for number in range(3)]
+    running = sum(node.running for node in nodes)
+    known = lambda: all(node.limits.running_elsewhere(TENANT) == running - node.running for node in nodes)
+    await until(known, "what runs at each is known to the others")
+    uses = [TenantUse(tenant=TENANT, requests=number) for number in (1, 2, 3)]
     for node in nodes:
         for use in uses:
             node.feed.publish(RequestPlacement(id=f"last-{use.requests}", address=LAST))
             node.feed.publish(use)
         node.feed.publish(PlacementEnd(id="last-1"))
-    others = len(nodes) - 1
-    await until(lambda: all(n.router.elsewhere(LAST) == 2 * others and len(n.used) == 3 * others for n in nodes), "all")
+
+    def complete(node):
+        counted = sorted(use.requests for use in node.used if use.requests)
+        others = len(nodes) - 1
+        return (node.router.elsewhere(LAST), counted) == (2 * others, sorted([1, 2, 3] * others))
+
+    await until(lambda: all(complete(node) for node in nodes), "all have all of the others")
 
 
 @pytest.mark.parametrize("said", ["nothing", "too deep", "the own name"])

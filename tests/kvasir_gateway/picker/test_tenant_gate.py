@@ -268,22 +268,22 @@ def test_gateways_keep_one_limit_together(clock):
     ask(one, "a", headers=key("k"))
     ask(one, "b", headers=key("f"))
     used = [event for event in shared if isinstance(event, TenantUse)]
-    assert [(use.tenant, use.requests) for use in used] == [("default/t", 1)]
-    two.tenants.used_elsewhere(used[0])
-    two.tenants.used_elsewhere(TenantUse(tenant="default/t", tokens=700.0))
-    two.tenants.used_elsewhere(TenantUse(tenant="default/unknown", requests=100))
+    assert [(use.tenant, use.requests) for use in used] == [("default/t", 1), ("default/free", 1)]
+    two.tenants.used_elsewhere("one", used[0])
+    two.tenants.used_elsewhere("one", TenantUse(tenant="default/t", tokens=700.0))
+    two.tenants.used_elsewhere("one", TenantUse(tenant="default/unknown", requests=100))
     refused = ask(two, "c", headers=key("k"))
     assert refusal(refused) == (429, "rate_limit_exceeded")
     assert refused.headers["x-ratelimit-remaining-requests"] == "2"
-    two.tenants.used_elsewhere(TenantUse(tenant="default/t", tokens=-700.0))
+    two.tenants.used_elsewhere("one", TenantUse(tenant="default/t", tokens=-700.0))
     assert isinstance(ask(two, "d", headers=key("k")), Destination)
 
 
 def test_what_other_gateways_count_of_a_tenant_counts_also_where_it_is_read_of_later(clock):
     picker = made(clock)
-    picker.tenants.used_elsewhere(TenantUse(tenant="default/t", requests=9))
+    picker.tenants.used_elsewhere("one", TenantUse(tenant="default/t", requests=9))
     clock.now += 60.0
-    picker.tenants.used_elsewhere(TenantUse(tenant="default/t", requests=2))
+    picker.tenants.used_elsewhere("one", TenantUse(tenant="default/t", requests=2))
     publish(picker, grant("other", "o"))
     clock.now += 1.0
     publish(picker, grant("t", "k", requests_per_minute=3))
