@@ -73,7 +73,11 @@ async def test_streams_scaling_and_replicas_outlive_a_restart_of_the_api_server(
     assert set(ends) == {"length"}
     assert [(c["from"], c["to"]) for c in life.items("infsvc")[0]["status"]["autoscaling"]["decisions"]] == [(1, 2)]
     written = of_workloads(own, mark)
-    assert set(written.values()) == {1}, f"written twice: {written}"
+    # An operator that could not renew its Lease ended. The next one takes the fields of a Deployment over before it
+    # applies for the first time, which is a write of its own.
+    most = {"pods": 1, "deployments": 1 + min(1, operator_restarts(own))}
+    assert written
+    assert all(times <= most[resource] for (_, resource, *_), times in written.items()), f"written twice: {written}"
 
 
 async def killed(cluster: ControlPlane) -> None:
@@ -85,6 +89,13 @@ async def killed(cluster: ControlPlane) -> None:
     while processes.alive(process):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+def operator_restarts(cluster: ControlPlane) -> int:
+    found = Life(cluster, names.SYSTEM_NAMESPACE).items("pods")
+    statuses = [pod["status"] for pod in found if pod["metadata"]["name"].startswith(names.OPERATOR)]
+    assert statuses
+    return sum(container["restartCount"] for status in statuses for container in status["containerStatuses"])
 
 
 def of_workloads(cluster: ControlPlane, mark: int) -> Counter[tuple[str, ...]]:
