@@ -14,6 +14,8 @@ from kvasir_api.hashes import ROUTE_HASH_BYTES
 MOST_HASHES: Final = 4096
 """Of a placement: the beginning of 1 MiB of text."""
 MOST_LINE_BYTES: Final = 1 << 16
+MOST_USED: Final = 1e10
+"""Requests or tokens of one tenant."""
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -44,13 +46,16 @@ class PlacementEnd(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 class TenantUse(msgspec.Struct, frozen=True, kw_only=True, tag="used", omit_defaults=True):
     """A tenant (NAMESPACE/NAME) used so much of its limits there; tokens that were counted too high come back.
 
-    running: its requests that run or wait there from now on, not how many more.
+    running: its requests that run or wait there from now on, not how many more. minute_requests, minute_tokens: what
+    all gateways have used of the limits of a minute, as it is known there; sent to one that begins to follow.
     """
 
     tenant: Annotated[str, msgspec.Meta(max_length=512)]
     requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
-    tokens: Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)] = 0.0
+    tokens: Annotated[float, msgspec.Meta(ge=-MOST_USED, le=MOST_USED)] = 0.0
     running: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
+    minute_requests: Annotated[float, msgspec.Meta(ge=0, le=MOST_USED)] = 0.0
+    minute_tokens: Annotated[float, msgspec.Meta(ge=0, le=MOST_USED)] = 0.0
 
 
 PlacementEvent = RequestPlacement | PlacementEnd | TenantUse

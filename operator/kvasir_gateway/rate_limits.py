@@ -97,6 +97,18 @@ class RateLimits:
         for unit, bucket in self._buckets(self._usage.setdefault(grant.id, _TenantUsage()), grant, now_s).items():
             bucket.level = min(bucket.capacity, bucket.level - amounts[unit])
 
+    def used(self, grant: TenantGrant, *, now_s: float) -> dict[str, float]:
+        """What is used of a minute's worth, by the units that are limited."""
+        usage = self._usage.get(grant.id)
+        buckets = self._buckets(usage, grant, now_s) if usage else {}
+        return {unit: bucket.capacity - bucket.level for unit, bucket in buckets.items()}
+
+    def used_at_least(self, grant: TenantGrant, *, requests: float, tokens: float, now_s: float) -> None:
+        """So much is used of a minute's worth, or what is known here where that is more."""
+        amounts = {"requests": requests, "tokens": tokens}
+        for unit, bucket in self._buckets(self._usage.setdefault(grant.id, _TenantUsage()), grant, now_s).items():
+            bucket.level = min(bucket.level, bucket.capacity - amounts[unit])
+
     def ended(self, tenant: str, request_id: str) -> None:
         """A request of a tenant runs no more. tenant: its id."""
         if usage := self._usage.get(tenant):
@@ -111,9 +123,9 @@ class RateLimits:
         """Requests of a tenant that run or wait at the other gateways that are followed. tenant: its id."""
         return sum(running.get(tenant, 0) for running in self._elsewhere.values())
 
-    def all_running(self) -> dict[str, int]:
-        """Requests that run or wait here, of the tenants that have some."""
-        return {tenant: len(usage.running) for tenant, usage in self._usage.items() if usage.running}
+    def tenants(self) -> tuple[str, ...]:
+        """Those that have used something, or of which something runs here."""
+        return tuple(self._usage)
 
     def run_elsewhere(self, gateway: str, tenant: str, running: int) -> None:
         """So many requests of a tenant run or wait at another gateway, also of one that is not known here yet."""

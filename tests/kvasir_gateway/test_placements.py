@@ -19,7 +19,7 @@ LARGEST = RequestPlacement(
 )
 
 
-USE = TenantUse(tenant="models/team-a", requests=1, tokens=-12.5, running=7)
+USE = TenantUse(tenant="models/team-a", requests=1, tokens=-12.5, running=7, minute_requests=0.5, minute_tokens=1e10)
 
 
 @pytest.mark.parametrize("event", [RequestPlacement(id="a", address="b"), LARGEST, PlacementEnd(id="a"), USE])

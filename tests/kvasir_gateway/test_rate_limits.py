@@ -84,6 +84,18 @@ def test_what_the_replica_counted_is_settled():
     assert enter(limits, tenant, "c", tokens=10).headers["x-ratelimit-remaining-tokens"] == "590"
 
 
+def test_what_another_gateway_knows_to_be_used_counts_once():
+    limits, tenant = RateLimits(), limited(requests_per_minute=60, tokens_per_minute=600)
+    enter(limits, tenant, "a", tokens=100)
+    for _ in range(2):
+        limits.used_at_least(tenant, requests=10, tokens=50, now_s=0.0)
+        assert limits.used(tenant, now_s=0.0) == {"requests": 10.0, "tokens": 100.0}
+    assert limits.used(tenant, now_s=6.0) == {"requests": 4.0, "tokens": 40.0}
+    assert limits.used(grant("other", "o", requests_per_minute=1), now_s=6.0) == {}
+    limits.used_at_least(limited(), requests=10, tokens=50, now_s=6.0)
+    assert limits.used(limited(), now_s=6.0) == {}
+
+
 def test_so_many_run_at_once():
     limits, tenant = RateLimits(), limited(concurrent_requests=2)
     assert codes([enter(limits, tenant, name) for name in "abc"]) == ["ok", "ok", "rate_limit_exceeded"]
@@ -104,7 +116,7 @@ def test_so_many_run_at_once_at_all_gateways():
     assert codes([enter(limits, tenant, name) for name in "cd"]) == ["ok", "rate_limit_exceeded"]
     limits.gateway_left("one")
     assert codes([enter(limits, tenant, name) for name in "ef"]) == ["ok", "rate_limit_exceeded"]
-    assert limits.all_running() == {"default/t": 3}
+    assert (limits.running(tenant.id), limits.tenants()) == (3, (tenant.id,))
 
 
 def test_tenants_at_another_gateway_are_bounded():

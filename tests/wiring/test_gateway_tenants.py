@@ -158,11 +158,11 @@ async def test_so_many_streams_run_at_once_at_two_gateways_together(front):
         both = grant("both", "k-both", concurrent_requests=1)
         await published(other, both)
         await published(front, both)
-        front.objects.gateway_urls = urls
         hold = front.pod.hold_tokens = asyncio.Event()
         where, sent = f"{front.url}/v1/chat/completions", {"model": "chat"}
         async with front.client.post(where, json=sent, headers=bearer("k-both")) as stream:
             assert stream.status == 200
+            front.objects.gateway_urls = urls  # it began before they knew each other
             front.pod.hold_tokens = None  # what comes later ends at once
             await until(lambda: answers(other, "k-both", 429), "it counts at the other one")
             hold.set()

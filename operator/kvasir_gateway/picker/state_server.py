@@ -61,7 +61,7 @@ class StateServer:
         return web.Response(body=state.encode(self._picker.state()), content_type="application/json")
 
     async def _get_placements(self, request: web.Request) -> web.StreamResponse:
-        return await self._feed.serve(request, self._picker.tenants.running())
+        return await self._feed.serve(request, self._picker.tenants.standing())
 
     async def _get_choice(self, request: web.Request) -> web.Response:
         record = self._picker.choices.find(request.match_info["id"])

@@ -16,7 +16,7 @@ from kvasir_gateway.picker import request_parser
 from kvasir_gateway.picker.request_audit import RequestAudit, RequestOrigin
 from kvasir_gateway.picker.request_parser import ParsedBody
 from kvasir_gateway.picker.request_prefix import RequestPrefix
-from kvasir_gateway.placements import TenantUse
+from kvasir_gateway.placements import MOST_USED, TenantUse
 from kvasir_gateway.rate_limits import MINUTE_S, RateLimits
 from kvasir_gateway.routing_table import RoutedService, RoutingTable
 from kvasir_gateway.tenant_access import PresentedKeys, TenantAccess
@@ -218,9 +218,17 @@ class TenantGate:
             self.ended(inflight_id)
         self.audit.ended_before(moment_s, keep=keep)
 
-    def running(self) -> Iterable[TenantUse]:
-        """What a gateway that begins to follow this one has to know of it."""
-        return [TenantUse(tenant=tenant, running=count) for tenant, count in self._limits.all_running().items()]
+    def standing(self) -> Iterable[TenantUse]:
+        """What a gateway that begins to follow this one has to know of all tenants."""
+        for tenant in self._limits.tenants():
+            grant = self._by_id.get(tenant)
+            used = self._limits.used(grant, now_s=self._clock()) if grant else {}
+            yield TenantUse(
+                tenant=tenant,
+                running=self._limits.running(tenant),
+                minute_requests=min(used.get("requests", 0.0), MOST_USED),
+                minute_tokens=min(used.get("tokens", 0.0), MOST_USED),
+            )
 
     def used_elsewhere(self, gateway: str, use: TenantUse) -> None:
         """Another gateway counted so much of a tenant's limits. It may have read of the tenant before this one."""
@@ -249,7 +257,8 @@ class TenantGate:
         """Count it now, or when its tenant is known; after a minute it would count for nothing."""
         if grant := self._by_id.get(use.tenant):
             self._limits.use(grant, requests=use.requests, tokens=use.tokens, now_s=at_s)
-        elif (use.requests or use.tokens) and self._clock() - at_s < MINUTE_S:
+            self._limits.used_at_least(grant, requests=use.minute_requests, tokens=use.minute_tokens, now_s=at_s)
+        elif use != TenantUse(tenant=use.tenant, running=use.running) and self._clock() - at_s < MINUTE_S:
             self._early_uses.append((at_s, use))
 
     def _settle(self, grant: TenantGrant, more_tokens: float) -> None:

@@ -59,13 +59,34 @@ def test_what_began_without_a_limit_or_before_the_tenant_was_read_of_counts_as_w
     one, two = together(clock, "ab")
     read(one)
     assert [admitted(clock, one, name) for name in "abc"] == [True, True, True]
-    assert list(one.running()) == [TenantUse(tenant="default/t", running=3)]
+    assert list(one.standing()) == [TenantUse(tenant="default/t", running=3)]
     read(two, concurrent_requests=1)
     for name in "abc":
         assert not admitted(clock, two, f"{name}-2")
         one.ended(name)
     assert admitted(clock, two, "d")
-    assert list(one.running()) == []
+    assert list(one.standing()) == [TenantUse(tenant="default/t")]
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["knows the tenant", "reads of it later"])
+def test_one_that_begins_to_follow_knows_what_is_used_and_runs_and_counts_it_once(clock, knows):
+    one, two = together(clock, "ab")
+    (three,) = together(clock, "c")
+    limits = {"requests_per_minute": 4, "tokens_per_minute": 600, "concurrent_requests": 4}
+    read(one, two, *[three] * knows, **limits)
+    assert [admitted(clock, *each) for each in ((one, "a"), (two, "b"), (one, "c"))] == [True] * 3
+    one.ended("c")
+    for name, gate in (("a", one), ("b", two)):
+        for use in gate.standing():
+            three.used_elsewhere(name, use)
+    read(three, **limits)
+    (use,) = three.standing()
+    assert use == TenantUse(tenant="default/t", minute_requests=3.0, minute_tokens=3.0)
+    assert [admitted(clock, three, name) for name in "de"] == [True, False]
+    clock.now += 15.0
+    assert [admitted(clock, three, name) for name in "fg"] == [True, False]
+    clock.now += 60.0
+    assert not admitted(clock, three, "h"), "four run at the three"
 
 
 def test_an_end_that_came_before_its_beginning_counts_elsewhere(clock):
