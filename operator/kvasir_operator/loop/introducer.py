@@ -8,7 +8,7 @@ keys, as after a restart, gets those.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kvasir_api import names
@@ -21,21 +21,20 @@ from kvasir_operator.observed.replica import Replica
 LOG: Final = logging.getLogger(__name__)
 
 
-def introductions(replicas: Iterable[Replica], service: Key) -> dict[CalledProcess, tuple[str, ...]]:
+def introductions(replicas: Sequence[Replica], service: Key) -> dict[CalledProcess, tuple[str, ...]]:
     """By each process of a service that starts: the ops ports of the peers whose cache is worth most."""
-    found = [r for r in replicas if r.live and r.reading is not None]
-    if not any(r.phase in ("starting", "loading") for r in found):
+    starting = [r for r in replicas if r.phase in ("starting", "loading") and r.live and r.ops_url]
+    if not starting:
         return {}
-    starting = [r for r in found if r.phase in ("starting", "loading") and r.ops_url]
-    ready = [r for r in found if r.phase == "ready" and r.ops_url]
+    ready = [(r, r.reading) for r in replicas if r.phase == "ready" and r.live and r.ops_url and r.reading is not None]
     if not ready:
         return {}
-    ready.sort(key=lambda r: (-r.reading.reused_tokens if r.reading else 0, r.name))
-    peers = tuple(plain(r.ops_url) for r in ready[: names.MOST_PEERS])
-    return {called_process(r, service): peers for r in starting if r.reading and r.reading.instance}
+    ready.sort(key=lambda found: (-found[1].reused_tokens, found[0].name))
+    peers = tuple(plain(r.ops_url) for r, _ in ready[: names.MOST_PEERS])
+    return {called_process(r, service): peers for r in starting if r.reading is not None and r.reading.instance}
 
 
-def lacking_keys(replicas: Iterable[Replica], service: Key, digest: str) -> dict[CalledProcess, str]:
+def lacking_keys(replicas: Sequence[Replica], service: Key, digest: str) -> dict[CalledProcess, str]:
     """By each process of a service that takes keys and has others: the key to seal them to.
 
     digest: of the keys that it is to have. A process that does not trust the operator yet would refuse them.
@@ -60,14 +59,13 @@ class Introducer:
         self._told: set[CalledProcess] = set()
         self._news = asyncio.Event()
 
-    def found(self, services: Iterable[tuple[str, Key, Iterable[Replica]]]) -> None:
+    def found(self, services: Iterable[tuple[str, Key, Sequence[Replica]]]) -> None:
         """services: the uid, the name and the replicas of each, all that there are."""
         self._found, self._lacking = {}, {}
         for service_uid, service, replicas in services:
-            there = tuple(replicas)
-            self._found |= introductions(there, service)
+            self._found |= introductions(replicas, service)
             if keys := self._calls.continuation_keys(service_uid):
-                lacking = lacking_keys(there, service, keys_digest(keys))
+                lacking = lacking_keys(replicas, service, keys_digest(keys))
                 self._lacking |= {process: (sealing_key, keys) for process, sealing_key in lacking.items()}
         self._news.set()
 

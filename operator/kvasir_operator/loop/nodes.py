@@ -8,6 +8,8 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_kube.kinds import NODE
@@ -42,7 +44,7 @@ class NodeReader:
         if not r.node or not r.live:
             return r
         found = await self._node(r.node)
-        return replace(r, node_leaves=found.leaving, spot=found.spot)
+        return structs.replace(r, node_leaves=found.leaving, spot=found.spot)
 
     async def _node(self, name: str) -> NodeLifetime:
         now = self._clock.steady()

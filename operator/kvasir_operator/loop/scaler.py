@@ -6,8 +6,9 @@ Its result is read by the reconcile; after a restart it goes on from what status
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Final
+
+from msgspec import structs
 
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceServiceStatus
@@ -94,7 +95,7 @@ class Scaler:
             except Exception:
                 LOG.exception("a tick of %s failed; the others are decided for", "/".join(name))
         self._introducer.found(
-            (uid(service), key(service), replicas.get(key(service)) or self._scraper.replicas(key(service)))
+            (uid(service), name := key(service), replicas.get(name) or self._scraper.replicas(name))
             for service in self._store.all(INFERENCE_SERVICE)
         )
         for name in list(self.attention):
@@ -256,14 +257,14 @@ class Scaler:
         if before is None or not before.stands(parsed, replicas):
             inputs = self._inputs(name, replicas, parsed)
             return Look(inputs=inputs, parsed=parsed, replicas=replicas, pods=digest_of_pods(replicas))
-        inputs = replace(
+        inputs = structs.replace(
             before.inputs,
             at=self._clock.steady(),
             wall=self._clock.wall(),
             gateways=tuple(self._scraper.demands(name)),
             missing_gateways=self._scraper.missing_gateways(name),
         )
-        return replace(before, inputs=inputs)
+        return structs.replace(before, inputs=inputs)
 
     def _inputs(self, name: Key, replicas: tuple[Replica, ...], parsed: ParsedService) -> TickInputs:
         wall = self._clock.wall()
@@ -348,4 +349,4 @@ def _believed(replicas: tuple[Replica, ...], last: LoadSample | None) -> tuple[R
     if last is None or not last.contradictions:
         return replicas
     wrong = {name for name, _ in last.contradictions}
-    return tuple(replace(r, reading=None) if r.name in wrong else r for r in replicas)
+    return tuple(structs.replace(r, reading=None) if r.name in wrong else r for r in replicas)

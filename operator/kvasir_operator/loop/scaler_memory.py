@@ -4,9 +4,11 @@ Read and written by `scaler.py` alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import is_
 from typing import NamedTuple
+
+from msgspec import Struct, structs
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import ServiceDemand
@@ -20,8 +22,7 @@ from kvasir_operator.scaling.tick import TickInputs
 from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedService:
+class ParsedService(Struct, frozen=True, kw_only=True):
     """What a tick needs of a service, and the object from which it was parsed: the store keeps that until a newer one
     comes."""
 
@@ -34,8 +35,7 @@ class ParsedService:
     max_sequences: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Struct, frozen=True, kw_only=True):
     """What a tick of a service is made of. pods: of the replicas, as digest_of_pods."""
 
     inputs: TickInputs
@@ -65,7 +65,7 @@ class LastRest(NamedTuple):
 
     def inputs(self, looked: TickInputs) -> TickInputs:
         """What was read, as a tick is made of it. looked: what the last tick was made of."""
-        return replace(looked, at=self.at, wall=self.wall, gateways=tuple(self.gateways))
+        return structs.replace(looked, at=self.at, wall=self.wall, gateways=tuple(self.gateways))
 
 
 @dataclass(slots=True, kw_only=True)

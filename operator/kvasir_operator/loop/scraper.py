@@ -7,7 +7,9 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState, ServiceDemand, unchanged
@@ -24,7 +26,7 @@ STALE_S: Final = 6.0
 """A pod that was silent for so long has no reading: three ticks, since one may be lost to a long step."""
 
 
-class LastReading(NamedTuple):
+class LastReading(Struct, frozen=True, kw_only=True):
     """The last document of a pod, and when it was read, on the steady clock."""
 
     state: RuntimeState
@@ -100,8 +102,9 @@ class Scraper:
         now = self._clock.steady()
         self._began = min(self._began, now)
         self._readings.update({id_: self._taken(id_, state, now) for id_, state in states.items()})
-        self._readings = {id_: reading for id_, reading in self._readings.items() if id_ in pods}
-        self._parsed = {id_: parsed for id_, parsed in self._parsed.items() if id_ in pods}
+        for known in (self._readings, self._parsed):
+            for gone in known.keys() - pods.keys():
+                del known[gone]
         # A gateway that has just become ready counts as read, without demand; one that leaves is not waited for.
         self._gateways = {name: self._gateways.get(name, LastDemand(at=now)) for name in gateways}
         self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})

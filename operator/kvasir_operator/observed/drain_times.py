@@ -5,8 +5,9 @@ clock counts, so that no correction of the wall clock cuts a drain short or prol
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec import structs
 
 from kvasir_operator.observed.replica import Replica
 
@@ -35,4 +36,4 @@ def followed(
 
 def measured(starts: Mapping[str, DrainStart], replicas: Sequence[Replica], *, steady: float) -> tuple[Replica, ...]:
     """The replicas with how long they have drained."""
-    return tuple(replace(r, draining_s=steady - starts[r.uid].at) if r.uid in starts else r for r in replicas)
+    return tuple(structs.replace(r, draining_s=steady - starts[r.uid].at) if r.uid in starts else r for r in replicas)

@@ -7,9 +7,11 @@ window was watched, so that an operator's restart removes nothing. The window gr
 back. To zero at once after idleSeconds; from zero to what the load requires of replicas such as there were last.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor, inf
 from typing import Final, NamedTuple
+
+from msgspec import Struct, structs
 
 from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.demand import ComingReplicas, Demand, demand, release_edge, steady_edge, target_edge
@@ -65,8 +67,7 @@ class ScalingState(NamedTuple):
     changes: tuple[ReplicaChange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingDecision:
+class ScalingDecision(Struct, frozen=True, kw_only=True):
     """replicas: wanted from now on. raw: what the signals require, and what minReplicas 0 keeps for requests.
 
     signal: which of them, or the bound, decided.
@@ -112,7 +113,7 @@ def decide(
     none."""
     load = workload(window, now=now)
     if (patience := _patience(policy, state, now)) > 1:
-        policy = replace(policy, down_window_s=patience * policy.down_window_s)
+        policy = structs.replace(policy, down_window_s=patience * policy.down_window_s)
     coming = ComingReplicas(start_s=policy.cold_start_s, begun_s=_begun_s(policy, window, state, now))
     ahead, target, steady = load.ahead(coming.start_s), target_edge(policy), steady_edge(policy)
     upper = demand(_awaited(window), ahead, policy, target, coming)

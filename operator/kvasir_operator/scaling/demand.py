@@ -15,9 +15,10 @@ The largest determines the count. A request enters a signal once: as a part of t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Final, Literal, NamedTuple
+
+from msgspec import Struct
 
 from kvasir_operator.scaling.capacity import ReplicaCapacity, replicas
 from kvasir_operator.scaling.policy import ScalingPolicy
@@ -84,8 +85,7 @@ class ComingReplicas(NamedTuple):
 NONE_COMING: Final = ComingReplicas()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(Struct, frozen=True, kw_only=True):
     """Replicas by signal, as fractions. known: whether the capacity of any replica was read. replicas: whole ones that
     the signals require; signal: which of them requires most, of equal ones the first. load: of what was read; each: the
     capacity of the next replica. lost: ready replicas that have been silent for long, of which nothing is expected.
@@ -94,9 +94,9 @@ class Demand:
     known: bool
     replicas: int = 0
     signal: Signal = "kv"
-    levels: dict[Signal, float] = field(default_factory=dict)
-    load: Workload = field(default_factory=Workload)
-    each: ReplicaCapacity = field(default_factory=ReplicaCapacity)
+    levels: dict[Signal, float] = {}
+    load: Workload = Workload()
+    each: ReplicaCapacity = ReplicaCapacity()
     edge: float = 0.0
     lost: int = 0
     itl_unreachable: bool = False

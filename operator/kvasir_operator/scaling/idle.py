@@ -4,16 +4,16 @@ Called by `decide.py`. Where a request has come within idleSeconds at least one 
 that is refused or held at a gateway starts the first replica, and one that was answered keeps the last.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kvasir_operator.scaling.policy import ScalingPolicy
 from kvasir_operator.scaling.window import LoadWindow
 from kvasir_operator.scaling.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFloor:
+class ReplicaFloor(Struct, frozen=True, kw_only=True):
     """replicas: at least. why: the limit that is named for it."""
 
     replicas: int

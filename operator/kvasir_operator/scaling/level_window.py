@@ -4,11 +4,10 @@ Called by `decide.py`. A level that a newer one reaches can never be the largest
 falls strictly, and there are no more entries than levels (Lemire 2006, "Streaming maximum-minimum filter").
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelWindow:
+class LevelWindow(Struct, frozen=True, kw_only=True):
     """entries: (seconds, level), rising in time and strictly falling in level."""
 
     entries: tuple[tuple[float, int], ...] = ()

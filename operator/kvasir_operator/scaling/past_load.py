@@ -6,9 +6,10 @@ them are read in each tick, so the sums are kept.
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from kvasir_operator.scaling.arrival_spread import ArrivalSpread
 from kvasir_operator.scaling.load_counts import LoadCounts, added, total
@@ -24,15 +25,14 @@ class Stretch(NamedTuple):
     counts: LoadCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastLoad:
+class PastLoad(Struct, frozen=True, kw_only=True):
     """closed: stretches that grow no more, from the oldest to the newest. open: the one after them; None before any
     stretch. total, spread: of the closed ones."""
 
     closed: tuple[Stretch, ...] = ()
     open: Stretch | None = None
-    total: LoadCounts = field(default_factory=LoadCounts)
-    spread: ArrivalSpread = field(default_factory=ArrivalSpread)
+    total: LoadCounts = LoadCounts()
+    spread: ArrivalSpread = ArrivalSpread()
 
     @property
     def stretches(self) -> tuple[Stretch, ...]:

@@ -1,8 +1,9 @@
 """The autoscaler's numbers, resolved from a spec, what is known of cold starts, and the time of day."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_operator.scaling.schedule import bounds
@@ -12,8 +13,7 @@ MOST_COLD_START_S: Final = 600.0
 """A longer start is counted as so long: a horizon of hours would not see a queue at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingPolicy:
+class ScalingPolicy(Struct, frozen=True, kw_only=True):
     """Fractions 0..1, times in seconds; see spec.autoscaling for what each means. idle_s counts with min_replicas
     0. min_field, max_field: paths of the fields that set the bounds. ttft_s, itl_s: 0 without objective. cold_start_s:
     the ninth decile of first starts, 0 before one."""

@@ -1,9 +1,10 @@
 """Troubles that a count alone does not show: sequences that lose their KV cache to others, load that lies on one
 replica, and tokens drafted in vain. `window.py` measures them at each tick; `workload.py` and the loop read them."""
 
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
+
+from msgspec import Struct
 
 from kvasir_operator.scaling.load_counts import LoadCounts, total
 from kvasir_operator.scaling.window import RECENT_S, LoadWindow
@@ -16,8 +17,7 @@ SETTLED_S: Final = 50.0
 """A new replica has no load at first, which is no imbalance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPressure:
+class LoadPressure(Struct, frozen=True, kw_only=True):
     """Since the number of serving replicas changed, within a minute. preemptions: sequences that lost their blocks;
     exhausted: whether these are many. imbalance: see LoadSample; 0 before most of a minute was seen. acceptance: of the
     tokens drafted ahead those that were accepted, 0..1; 1 of few."""

@@ -1,17 +1,17 @@
 """Bounds by time of day: which of spec.autoscaling.schedules is in force. Called by `policy.py`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from msgspec import Struct
 
 from kvasir_api.autoscaling import Autoscaling, ScalingSchedule
 
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaBound:
+class ReplicaBound(Struct, frozen=True, kw_only=True):
     """replicas: the bound. field: the path of the field that sets it."""
 
     replicas: int

@@ -3,8 +3,9 @@
 Called by `loop/scaler.py`, `recording.py` and `simulation/kvasir_rule.py`, so that all three decide by the same code.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import ServiceDemand
@@ -14,8 +15,7 @@ from kvasir_operator.scaling.policy import policy
 from kvasir_operator.scaling.window import LoadWindow, ScaledReplica, extended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TickInputs:
+class TickInputs(Struct, frozen=True, kw_only=True):
     """at: seconds of a steady clock; wall: epoch seconds. pods: that serve or finish. gateways: what each holds for the
     service; missing_gateways: those that may hold something and do not answer. unplaced_s: how long the longest
     unschedulable replica has found no node. cold_starts_s: first starts of the ready pods, or the last one that is
@@ -31,8 +31,7 @@ class TickInputs:
     expected: ReplicaCapacity = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TickResult:
+class TickResult(Struct, frozen=True, kw_only=True):
     """What is remembered for the next tick. decision: None without autoscaling."""
 
     window: LoadWindow

@@ -8,9 +8,10 @@ contradicts itself is treated as silence.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import add, attrgetter
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from kvasir_api.state import RuntimeState, ServiceDemand, restarted
 from kvasir_operator.scaling import last_known
@@ -36,8 +37,7 @@ MOST_REFUSED_PER_S: Final = 10_000.0
 """Beyond what one server can answer: a counter that grows by more is counted no further than that tick."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledReplica:
+class ScaledReplica(Struct, frozen=True, kw_only=True):
     """A replica that takes requests or finishes them. reading: its last document; fresh: within the last few
     seconds. current: of the revision that the next replica will have."""
 
@@ -94,8 +94,7 @@ class ReplicaLoad(NamedTuple):
     read: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWindow:
+class LoadWindow(Struct, frozen=True, kw_only=True):
     """samples: of the last minute, one for each tick, from the oldest to the newest. past: counts of the minutes
     before. records: the last good reading of each replica by uid.
 
@@ -104,11 +103,11 @@ class LoadWindow:
     """
 
     samples: tuple[LoadSample, ...] = ()
-    past: PastLoad = field(default_factory=PastLoad)
-    records: Mapping[str, ReplicaLoad] = field(default_factory=dict)
+    past: PastLoad = PastLoad()
+    records: Mapping[str, ReplicaLoad] = {}
     complete: LoadGauges | None = None
-    step: StepModel = field(default_factory=StepModel)
-    known: LastKnown = field(default_factory=LastKnown)
+    step: StepModel = StepModel()
+    known: LastKnown = LastKnown()
 
     @property
     def last(self) -> LoadSample | None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from fakes.manifests import service
 from fakes.situations import replica
@@ -56,12 +57,12 @@ CRASHING = of_first("failed", name="c")
         ((CRASHING,), FIRST.id, False),  # it has served with this image
         ((READY, CRASHING), "", False),
         ((READY, UNPULLED), FIRST.id, False),  # a registry may be away for a moment
-        ((READY, replace(UNPULLED, created=NOW - 300)), FIRST.id, True),
+        ((READY, structs.replace(UNPULLED, created=NOW - 300)), FIRST.id, True),
         ((READY,), FIRST.id, False),
         ((of_first("loading"),), "", False),
         ((of_first("unschedulable"),), "", False),
         ((), "", False),
-        ((replace(UNPULLED, terminating=True),), "", False),
+        ((structs.replace(UNPULLED, terminating=True),), "", False),
     ],
 )
 def test_a_revision_whose_image_is_of_no_use_takes_the_operators_new_one(pods, good, takes):
@@ -86,12 +87,12 @@ def test_the_revision_with_the_new_image_stays_the_one_of_the_spec():
 
 def test_one_new_image_after_the_other_may_be_of_no_use():
     second = asked(world(FIRST, pods=(UNPULLED,)), "cpu:worse")
-    fails = replace(UNPULLED, revision=second.id)
+    fails = structs.replace(UNPULLED, revision=second.id)
     third = asked(world(FIRST, second, pods=(fails,)), "cpu:good")
     assert (len({FIRST.id, second.id, third.id}), third.number, image_of(third)) == (3, 3, "cpu:good")
     first_again = asked(world(FIRST, second, pods=(fails,)), "cpu:bad")
     assert (image_of(first_again), first_again.number) == ("cpu:bad", 3)
-    fails = replace(UNPULLED, revision=first_again.id)
+    fails = structs.replace(UNPULLED, revision=first_again.id)
     again = asked(world(FIRST, second, first_again, pods=(fails,)), "cpu:worse")
     assert (again.id, again.number) == (second.id, 4)
 

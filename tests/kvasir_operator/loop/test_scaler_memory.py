@@ -1,8 +1,7 @@
 """Whether a tick reads what the one before read, and what of it a reconcile would act upon."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import Capacity

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from fakes.manifests import service
 from kvasir_api import names
@@ -171,12 +172,17 @@ def test_samples_add_up_over_the_pods_that_speak():
     assert of(pods, {}) == RevisionTraffic(requests=4, failed=1, ttft_s=2.0)
 
 
+def with_old(seen, served):
+    """The same where each replica of the old revision has served so much, and these replicas."""
+    reading = RuntimeState(served=served)
+    old = [structs.replace(r, uid=r.name, reading=reading) for r in seen.replicas if r.revision == "old"]
+    return replace(seen, replicas=(*old, *(r for r in seen.replicas if r.revision == "new"))), old
+
+
 def test_an_old_incident_does_not_hide_errors_of_the_new_revision():
     """The old revision lost half of its requests once; since the step began it has lost none."""
     incident = ServedTotals(answered=1_000, failed=500)
-    seen = world(new=1, served=ServedTotals(answered=100, failed=30), analysis={})
-    old = [replace(r, uid=r.name, reading=RuntimeState(served=incident)) for r in seen.replicas if r.revision == "old"]
-    seen = replace(seen, replicas=(*old, *(r for r in seen.replicas if r.revision == "new")))
+    seen, old = with_old(world(new=1, served=ServedTotals(answered=100, failed=30), analysis={}), incident)
     assert head(seen)[1] == "Progressing"
     since_the_step = {r.uid: ServedTotals(answered=900, failed=500) for r in old}
     assert head(replace(seen, served_before=since_the_step))[1] == "Held"
@@ -185,7 +191,5 @@ def test_an_old_incident_does_not_hide_errors_of_the_new_revision():
 def test_an_old_revision_without_requests_since_the_step_still_says_how_fast_it_was():
     fast = ServedTotals(answered=100, ttft_s=10.0, first_tokens=100)
     slow = ServedTotals(answered=100, ttft_s=99.0, first_tokens=99)
-    seen = world(new=1, served=slow, analysis={"maxTtftRegressionPercent": 50})
-    old = [replace(r, uid=r.name, reading=RuntimeState(served=fast)) for r in seen.replicas if r.revision == "old"]
-    seen = replace(seen, replicas=(*old, *(r for r in seen.replicas if r.revision == "new")))
+    seen, old = with_old(world(new=1, served=slow, analysis={"maxTtftRegressionPercent": 50}), fast)
     assert head(replace(seen, served_before={r.uid: fast for r in old}))[1] == "Held"

@@ -1,9 +1,9 @@
 """The autoscaler's decisions: a table for each rule, and whole runs against a simulated service."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from fakes.load import NOW, steady
 from kvasir_operator.scaling.decide import ReplicaChange, ScalingState, decide

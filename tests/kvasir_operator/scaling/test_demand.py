@@ -1,8 +1,7 @@
 """Each signal needs an absolute number of replicas, and a request enters it once."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from fakes.load import NOW, steady
 from kvasir_operator.scaling.capacity import ReplicaCapacity

@@ -1,8 +1,7 @@
 """To zero and back: when the last replica leaves, what starts the first one, and how many a crowd of requests needs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import KvState, RequestTotals, RuntimeState, ServiceDemand

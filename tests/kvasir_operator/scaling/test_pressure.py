@@ -1,8 +1,7 @@
 """Sequences that lose their KV cache, and load on one replica: when each counts, and what a replica more answers."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from fakes.load import NOW, steady
 from kvasir_operator.scaling.decide import ScalingState, decide

@@ -1,9 +1,8 @@
 """A service in which nothing happens is looked at rarely, and decided for as if it had been looked at each time."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, ServedTotals, ServiceDemand
