@@ -234,6 +234,9 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(
+        name="kvasir_suffix_cache_tokens", kind="gauge", help="Tokens of recent answers to draft from.", labels=_MODEL
+    ),
+    Metric(
         name="kvasir_draft_tokens_total",
         kind="counter",
         help="Tokens drafted ahead and verified.",

@@ -265,6 +265,13 @@ class ServeOptions(RuntimeOptions):
         metavar="REVISION",
         max_length=255,
     )
+    suffix_decoding_max_cached_requests: int = option(
+        0,
+        "Recent answers of each tenant that --speculation suffix and auto draft from too, beside the text itself; never another tenant's. 0 keeps none.",
+        unit="requests",
+        ge=0,
+        le=100_000,
+    )
     model_impl: ModelImpl = option(
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",

@@ -161,12 +161,15 @@ class SpeculationState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     drafter: as `--speculation` says. why: the reason where it is off though it is not to be, empty otherwise.
     draft_tokens: mean of a sequence in a step with drafts. acceptance_fraction: of them those that were kept, 0..1.
+    cached_answers: recent ones of all tenants that are drafted from; cached_tokens: their length, 12 bytes for each.
     """
 
     drafter: str = "off"
     why: str = ""
     draft_tokens: float = 0.0
     acceptance_fraction: float = 0.0
+    cached_answers: Count = 0
+    cached_tokens: Count = 0
 
 
 class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -228,6 +228,7 @@ def scheduler_of(
     prefix_cache: bool = True,
     speculation: str = "off",
     drafter: Drafter | None = None,
+    max_cached_answers: int = 0,
 ) -> Scheduler:
     """For all that a runner has, with at most budget tokens a step."""
     facts = runner.facts
@@ -244,6 +245,7 @@ def scheduler_of(
             host_blocks=facts.host_blocks,
             hash_salt=runner.hash_salt,
             speculation=speculation,
+            max_cached_answers=max_cached_answers,
         ),
         drafter=drafter,
     )

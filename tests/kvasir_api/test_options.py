@@ -38,6 +38,7 @@ CHANGED = {
     "matryoshka": True,
     "scoring": "yes-no",
     "revision": "v1.0",
+    "suffix_decoding_max_cached_requests": 64,
     "model_impl": "transformers",
     "chat_template": "template.jinja",
     "served_model_name": ("a", "b"),

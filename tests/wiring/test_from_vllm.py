@@ -29,6 +29,7 @@ OPTIONS = {
     "--dtype": ["bfloat16"],
     "--quantization": ["int8"],
     "--speculation": ["auto"],
+    "--suffix-decoding-max-cached-requests": ["8"],
     "--tensor-parallel-size": ["1"],
     "--max-model-len": ["256"],
     "--memory-fraction": ["0.1"],

@@ -64,3 +64,11 @@ class PrefixPublisher:
         if chunk.start < prompt_tokens <= chunk.end:
             prompt_blocks = prompt_tokens // limits.block_size
             self.digest.note(sequence.request.request.route_hashes, sequence.hashes[:prompt_blocks])
+
+    def forget(self, owner: bytes) -> None:
+        """Let no later request find what was offered up to now, neither here nor on the host.
+
+        owner: only blocks with this mark, which the host drops by the next plans; b"" for all.
+        """
+        self._pool.forget(owner)
+        self._host.forget(owner)

@@ -238,12 +238,9 @@ class Scheduler:
         )
 
     def forget(self, owner: bytes = b"") -> None:
-        """Let no later request find what was computed up to now, neither here nor on the host.
-
-        owner: only blocks with this mark; the host drops them by the next plans.
-        """
-        self.pool.forget(owner)
-        self.host.forget(owner)
+        """Let no later request find what was computed up to now, nor draft from it. owner: only what has this mark."""
+        self._publisher.forget(owner)
+        self._speculation.forget(owner)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
         """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a
@@ -373,6 +370,7 @@ class Scheduler:
         del self._requests[request.request_id]
         if (num_tokens := len(kind.sequence.tokens) - request.prompt_tokens) and not invalid:
             self._admission.lengths.add(num_tokens)
+            self._speculation.ended(kind)
         self._counters.ended(request, aborted=aborted, limits=self.limits)
 
     def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:

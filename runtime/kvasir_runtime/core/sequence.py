@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.speculation.acceptance import SequenceDrafts
+from kvasir_runtime.core.speculation.recent_answers import TenantAnswers
 
 Tokens = MutableSequence[int]
 
@@ -25,7 +26,8 @@ class SequenceState:
     every launched plan is collected. published: full blocks that were offered to the prefix index. last_step: of
     the last plan that names its blocks. drafts: what may follow its tokens, for the plan that is being made.
     unverified: drafts that are launched, which count for nothing before they are collected. speculated: what drafts
-    were made of, None where none were.
+    were made of, None where none were. answers: of its tenant, which drafts are made of too and its own will be one of;
+    None where none are kept.
     """
 
     request: RequestState
@@ -43,6 +45,7 @@ class SequenceState:
     drafts: tuple[int, ...] = ()
     unverified: int = 0
     speculated: SequenceDrafts | None = None
+    answers: TenantAnswers | None = None
 
     @property
     def known(self) -> int:

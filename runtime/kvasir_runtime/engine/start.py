@@ -156,6 +156,7 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         max_waiting_s=options.max_waiting_seconds,
         max_waiting_tokens=options.max_waiting_tokens,
         speculation=_drafter(options, facts),
+        max_cached_answers=options.suffix_decoding_max_cached_requests,
     )
 
 

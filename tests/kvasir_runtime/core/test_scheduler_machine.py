@@ -87,7 +87,7 @@ def served_with(limits, depth):
     if limits["host_blocks"]:
         runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)
     drafter = OracleDrafter(MODEL) if limits["speculation"] == "oracle" else None
-    return Serving(Scheduler(Limits(**limits), drafter=drafter), runner, depth)
+    return Serving(Scheduler(Limits(**limits, max_cached_answers=2), drafter=drafter), runner, depth)
 
 
 def alone(made, longest, marks=()):

@@ -36,3 +36,8 @@ def test_a_drafter_that_is_named_and_cannot_be_is_refused():
     with pytest.raises(StartError, match="--speculation suffix: the device is another one; choose auto or off"):
         limits_of(ServeOptions(model="m", speculation="suffix"), facts)
     assert limits_of(ServeOptions(model="m", speculation="suffix"), engine_facts()).speculation == "suffix"
+
+
+def test_as_many_recent_answers_are_kept_as_the_option_says():
+    options = ServeOptions(model="m", speculation="auto", suffix_decoding_max_cached_requests=7)
+    assert limits_of(options, engine_facts()).max_cached_answers == 7

@@ -102,6 +102,18 @@ def test_drafts_from_the_text_change_no_answer(root: Path, plain, family: str, n
     assert totals.accepted_tokens > NUM_TOKENS
 
 
+@pytest.mark.parametrize("family", ["dense", "whole-step"])
+def test_drafts_from_recent_answers_change_no_answer(root: Path, plain, family: str):
+    """Greedy, sampled, with penalties: the same requests again, most of whose answers are drafted then."""
+    want, made = plain(family), runner(root, family)
+    scheduler = scheduler_of(made, budget=64, speculation="suffix", max_cached_answers=32)
+    kept = []
+    for _ in range(2):
+        assert heard(family, served(made, requests(family), depth=1, scheduler=scheduler)) == heard(family, want)
+        kept.append(scheduler.report(RuntimeState()).totals.accepted_tokens)
+    assert kept[1] - kept[0] > kept[0] + NUM_TOKENS
+
+
 def test_requests_that_lose_their_blocks_go_on_as_they_were(root: Path, plain):
     """The cache holds a few of them; with a budget of a few tokens drafts are cut."""
     want = plain("dense")

@@ -1,7 +1,8 @@
 """Guesses of what follows a text, from the text itself: what followed its end where that occurred before.
 
-Nothing is stored but the ids. Occurrences are found by comparing arrays, one comparison of all ids for the last id and
-then of few for each one before it. Of a text that repeats itself only the last of many occurrences are compared.
+Nothing is stored but the ids; `recent_answers` looks for the same in other texts. Occurrences are found by comparing
+arrays, one comparison of all ids for the last id and then of few for each one before it, or of few ends at once. Of a
+text that repeats itself only the last of many occurrences are compared.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ MOST_COMPARED: Final = 16_384
 """Occurrences of shorter ends that are compared for longer ones in a search; beyond, only the last MOST_PLACES."""
 MOST_PLACES: Final = 256
 """Occurrences that vote."""
+MOST_SIDE_BY_SIDE: Final = 64
+"""Occurrences whose ends are compared in one operation; of more, one id after the other."""
+LONGEST_END: Final = 32
+"""Ids at the end of a text that `SuffixDrafter` looks for."""
 LEAST_SHARE: Final = 0.1
 """Of occurrences that must have gone on as a draft does to its end: below, a draft is hardly ever right."""
 
@@ -88,17 +93,8 @@ class TokenHistory:
             return np.empty(0, dtype=np.int64), 0
         equal = ids[:-1] == ids[-1]
         first = max(0, len(equal) - MOST_COMPARED) if np.count_nonzero(equal) > MOST_COMPARED else 0
-        places, matched, left = np.flatnonzero(equal[first:]) + first + 1, 1, MOST_COMPARED
-        while matched < most and len(places):
-            if len(places) > max(left, MOST_PLACES):
-                places = places[-MOST_PLACES:]
-            left -= len(places)
-            longer = places[places > matched]
-            longer = longer[ids[longer - matched - 1] == ids[size - matched - 1]]
-            if not len(longer):
-                break
-            places, matched = longer, matched + 1
-        return (places[-MOST_PLACES:], matched) if len(places) and matched >= least else (places[:0], 0)
+        places, matched = longest_ends(ids, np.flatnonzero(equal[first:]) + first + 1, 1, ids, most)
+        return (places, matched) if matched >= least else (places[:0], 0)
 
 
 class ModelDrafter:
@@ -130,24 +126,59 @@ class SuffixDrafter:
 
     def propose(self, history: TokenHistory, most: int) -> Draft:
         """As in `Drafter`."""
-        places, matched = history.occurrences(2, 32)
-        ids, total = history.ids, len(places)
-        tokens, shares = list[int](), list[float]()
-        while len(tokens) < most and len(places):
-            if len(places) == 1:
-                place = int(places[0])
-                rest = ids[place : place + most - len(tokens)].tolist()
-                return Draft((*tokens, *rest), (*shares, *[1 / total] * len(rest)), matched)
-            following = ids[places]
-            token = _elected(following)
-            places = places[following == token]
-            if len(places) < LEAST_SHARE * total:
-                break
-            tokens.append(token)
-            shares.append(len(places) / total)
-            places = places + 1
-            places = places[places < len(ids)]
-        return Draft(tuple(tokens), tuple(shares), matched)
+        places, matched = history.occurrences(2, LONGEST_END)
+        return elected_draft(history.ids, places, matched, most)
+
+
+def longest_ends(
+    ids: NDArray[np.int32], places: NDArray[np.int64], matched: int, text: NDArray[np.int32], most: int
+) -> tuple[NDArray[np.int64], int]:
+    """Of places behind the last matched ids of a text, those behind most of them, at most so many, and how many.
+
+    places: in ids, ascending; without any, there are none, and 0. Of many only the last are compared, or given.
+    """
+    left, most = MOST_COMPARED, min(most, len(text))
+    while matched < most and len(places) > MOST_SIDE_BY_SIDE:
+        if len(places) > max(left, MOST_PLACES):
+            places = places[-MOST_PLACES:]
+        left -= len(places)
+        longer = places[places > matched]
+        longer = longer[ids[longer - matched - 1] == text[-matched - 1]]
+        if not len(longer):
+            break
+        places, matched = longer, matched + 1
+    else:
+        if matched < most and len(places):
+            before = places[:, None] - np.arange(matched + 1, most + 1)
+            differs = (ids[np.maximum(before, 0)] != text[len(text) - most : len(text) - matched][::-1]) | (before < 0)
+            further = np.where(differs.any(axis=1), differs.argmax(axis=1), most - matched)
+            places, matched = places[further == further.max()], matched + int(further.max())
+    return places[-MOST_PLACES:], matched if len(places) else 0
+
+
+def elected_draft(ids: NDArray[np.int32], places: NDArray[np.int64], matched: int, most: int) -> Draft:
+    """As most of the text went on behind places, at most so many tokens; an id below 0 ends what is followed.
+
+    matched: as of `Draft`.
+    """
+    total = len(places)
+    tokens, shares = list[int](), list[float]()
+    while len(tokens) < most and len(places):
+        if len(places) == 1:
+            place = int(places[0])
+            rest = ids[place : place + most - len(tokens)].tolist()
+            rest = rest[: next((count for count, token in enumerate(rest) if token < 0), len(rest))]
+            return Draft((*tokens, *rest), (*shares, *[1 / total] * len(rest)), matched)
+        following = ids[places]
+        token = _elected(following)
+        places = places[following == token]
+        if token < 0 or len(places) < LEAST_SHARE * total:
+            break
+        tokens.append(token)
+        shares.append(len(places) / total)
+        places = places + 1
+        places = places[places < len(ids)]
+    return Draft(tuple(tokens), tuple(shares), matched)
 
 
 def _elected(following: NDArray[np.int32]) -> int:

@@ -18,6 +18,7 @@ from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.speculation.acceptance import KEPT, KEPT_BY_ALL, AcceptanceRates, SequenceDrafts, class_of
 from kvasir_runtime.core.speculation.controller import DraftController
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
+from kvasir_runtime.core.speculation.recent_answers import PROMPT_TOKENS, RecentAnswers
 from kvasir_runtime.core.step_prompts import lacking
 from kvasir_runtime.core.throughput import DecayingMean
 
@@ -26,6 +27,8 @@ MAX_DRAFTS: Final = 15
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
+FROM_TEXTS: Final = ("auto", "suffix")
+"""Of what limits name, what drafts from recent answers too."""
 BY_RUNNER: Final = ("model", "mtp")
 """Of what limits name, what drafts in the runner."""
 KEPT_BY_STATE: Final = 0.98
@@ -45,6 +48,8 @@ class Speculation:
         # A state is one of the end of a chunk: what a wrong draft did to it cannot be taken back.
         self._drafter = None if limits.has_states else drafter or named.get(limits.speculation)
         self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
+        keeps = limits.max_cached_answers > 0 and self._drafter is not None and limits.speculation in FROM_TEXTS
+        self._answers = RecentAnswers(limits.max_cached_answers) if keeps else None
         self._rates = AcceptanceRates()
         self._accepted, self._drafted = DecayingMean(), DecayingMean()
         self._most = max(limits.num_rows, 1 + MAX_DRAFTS)
@@ -59,6 +64,8 @@ class Speculation:
             return
         for kind in running:
             kind.sequence.drafts = ()
+            if self._answers is not None and kind.sequence.answers is None:
+                kind.sequence.answers = self._answers.of(kind.request.request.tenant, kind.sequence.root)
         # What a draft costs beside prompts is not measured, and blocks for it could be theirs.
         able = [] if any(lacking(kind) > 1 for kind in running) else [kind for kind in running if _may_draft(kind)]
         num_rows = sum([kind.num_rows for kind in running])
@@ -111,6 +118,17 @@ class Speculation:
         if self._controller is not None and decodes and elapsed_s > 0:
             self._controller.costs.observe(len(chunks), num_drafts, elapsed_s)
 
+    def ended(self, kind: RequestKind) -> None:
+        """A request has its answer, or as much as there will be of it."""
+        sequence, request = kind.sequence, kind.request
+        if self._answers is not None and sequence.answers is not None and request.request.beam is None:
+            self._answers.add(sequence.answers, sequence.tokens[max(0, request.prompt_tokens - PROMPT_TOKENS) :])
+
+    def forget(self, owner: bytes) -> None:
+        """Draft from no answer that began before. owner: only of requests with this mark; b"" for all."""
+        if self._answers is not None:
+            self._answers.forget(owner)
+
     @property
     def state(self) -> SpeculationState:
         """What `/state` reports."""
@@ -118,6 +136,8 @@ class Speculation:
             drafter=self._limits.speculation,
             draft_tokens=self._drafted.value,
             acceptance_fraction=self._accepted.value,
+            cached_answers=self._answers.num_answers if self._answers is not None else 0,
+            cached_tokens=self._answers.num_tokens if self._answers is not None else 0,
         )
 
     def _verified(self, chunk: LaunchedChunk, num_drafts: int, accepted: int) -> None:
@@ -147,7 +167,8 @@ class Speculation:
             # Each draft that is kept and the token behind them must have a place in the answer.
             most = min(MAX_DRAFTS, kind.remaining - 1)
             drafts.history.follow(sequence.tokens)
-            drafts.look(drafter.propose(drafts.history, most))
+            found = drafter.propose(drafts.history, most)
+            drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
 
 
 def _may_draft(kind: RequestKind) -> bool:

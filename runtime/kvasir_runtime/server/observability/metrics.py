@@ -73,6 +73,7 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_model_flops_total": lambda state: state.work.flops,
     "kvasir_model_read_bytes_total": lambda state: state.work.read_bytes,
     "kvasir_preemptions_total": lambda state: state.totals.preemptions,
+    "kvasir_suffix_cache_tokens": lambda state: state.speculation.cached_tokens,
     "kvasir_draft_tokens_total": lambda state: state.totals.drafted_tokens,
     "kvasir_draft_tokens_accepted_total": lambda state: state.totals.accepted_tokens,
     "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,

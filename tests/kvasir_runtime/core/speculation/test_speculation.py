@@ -53,7 +53,11 @@ class World:
         self.kinds = [running(number) for number in range(num_sequences)]
         self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
         limits = SimpleNamespace(
-            speculation=speculation, has_states=False, num_rows=LIMITS.num_rows, max_batch_tokens=512
+            speculation=speculation,
+            has_states=False,
+            num_rows=LIMITS.num_rows,
+            max_batch_tokens=512,
+            max_cached_answers=0,
         )
         self.speculation = Speculation(limits, Counters(), None if speculation == "model" else AlwaysDrafter())
         self.pool = BlockPool(4096, LIMITS.attentions, 16)
