@@ -20,7 +20,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.layers.draft_head import DraftHead
-from kvasir_runtime.runner.draft_model import whole_group
+from kvasir_runtime.runner.draft_model import follow_blocks, whole_group
 from kvasir_runtime.runner.drafts import with_drafts
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.state.host_state import HostRowState
@@ -156,15 +156,7 @@ class HeadDrafter:
         for fork in plan.forks:  # of a beam search, which has no drafts
             self._undraftable.add(fork.row)
             self._unread.pop(fork.row, None)
-        for load in plan.loads:
-            self._is_read[load.block] = False
-        for copy in plan.copies:
-            self._is_read[copy.target] = False
-        for join in plan.joins:
-            self._join(join)
-        for grow in plan.grows:
-            if grow.group == self._group:
-                self._is_read[list(grow.blocks)] = False
+        follow_blocks(plan, self._group, self._is_read, self._join)
 
     def _join(self, join: Join) -> None:
         table, shared = join.tables[self._group], join.computed_tokens // self._cache.block_size

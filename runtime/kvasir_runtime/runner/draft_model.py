@@ -7,10 +7,12 @@ yet. What it has read of a block holds for all rows that share the block. It dra
 noise, since a draft counts where it is the token that is drawn in its place.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -92,15 +94,7 @@ class DraftModel:
         for chunk in plan.chunks:
             if chunk.row not in joined:
                 self._confirm(chunk.row, chunk.start)
-        for load in plan.loads:
-            self._is_read[load.block] = False
-        for copy in plan.copies:
-            self._is_read[copy.target] = False
-        for join in plan.joins:
-            self._join(join)
-        for grow in plan.grows:
-            if grow.group == self._group:
-                self._is_read[list(grow.blocks)] = False
+        follow_blocks(plan, self._group, self._is_read, self._join)
 
     def _confirm(self, row: int, num_tokens: int) -> None:
         """So many tokens of a row are certain, and the runner's model has computed them."""
@@ -172,6 +166,19 @@ def whole_group(facts: EngineFacts) -> int:
         if attention.keeps_all:
             return group
     raise ValueError("every layer of the model sees a part of the text only")
+
+
+def follow_blocks(plan: StepPlan, group: int, is_read: NDArray[np.bool_], join: Callable[[Join], None]) -> None:
+    """Mark the blocks of a group that a plan fills with something else as unread, in its order. join: what joins."""
+    for load in plan.loads:
+        is_read[load.block] = False
+    for copy in plan.copies:
+        is_read[copy.target] = False
+    for joined in plan.joins:
+        join(joined)
+    for grow in plan.grows:
+        if grow.group == group:
+            is_read[list(grow.blocks)] = False
 
 
 def _known(chunk: Chunk) -> int:
