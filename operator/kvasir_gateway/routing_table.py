@@ -8,13 +8,21 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvasir_api import http_apis, names, served_names
+from kvasir_api.served_names import NameClaim
 from kvasir_api.state import RuntimeState
 from kvasir_gateway import model_routes
 from kvasir_gateway.choose import Candidate, EndpointLoad
 from kvasir_gateway.held_places import WaitPhase
 from kvasir_gateway.model_routes import ModelRoute
-from kvasir_kube import pod_tls
-from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, REPLICA_SET, Json, Key, controller_uid, key, uid
+from kvasir_gateway.parsed_objects import (
+    Endpoint,
+    ParsedPod,
+    ParsedWorkload,
+    PerObject,
+    parsed_pod,
+    parsed_workload,
+)
+from kvasir_kube.kinds import DEPLOYMENT, REPLICA_SET, Json, Key, key, uid
 
 READING_MAX_AGE_S = 10.0
 """An older reading does not count: a pod that did not answer for so long is the last choice."""
@@ -25,23 +33,6 @@ PLAUSIBLE_PREFILL = 0.01, 1e7
 PLAUSIBLE_SLOPE_S = 0.0, 60.0
 PLAUSIBLE_QUEUE_S = 0.0, 86_400.0
 """What is outside of these was not measured: numbers of one pod must not spoil the choice for its whole service."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
-    server_name: that its certificate must have, "" where its ports speak no TLS.
-
-    last_resort: not ready, but its runtime has started. By its own fresh reading it may serve nevertheless; and where
-    no pod that serves may be chosen it may be one whose engine is stalled, since a late answer is better than none.
-    """
-
-    pod: str
-    address: str
-    ops_url: str
-    takes_requests: bool
-    last_resort: bool = False
-    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +135,37 @@ class StateReading:
 EMPTY = RoutingTable(by_model={})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedService:
+    """claims: all its names. service: without pods."""
+
+    key: Key
+    uid: str
+    claims: tuple[NameClaim, ...]
+    service: RoutedService
+
+
+class KnownObjects:
+    """Parsed objects, and the services that were made of them."""
+
+    def __init__(self) -> None:
+        self.services = PerObject(_parsed_service)
+        self.pods, self.workloads = PerObject(parsed_pod), PerObject(parsed_workload)
+        self._routed: dict[Key, tuple[tuple[object, ...], RoutedService]] = {}
+
+    def routed(
+        self, services: Iterable[ParsedService], pods: Mapping[Key, Sequence[ParsedPod]], *, verifies: bool
+    ) -> list[RoutedService]:
+        """Services with their pods, the same objects as in the call before where both are. pods: by service."""
+        before, self._routed = self._routed, {}
+        for one in services:
+            made_of, kept = (verifies, one, *pods[one.key]), before.get(one.key)
+            if kept is None or kept[0] != made_of:
+                kept = made_of, _with_pods(one.service, pods[one.key], verifies=verifies)
+            self._routed[one.key] = kept
+        return [service for _, service in self._routed.values()]
+
+
 def build(
     services: Iterable[Json],
     pods: Iterable[Json],
@@ -151,41 +173,23 @@ def build(
     routes: Iterable[Json] = (),
     *,
     verifies: bool = True,
+    known: KnownObjects | None = None,
 ) -> RoutingTable:
     """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule.
 
-    verifies: whether pods that speak TLS can be verified; else they get no request.
+    verifies: whether pods that speak TLS can be verified; else they get no request. known: of the table before; a
+    service that did not change is the same object in both.
 
     A pod is a service's when it carries its label in its namespace, and when workloads has its ReplicaSet and the
     Deployment of that, both of its namespace, and that very service, by uid, controls the Deployment: labels, and
     references to the service itself, can be written by all who may create a pod.
     """
-    resources = list(services)
-    uids = {key(resource): uid(resource) for resource in resources}
-    seen = {(workload["kind"], key(workload)[0], uid(workload)): workload for workload in workloads}
-    by_service: dict[Key, list[Endpoint]] = {}
-    unaddressed: dict[Key, list[WaitPhase]] = {}
-    for pod in pods:
-        metadata = pod.get("metadata") or {}
-        marks = metadata.get("labels") or {}
-        owner = metadata.get("namespace", ""), marks.get(names.LABEL_SERVICE, "")
-        endpoint, quarantined = endpoint_of(pod), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
-        if endpoint and endpoint.server_name and not verifies:
-            endpoint = replace(endpoint, takes_requests=False, last_resort=False)
-        if quarantined or not _is_of(uids.get(owner, ""), pod, seen):
-            continue
-        if endpoint:
-            by_service.setdefault(owner, []).append(endpoint)
-        elif (pod.get("status") or {}).get("phase") == "Pending":
-            on_node = bool((pod.get("spec") or {}).get("nodeName"))
-            unaddressed.setdefault(owner, []).append("image" if on_node else "schedule")
-    found = {
-        (service.namespace, service.name): service
-        for service in sorted(
-            (_service_of(resource, by_service, unaddressed) for resource in resources), key=lambda s: s.key
-        )
-    }
-    held = served_names.owners(claim for resource in resources for claim in served_names.name_claims(resource))
+    known = known or KnownObjects()
+    parsed = known.services.of(services)
+    owned = _owned(parsed, known.pods.of(pods), known.workloads.of(workloads))
+    routed_services = known.routed(parsed, owned, verifies=verifies)
+    found = {(service.namespace, service.name): service for service in sorted(routed_services, key=lambda s: s.key)}
+    held = served_names.owners(claim for one in parsed for claim in one.claims)
     by_qualified = {served_names.qualified_name(*name): service for name, service in found.items()}
     by_model = {model: by_qualified.get(model) or found[claim.namespace, claim.name] for model, claim in held.items()}
     named = {service.key for service in by_model.values()}
@@ -198,6 +202,31 @@ def build(
         routes=routed,
         backends=_backends(routed.values()),
     )
+
+
+def _owned(
+    services: Iterable[ParsedService], pods: Iterable[ParsedPod], workloads: Iterable[ParsedWorkload]
+) -> Mapping[Key, list[ParsedPod]]:
+    """The pods that each service controls through a Deployment and a ReplicaSet, without those in quarantine."""
+    found: dict[Key, list[ParsedPod]] = {one.key: [] for one in services}
+    uids = {one.key: one.uid for one in services}
+    above: dict[str, dict[Key, str]] = {REPLICA_SET.kind: {}, DEPLOYMENT.kind: {}}
+    for workload in workloads:
+        above[workload.kind][workload.key] = workload.above
+    sets, deployments = above[REPLICA_SET.kind], above[DEPLOYMENT.kind]
+    for pod in pods:
+        owner = deployments.get((pod.service[0], sets.get(pod.replica_set, "")), "")
+        if owner and not pod.quarantined and uids.get(pod.service) == owner:
+            found[pod.service].append(pod)
+    return found
+
+
+def _with_pods(service: RoutedService, pods: Iterable[ParsedPod], *, verifies: bool) -> RoutedService:
+    endpoints = sorted((pod.endpoint for pod in pods if pod.endpoint is not None), key=lambda e: e.pod)
+    if not verifies:
+        endpoints = [replace(e, takes_requests=False, last_resort=False) if e.server_name else e for e in endpoints]
+    waits = tuple(pod.waits for pod in pods if pod.waits is not None)
+    return replace(service, endpoints=tuple(endpoints), unaddressed=waits)
 
 
 def _backends(routes: Iterable[ModelRoute]) -> dict[str, RoutedService]:
@@ -216,17 +245,12 @@ def _backends(routes: Iterable[ModelRoute]) -> dict[str, RoutedService]:
     }
 
 
-def _is_of(service_uid: str, pod: Json, seen: Mapping[tuple[str, str, str], Json]) -> bool:
-    """Whether a service controls a pod through a Deployment and a ReplicaSet. seen: by kind, namespace and uid."""
-    controlled = pod
-    for kind in (REPLICA_SET, DEPLOYMENT):
-        controlled = seen.get((kind.kind, key(pod)[0], controller_uid(controlled, kind)), {})
-    return bool(service_uid) and controller_uid(controlled, INFERENCE_SERVICE) == service_uid
-
-
 def changes(before: RoutingTable, after: RoutingTable) -> str:
     """The changes for clients, as one sentence; empty when there are none."""
-    old, new = ({(s.key, s.model): len(s.ready) for s in table.services} for table in (before, after))
+    same = {id(service) for service in before.services} & {id(service) for service in after.services}
+    old, new = (
+        {(s.key, s.model): len(s.ready) for s in table.services if id(s) not in same} for table in (before, after)
+    )
     parts = [
         f"{key} serves {model!r} with {new[key, model]} ready replicas"
         for key, model in sorted(new)
@@ -236,15 +260,11 @@ def changes(before: RoutingTable, after: RoutingTable) -> str:
     return "; ".join(parts)
 
 
-def _service_of(
-    resource: Json,
-    endpoints: Mapping[Key, Sequence[Endpoint]],
-    unaddressed: Mapping[Key, Sequence[WaitPhase]],
-) -> RoutedService:
+def _parsed_service(resource: Json) -> ParsedService:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
-    own, *_ = served_names.name_claims(resource)
-    return RoutedService(
+    own, *others = served_names.name_claims(resource)
+    service = RoutedService(
         namespace=namespace,
         name=name,
         model=own.served_name,
@@ -252,9 +272,8 @@ def _service_of(
         may_start=_may_start(resource),
         tenant_header=(((resource.get("spec") or {}).get("runtime") or {}).get("tenantHeader") or "").lower(),
         cold_start_s=float(((resource.get("status") or {}).get("coldStart") or {}).get("seconds") or 0),
-        unaddressed=tuple(unaddressed.get((namespace, name), ())),
-        endpoints=tuple(sorted(endpoints.get((namespace, name), ()), key=lambda e: e.pod)),
     )
+    return ParsedService(key=key(resource), uid=uid(resource), claims=(own, *others), service=service)
 
 
 def _may_start(resource: Json) -> bool:
@@ -269,36 +288,6 @@ def _may_start(resource: Json) -> bool:
         case "Paused":
             return bool(status.get("desiredReplicas"))
     return True
-
-
-def endpoint_of(pod: Json) -> Endpoint | None:
-    """A pod's endpoint; None while it has no address, and after it has ended."""
-    metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
-    ip = status.get("podIP")
-    if not ip or status.get("phase") in {"Succeeded", "Failed"}:
-        return None
-    host, server_name = f"[{ip}]" if ":" in ip else ip, pod_tls.server_name(pod)
-    ports = {
-        port.get("name"): port.get("containerPort")
-        for container in spec.get("containers") or ()
-        for port in container.get("ports") or ()
-    }
-    draining = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
-    ready = _is_ready(status)
-    containers = status.get("containerStatuses") or ()
-    runtime: Json = next((c for c in containers if c["name"] == names.CONTAINER_RUNTIME), {})
-    return Endpoint(
-        pod=metadata.get("name", ""),
-        address=f"{host}:{ports.get(names.PORT_HTTP_NAME) or names.PORT_HTTP}",
-        ops_url=pod_tls.base_url(ip, ports.get(names.PORT_OPS_NAME) or names.PORT_OPS, server_name),
-        takes_requests=ready and not draining,
-        last_resort=bool(runtime.get("started")) and not (ready or draining),
-        server_name=server_name,
-    )
-
-
-def _is_ready(status: Json) -> bool:
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 
 def holders_of(

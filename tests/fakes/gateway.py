@@ -70,6 +70,7 @@ class FakeObjects:
         self.gateway_urls: list[str] = []
         self._services: dict[str, Json] = {}
         self._pods, self._routes = dict[str, Json](), dict[str, Json]()
+        self._workloads: dict[str, tuple[Json, ...]] = {}
 
     def services(self) -> Iterable[Json]:
         """All services."""
@@ -81,7 +82,7 @@ class FakeObjects:
 
     def workloads(self) -> Iterable[Json]:
         """What stands between the services and their pods."""
-        return [found for made in self._services.values() for found in workloads(made)]
+        return [found for made in self._workloads.values() for found in made]
 
     def routes(self) -> Iterable[Json]:
         """All routes."""
@@ -103,6 +104,7 @@ class FakeObjects:
         """Let a service have these pods, all ready, and no others."""
         self._services[name] = service(name, model=model)
         self._services[name]["spec"]["runtime"] = {"tenantHeader": tenant_header}
+        self._workloads.setdefault(name, workloads(self._services[name]))
         for key in [key for key in self._pods if key.startswith(f"{name}/")]:
             del self._pods[key]
         for stub in pods:
@@ -124,7 +126,7 @@ class FakeObjects:
 
     def drop(self, name: str) -> None:
         """Delete a service with its pods."""
-        del self._services[name]
+        del self._services[name], self._workloads[name]
         for key in [key for key in self._pods if key.startswith(f"{name}/")]:
             del self._pods[key]
         self.changed.set()
@@ -206,7 +208,7 @@ def table(services: Iterable[Json], pods: Iterable[Json], routes: Iterable[Json]
 
 
 def accepted(made: RoutingTable) -> frozenset[str]:
-    """All clusters of a table that an Envoy which has read the newest file can use."""
+    """All clusters of a table that an Envoy that has the newest clusters can use."""
     return frozenset(service.key for service in made.services if service.reachable)
 
 

@@ -114,6 +114,26 @@ def test_pods_of_a_service_that_was_made_again_are_not_its():
     assert routing_table.build([again], [pod("s", "p")], WORKLOADS).services[0].endpoints == ()
 
 
+def test_a_service_is_the_same_object_until_it_or_a_pod_of_its_changes():
+    known, services = routing_table.KnownObjects(), [service("a"), service("b")]
+    of_a, of_b = pod("a", "a1", tls=True), pod("b", "b1")
+    owners = [found for made in services for found in workloads(made)]
+
+    def built(*pods, verifies=True):
+        return routing_table.build(services, pods, owners, verifies=verifies, known=known).services
+
+    a, b = built(of_a, of_b)
+    assert all(again is before for again, before in zip(built(of_a, of_b), (a, b), strict=True))
+    other, same = built(of_a, pod("a", "a2"), of_b)
+    assert ([endpoint.pod for endpoint in other.endpoints], same is b) == (["a1", "a2"], True)
+    unverified, same = built(of_a, of_b, verifies=False)
+    assert ([endpoint.takes_requests for endpoint in unverified.endpoints], same.endpoints) == ([False], b.endpoints)
+    owners.pop()
+    assert [found.endpoints for found in built(of_a, of_b)] == [a.endpoints, ()]
+    del services[0]
+    assert [found.key for found in built(of_a, of_b)] == ["default.b"]
+
+
 def test_a_pod_that_is_quarantined_is_no_endpoint_although_it_is_ready():
     quarantined = pod("s", "one", namespace="a")
     quarantined["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_QUARANTINE

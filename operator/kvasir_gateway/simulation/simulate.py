@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import ChoicePolicy, Strategy
+from kvasir_gateway.parsed_objects import Endpoint
 from kvasir_gateway.placements import PlacementEnd, PlacementEvent, RequestPlacement
 from kvasir_gateway.router import EndpointRouter
-from kvasir_gateway.routing_table import Endpoint, RoutedService, StateReading
+from kvasir_gateway.routing_table import RoutedService, StateReading
 from kvasir_gateway.simulation.simulated_pod import PIECE_TOKENS, DigestLog, PodRequest, SimulatedPod
 from kvasir_gateway.simulation.workloads import WORKLOADS, Pieces, RoutingWorkload, SimulatedConversation
 

@@ -8,7 +8,7 @@ from fakes.cluster import FakeCluster
 from fakes.gateway import pod, service
 from fakes.pod_owners import controller, workloads
 from kvasir_api import names
-from kvasir_gateway import routing_table
+from kvasir_gateway import parsed_objects, routing_table
 from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube import kinds
 
@@ -46,7 +46,7 @@ async def table(objects):
 async def test_a_pod_is_the_same_endpoint_as_its_whole_object(objects, fields):
     whole = pod("s", "p", ip="10.0.0.1", http=7000, ops=7001, **fields)
     await objects.put(kinds.POD, whole)
-    assert (await table(objects)).endpoints() == (routing_table.endpoint_of(whole),)
+    assert (await table(objects)).endpoints() == (parsed_objects.endpoint_of(whole),)
 
 
 async def test_a_pod_belongs_to_the_service_of_its_replica_sets_deployment(objects):
