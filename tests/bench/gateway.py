@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bench import gateway_rig, neighbours
 from bench import gateway_scenarios as scenarios
+from bench.gateway_changes import changes
 from bench.gateway_reuse import reuse
 from bench.neighbour_scenarios import Figure
 
@@ -44,6 +45,7 @@ def catalogue(length: float) -> dict[str, Scenario]:
             run=partial(scenarios.many_streams, streams=part(2000, 50), seconds=180 * length), replicas=2
         ),
         "moved": Scenario(run=partial(scenarios.moved, keys=part(2000, 100)), replicas=8),
+        "changes": Scenario(run=partial(changes, services=part(1000, 20), pods=4, count=part(40, 4))),
         "reuse": Scenario(
             run=partial(reuse, customers=12, turns=part(2, 1), at_once=8, rounds=part(3, 1)),
         ),

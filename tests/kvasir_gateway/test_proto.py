@@ -56,14 +56,24 @@ REPLIES = {
         ("ext_proc_pb2.StreamedBodyResponse", {"body": 1, "end_of_stream": 2}),
         ("ext_proc_pb2.ProtocolConfiguration", {"request_body_mode": 1, "response_body_mode": 2}),
         ("ext_proc_pb2.Metadata", {"filter_metadata": 1}),
+        (
+            "discovery_pb2.DeltaDiscoveryRequest",
+            {"type_url": 2, "initial_resource_versions": 5, "response_nonce": 6, "error_detail": 7},
+        ),
+        (
+            "discovery_pb2.DeltaDiscoveryResponse",
+            {"resources": 2, "type_url": 4, "nonce": 5, "removed_resources": 6},
+        ),
+        ("discovery_pb2.Resource", {"version": 1, "resource": 2, "name": 3}),
         ("access_log_pb2.AccessLogCommon", {"response_flags": 16, "upstream_remote_address": 13}),
         ("access_log_pb2.Address", {"socket_address": 1}),
         ("access_log_pb2.SocketAddress", {"address": 2, "port_value": 3}),
     ],
 )
 def test_fields_have_the_numbers_of_envoy(message, fields):
-    from kvasir_gateway.proto import access_log_pb2, ext_proc_pb2
+    from kvasir_gateway.proto import access_log_pb2, discovery_pb2, ext_proc_pb2
 
+    modules = {"access_log_pb2": access_log_pb2, "discovery_pb2": discovery_pb2, "ext_proc_pb2": ext_proc_pb2}
     module, _, name = message.partition(".")
-    found = getattr({"access_log_pb2": access_log_pb2, "ext_proc_pb2": ext_proc_pb2}[module], name).DESCRIPTOR
+    found = getattr(modules[module], name).DESCRIPTOR
     assert {field.name: field.number for field in found.fields} == fields

@@ -6,6 +6,7 @@ import pytest
 
 from bench import gateway as bench
 from bench import gateway_scenarios as scenarios
+from bench.gateway_changes import changes
 
 pytestmark = pytest.mark.xdist_group("gateway-bench")
 
@@ -23,3 +24,9 @@ async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
     left, moved = await bench.measured(bench.Scenario(run=run, replicas=3))
     assert 0 < left.value < 40, left
     assert moved.is_met, moved
+
+
+async def test_a_change_has_its_cost_for_both():
+    found = await bench.measured(bench.Scenario(run=partial(changes, services=5, pods=2, count=2)))
+    assert [figure.name for figure in found if figure.goal] == ["Envoy, median", "the picker, median"]
+    assert len(found) == 6

@@ -1,1 +1,1 @@
-"""Envoy: its bootstrap, the clusters file that it watches, and its admin interface."""
+"""Envoy: its bootstrap, the clusters that it discovers, and its admin interface."""

@@ -1,4 +1,4 @@
-"""Reads Envoy's admin interface, a socket in the shared directory: live, restarted, which clusters it accepted.
+"""Reads Envoy's admin interface, a socket in the shared directory: live, restarted, which requests it has.
 
 Called by the picker's loop. Answers are bounded and have a deadline; an Envoy that does not answer is None, no error.
 """
@@ -14,8 +14,6 @@ import msgspec
 
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
 
-VERSION = "cluster_manager.cds.version_text"
-REJECTED = "cluster_manager.cds.update_rejected"
 ACTIVE_REQUESTS = "http.gateway.downstream_rq_active"
 CLUSTER = "cluster."
 CLUSTER_ACTIVE = (".upstream_rq_active", ".upstream_rq_pending_active")
@@ -24,8 +22,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyStatus:
-    """live: the listener takes requests. draining: its connections close after their answers. clusters_version: the
-    last one accepted, or empty.
+    """live: the listener takes requests. draining: its connections close after their answers.
 
     incarnation: differs for every process, since each creates the socket; Envoy's own uptime is in whole seconds.
     age_s: since it created that socket, which is before its first request. active: requests that have not ended, by
@@ -36,8 +33,6 @@ class EnvoyStatus:
     draining: bool
     incarnation: tuple[int, int]
     age_s: float
-    clusters_version: str
-    rejected_updates: int
     active: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -63,7 +58,6 @@ class EnvoyAdmin:
             server = msgspec.json.decode(await self._get("/server_info"), type=_Server)
             stats = (await self._get("/stats")).decode()
             values = dict(line.split(": ", 1) for line in stats.splitlines() if ": " in line)
-            rejected = int(values.get(REJECTED, "0"))
             active = _active(values)
         except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError):
             return None
@@ -72,8 +66,6 @@ class EnvoyAdmin:
             draining=server.state == "DRAINING",
             incarnation=(made.st_ino, made.st_mtime_ns),
             age_s=time.time() - made.st_mtime,
-            clusters_version=values.get(VERSION, "").strip('"'),
-            rejected_updates=rejected,
             active=active,
         )
 

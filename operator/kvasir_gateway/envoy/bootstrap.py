@@ -1,4 +1,4 @@
-"""Envoy's bootstrap: listeners of clients and of the relay, the picker as external processor, clusters from a file.
+"""Envoy's bootstrap: listeners of clients and of the relay, the picker as external processor and source of clusters.
 
 Pure data. Written once before Envoy starts, by `kvasir gateway bootstrap`; listeners never change, since the picker
 names the cluster of each request in a header that no client can set.
@@ -17,7 +17,6 @@ from kvasir_gateway.hold_queue import MAX_ANSWER_S, MAX_HOLD_S
 Config = dict[str, Any]
 PICKER = "picker"
 BOOTSTRAP = "bootstrap.json"
-CLUSTERS = "clusters.json"
 ROUTES = "routes.json"
 PICKER_SOCKET = "picker.sock"
 ADMIN_SOCKET = "admin.sock"
@@ -25,6 +24,14 @@ RELAY_SOCKET = "relay.sock"
 BACKENDS_SOCKET = "backends.sock"
 INNER_SOCKET = "inner.sock"
 RELAY_IDLE_S = 30
+FIRST_CLUSTERS_S = 2
+"""So long Envoy waits for its first clusters before it listens; without a picker it answers then that there is none."""
+RECONNECT_S = 0.05, 0.5
+"""First and longest pause before Envoy connects to a picker again for clusters; 0.5 and 30 s by itself."""
+MAX_AT_ONCE = 1 << 20
+MAX_RETRIES = 1024
+"""Limits of a cluster far above need: the pods' queues and the connections limit the load, not Envoy's defaults."""
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 TYPES = "type.googleapis.com/envoy"
 CONNECTIONS = f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
 OWN_HEADERS = (
@@ -90,22 +97,28 @@ def bootstrap(settings: BootstrapSettings) -> Config:
     return {
         "node": {"id": names.GATEWAY, "cluster": names.GATEWAY},
         "admin": {"address": {"pipe": {"path": str(directory / ADMIN_SOCKET), "mode": 0o660}}},
-        "dynamic_resources": {
-            "cds_config": {
-                "resource_api_version": "V3",
-                "path_config_source": {"path": str(directory / CLUSTERS)},
-            }
-        },
+        "dynamic_resources": {"cds_config": _clusters()},
         "static_resources": {
             "listeners": [_listener(settings), _inner_listener(settings)],
-            "clusters": [
-                _picker_cluster(directory),
-                _relay_cluster(directory, RELAY, RELAY_SOCKET),
-                _relay_cluster(directory, BACKENDS, BACKENDS_SOCKET),
-            ],
+            "clusters": _own_clusters(directory),
         },
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _stats()}}},
         **_connection_limits(settings),
+    }
+
+
+def _clusters() -> Config:
+    """From the picker, each change by itself; what an earlier picker sent stays in use until the next one differs."""
+    first, longest = RECONNECT_S
+    pauses = {"retry_back_off": {"base_interval": f"{first}s", "max_interval": f"{longest}s"}}
+    return {
+        "resource_api_version": "V3",
+        "initial_fetch_timeout": f"{FIRST_CLUSTERS_S}s",
+        "api_config_source": {
+            "api_type": "DELTA_GRPC",
+            "transport_api_version": "V3",
+            "grpc_services": [{"envoy_grpc": {"cluster_name": PICKER, "retry_policy": pauses}}],
+        },
     }
 
 
@@ -127,57 +140,45 @@ def _connection_limits(settings: BootstrapSettings) -> Config:
 def _stats() -> list[Config]:
     """The counts that the picker reads. Others, many for each cluster, would cost memory and time at each change."""
     return [
-        {"prefix": "cluster_manager.cds."},
         {"exact": "http.gateway.downstream_rq_active"},
         {"safe_regex": {"regex": r"cluster\..*\.upstream_rq_(pending_)?active"}},
     ]
 
 
-def _picker_cluster(directory: PurePosixPath) -> Config:
-    socket = {"pipe": {"path": str(directory / PICKER_SOCKET)}}
-    return {
-        "name": PICKER,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "typed_extension_protocol_options": http_options({"http2_protocol_options": {}}),
-        "circuit_breakers": unlimited(),
-        "load_assignment": {
-            "cluster_name": PICKER,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket}}]}],
-        },
-    }
+def _own_clusters(directory: PurePosixPath) -> list[Config]:
+    """Of the picker's process, and of the relay's, which listens at two sockets."""
+    http1: Config = {"http_protocol_options": {}}
+    return [
+        _socket_cluster(PICKER, directory / PICKER_SOCKET, http_options({"http2_protocol_options": {}})),
+        *(
+            _socket_cluster(name, directory / socket, http_options(http1, idle_timeout=f"{RELAY_IDLE_S}s"))
+            for name, socket in ((RELAY, RELAY_SOCKET), (BACKENDS, BACKENDS_SOCKET))
+        ),
+    ]
 
 
-def _relay_cluster(directory: PurePosixPath, name: str, socket: str) -> Config:
-    """Of the relay's process, which listens at two sockets."""
-    pipe = {"pipe": {"path": str(directory / socket)}}
+def _socket_cluster(name: str, path: PurePosixPath, options: Config) -> Config:
+    socket = {"endpoint": {"address": {"pipe": {"path": str(path)}}}}
     return {
         "name": name,
         "type": "STATIC",
         "connect_timeout": "1s",
-        "typed_extension_protocol_options": http_options(
-            {"http_protocol_options": {}}, idle_timeout=f"{RELAY_IDLE_S}s"
-        ),
+        "typed_extension_protocol_options": options,
         "circuit_breakers": unlimited(),
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": pipe}}]}],
-        },
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [socket]}]},
     }
 
 
 def http_options(protocol: Config, **common: Any) -> Config:
     """The HTTP options of a cluster."""
-    kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    options = {"@type": f"type.googleapis.com/{kind}", "explicit_http_config": protocol}
-    return {kind: {**options, **({"common_http_protocol_options": common} if common else {})}}
+    options = {"@type": f"type.googleapis.com/{HTTP_OPTIONS}", "explicit_http_config": protocol}
+    return {HTTP_OPTIONS: {**options, **({"common_http_protocol_options": common} if common else {})}}
 
 
 def unlimited() -> Config:
-    """Limits far above need: the pods' queues and the connections limit the load, not Envoy's defaults of 1,024."""
-    most = 1 << 20
-    limits = {"max_connections": most, "max_pending_requests": most, "max_requests": most, "max_retries": 1024}
-    return {"thresholds": [limits]}
+    """The circuit breakers of a cluster."""
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), MAX_AT_ONCE)
+    return {"thresholds": [{**limits, "max_retries": MAX_RETRIES}]}
 
 
 def _listener(settings: BootstrapSettings) -> Config:

@@ -1,149 +1,147 @@
-"""The clusters that Envoy may route to, one per service, as a discovery response in a file.
+"""The clusters that Envoy may route to, one per service, as the messages that Envoy discovers.
 
-Pure data. Endpoints are part of their cluster: everything changes in one rename, and Envoy keeps one watch (it opens an
-inotify instance per watched file, of which a user has 128). Envoy leaves a cluster that did not change as it is.
+Pure data. Endpoints are part of their cluster: everything of a service changes at once. Envoy builds a cluster that
+changed beside the old one; streams of the old one end by themselves.
 """
 
 import hashlib
 import ipaddress
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Final
 
-import msgspec
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.wrappers_pb2 import UInt32Value
 
 from kvasir_api import names
 from kvasir_gateway.envoy import upstream_tls
-from kvasir_gateway.envoy.bootstrap import TYPES, http_options, unlimited
-from kvasir_gateway.envoy.upstream_tls import UpstreamTls
+from kvasir_gateway.envoy.bootstrap import HTTP_OPTIONS, MAX_AT_ONCE, MAX_RETRIES, TYPES
+from kvasir_gateway.envoy.upstream_tls import UpstreamTls, typed
+from kvasir_gateway.proto import cluster_pb2 as pb
 
-Config = dict[str, Any]
-MOST_ENCODED = 4096
-UPSTREAM_IDLE_S = 4
+CLUSTER_TYPE: Final = f"{TYPES}.config.cluster.v3.Cluster"
+POLICIES: Final = "extensions.load_balancing_policies"
+UPSTREAM_IDLE_S: Final = 4
 """Idle connections are closed before the pod does it (uvicorn: 5 s), so that none is used while it closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClustersFile:
-    """Content of the clusters file. version: a hash of it, which Envoy reports once it has accepted the content.
-    clusters: those that have an address: Envoy has no fallback in one without."""
+class EncodedCluster:
+    """content: the message. version: a hash of it. reachable: it has an address; else Envoy has no host to use."""
 
-    version: str
     content: bytes
-    clusters: frozenset[str]
+    version: str
+    reachable: bool
 
 
-def clusters_file(
-    addresses: Mapping[str, Iterable[str]],
-    *,
-    last_resort: Container[str] = frozenset(),
-    tls: UpstreamTls | None = None,
-) -> ClustersFile:
-    """Clusters by name with the addresses that may be used; Envoy never falls back to others, which are absent.
+def encoded(cluster: pb.Cluster) -> EncodedCluster:
+    """The same bytes for the same cluster, in each process."""
+    content = cluster.SerializeToString(deterministic=True)
+    return EncodedCluster(
+        content=content,
+        version=hashlib.sha256(content).hexdigest()[:16],
+        reachable=any(group.lb_endpoints for group in cluster.load_assignment.endpoints),
+    )
+
+
+def cluster(
+    name: str, addresses: Iterable[str], *, last_resort: Container[str] = (), tls: UpstreamTls | None = None
+) -> pb.Cluster:
+    """A cluster with the addresses that may be used; Envoy never falls back to others, which are absent.
 
     last_resort: of these, those that Envoy may use only where the picker names them, while there are others. tls: None
-    where none of them speaks it.
+    where none of them speaks it. Raises ValueError for an address that is no IP address with a port.
     """
-    listed = {name: tuple(found) for name, found in sorted(addresses.items())}
-    server_names = tls.server_names if tls else {}
-    clusters = [
-        msgspec.Raw(
-            _encoded(
-                name,
-                found,
-                tuple(address in last_resort for address in found),
-                upstream_tls.of_hosts(tls, server_names, found),
-            )
-        )
-        for name, found in listed.items()
-    ]
-    resources = msgspec.json.encode(clusters)
-    version = hashlib.sha256(resources).hexdigest()[:16]
-    content = msgspec.json.encode({"version_info": version, "resources": msgspec.Raw(resources)})
-    return ClustersFile(version=version, content=content, clusters=frozenset(filter(listed.get, listed)))
+    made = pb.Cluster()
+    made.CopyFrom(_common())
+    made.name = made.load_assignment.cluster_name = name
+    made.load_assignment.endpoints.extend(_endpoints(list(addresses), last_resort, tls.server_names if tls else {}))
+    if tls:
+        made.transport_socket_matches.extend(upstream_tls.socket_matches(tls))
+    return made
 
 
-@lru_cache(maxsize=MOST_ENCODED)
-def _encoded(name: str, addresses: tuple[str, ...], is_last_resort: tuple[bool, ...], tls: UpstreamTls | None) -> bytes:
-    """A cluster as JSON. Of a thousand services one changes at a time."""
-    last_resort = {address for address, is_last in zip(addresses, is_last_resort, strict=True) if is_last}
-    return msgspec.json.encode(_cluster(name, addresses, last_resort, tls))
-
-
-def _cluster(name: str, addresses: Sequence[str], last_resort: Container[str], tls: UpstreamTls | None) -> Config:
-    return {
-        "@type": f"{TYPES}.config.cluster.v3.Cluster",
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "typed_extension_protocol_options": http_options(
-            {"http_protocol_options": {}}, idle_timeout=f"{UPSTREAM_IDLE_S}s"
+@cache
+def _common() -> pb.Cluster:
+    """What all clusters have."""
+    return pb.Cluster(
+        type=pb.Cluster.STATIC,
+        connect_timeout=Duration(seconds=1),
+        typed_extension_protocol_options={HTTP_OPTIONS: _http_options()},
+        circuit_breakers=pb.CircuitBreakers(
+            thresholds=[
+                pb.CircuitBreakers.Thresholds(
+                    max_connections=_count(MAX_AT_ONCE),
+                    max_pending_requests=_count(MAX_AT_ONCE),
+                    max_requests=_count(MAX_AT_ONCE),
+                    max_retries=_count(MAX_RETRIES),
+                )
+            ]
         ),
-        "circuit_breakers": unlimited(),
-        "outlier_detection": _outliers(),
-        "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10}},
-        "load_balancing_policy": _policy(),
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": _endpoints(addresses, last_resort, tls.server_names if tls else {}),
-        },
-        **({"transport_socket_matches": upstream_tls.socket_matches(tls)} if tls else {}),
-    }
+        outlier_detection=_outliers(),
+        upstream_connection_options=pb.UpstreamConnectionOptions(
+            tcp_keepalive=pb.TcpKeepalive(keepalive_time=_count(30), keepalive_interval=_count(10))
+        ),
+        load_balancing_policy=_policy(),
+    )
 
 
-def _endpoints(addresses: Sequence[str], last_resort: Container[str], server_names: Mapping[str, str]) -> list[Config]:
+def _http_options() -> Any:
+    common = pb.HttpProtocolOptions.CommonOptions(idle_timeout=Duration(seconds=UPSTREAM_IDLE_S))
+    http1 = pb.HttpProtocolOptions.ExplicitHttpConfig(http_protocol_options=pb.HttpProtocolOptions.Http1Options())
+    options = pb.HttpProtocolOptions(common_http_protocol_options=common, explicit_http_config=http1)
+    return typed("extensions.upstreams.http.v3.HttpProtocolOptions", options)
+
+
+def _endpoints(
+    addresses: Iterable[str], last_resort: Container[str], server_names: Mapping[str, str]
+) -> Iterable[pb.LocalityLbEndpoints]:
     """By priority: without the picker's word, as for a second try, Envoy goes to the first one that has a host."""
     first = [_endpoint(one, server_names.get(one, "")) for one in addresses if one not in last_resort]
     last = [_endpoint(one, server_names.get(one, "")) for one in addresses if one in last_resort]
     found = [hosts for hosts in (first, last) if hosts] or [[]]
-    return [{"priority": priority, "lb_endpoints": hosts} for priority, hosts in enumerate(found)]
+    return [pb.LocalityLbEndpoints(priority=priority, lb_endpoints=hosts) for priority, hosts in enumerate(found)]
 
 
-def _endpoint(address: str, server_name: str) -> Config:
+def _endpoint(address: str, server_name: str) -> pb.LbEndpoint:
     host, _, port = address.rpartition(":")
     plain = str(ipaddress.ip_address(host.strip("[]")))
-    return {
-        "endpoint": {"address": {"socket_address": {"address": plain, "port_value": int(port)}}},
-        **upstream_tls.endpoint_metadata(server_name),
-    }
+    where = pb.Address(socket_address=pb.SocketAddress(address=plain, port_value=int(port)))
+    return pb.LbEndpoint(endpoint=pb.Endpoint(address=where), metadata=upstream_tls.endpoint_metadata(server_name))
 
 
-def _outliers() -> Config:
+def _outliers() -> pb.OutlierDetection:
     """Ejects only a host that cannot be connected to, for a moment. Errors that it answers go to the client."""
-    return {
-        "split_external_local_origin_errors": True,
-        "consecutive_local_origin_failure": 3,
-        "enforcing_consecutive_local_origin_failure": 100,
-        "enforcing_local_origin_success_rate": 0,
-        "enforcing_consecutive_5xx": 0,
-        "enforcing_consecutive_gateway_failure": 0,
-        "enforcing_success_rate": 0,
-        "enforcing_failure_percentage": 0,
-        "interval": "1s",
-        "base_ejection_time": "3s",
-        "max_ejection_percent": 50,
-    }
+    return pb.OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=_count(3),
+        enforcing_consecutive_local_origin_failure=_count(100),
+        enforcing_local_origin_success_rate=_count(0),
+        enforcing_consecutive_5xx=_count(0),
+        enforcing_consecutive_gateway_failure=_count(0),
+        enforcing_success_rate=_count(0),
+        enforcing_failure_percentage=_count(0),
+        interval=Duration(seconds=1),
+        base_ejection_time=Duration(seconds=3),
+        max_ejection_percent=_count(50),
+    )
 
 
-def _policy() -> Config:
+def _policy() -> pb.LoadBalancingPolicy:
     """The picker's list comes first; a host outside of this cluster is skipped. Least-request is the fallback."""
-    least = {
-        "name": "envoy.load_balancing_policies.least_request",
-        "typed_config": {"@type": f"{TYPES}.extensions.load_balancing_policies.least_request.v3.LeastRequest"},
-    }
-    override = {
-        "@type": f"{TYPES}.extensions.load_balancing_policies.override_host.v3.OverrideHost",
-        "override_host_sources": [{"header": names.HEADER_DESTINATION}],
-        "fallback_policy": {"policies": [{"typed_extension_config": least}]},
-    }
-    return {
-        "policies": [
-            {
-                "typed_extension_config": {
-                    "name": "envoy.load_balancing_policies.override_host",
-                    "typed_config": override,
-                }
-            }
-        ]
-    }
+    override = pb.OverrideHost(
+        override_host_sources=[pb.OverrideHost.OverrideHostSource(header=names.HEADER_DESTINATION)],
+        fallback_policy=_only("least_request", typed(f"{POLICIES}.least_request.v3.LeastRequest")),
+    )
+    return _only("override_host", typed(f"{POLICIES}.override_host.v3.OverrideHost", override))
+
+
+def _only(name: str, config: Any) -> pb.LoadBalancingPolicy:
+    extension = pb.TypedExtensionConfig(name=f"envoy.load_balancing_policies.{name}", typed_config=config)
+    return pb.LoadBalancingPolicy(policies=[pb.LoadBalancingPolicy.Policy(typed_extension_config=extension)])
+
+
+def _count(number: int) -> UInt32Value:
+    return UInt32Value(value=number)

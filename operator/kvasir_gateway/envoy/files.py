@@ -8,15 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from kvasir_gateway.envoy import bootstrap, clusters, edge_tls, routes
+from kvasir_gateway.envoy import bootstrap, edge_tls, routes
 
 
 def write_bootstrap(settings: bootstrap.BootstrapSettings) -> None:
-    """Everything that Envoy needs to start. An existing clusters file stays: the picker may have written it."""
+    """Everything that Envoy needs to start, but for the clusters."""
     directory = Path(settings.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / bootstrap.CLUSTERS).exists():
-        write_clusters(directory, clusters.clusters_file({}))
     if settings.serves_without_picker:
         _write_routes(directory, settings.routes)
     else:
@@ -24,11 +22,6 @@ def write_bootstrap(settings: bootstrap.BootstrapSettings) -> None:
     if settings.tls_directory is not None:
         replace(directory / edge_tls.SECRET_FILE, msgspec.json.encode(edge_tls.secret(settings.tls_directory)))
     replace(directory / bootstrap.BOOTSTRAP, msgspec.json.format(msgspec.json.encode(bootstrap.bootstrap(settings))))
-
-
-def write_clusters(directory: Path, document: clusters.ClustersFile) -> None:
-    """The clusters file; Envoy picks it up within milliseconds."""
-    replace(directory / bootstrap.CLUSTERS, document.content)
 
 
 def write_authority(directory: Path, certificates: str) -> str:

@@ -76,7 +76,7 @@ async def run(
         reading_period_s=settings.reading_period_s,
     )
     ext_proc = ExtProcServer(
-        picker, holder, directory=settings.directory, max_body_bytes=settings.bounds.max_body_bytes
+        picker, holder, loops.clusters, directory=settings.directory, max_body_bytes=settings.bounds.max_body_bytes
     )
     state_server = StateServer(picker=picker, metrics=metrics, health=loops.health, feed=feed, listening=state_port)
     peers = _peers(picker, feed, objects)

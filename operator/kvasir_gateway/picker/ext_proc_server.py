@@ -1,4 +1,5 @@
-"""The gRPC server that Envoy calls over a unix socket: one ext-proc stream per request, one log stream per worker.
+"""The gRPC server that Envoy calls over a unix socket: one ext-proc stream per request, one log stream per worker, one
+stream of clusters.
 
 Only translates: messages become calls of Picker, its answers become messages. The stubs are written by hand, since the
 generated ones require the version of grpcio that generated them.
@@ -17,6 +18,7 @@ from kvasir_api import names
 from kvasir_gateway.envoy.bootstrap import PICKER_SOCKET
 from kvasir_gateway.hold_queue import MAX_HOLD_S, HeldRequest
 from kvasir_gateway.picker import ext_proc_messages
+from kvasir_gateway.picker.cluster_discovery import ClusterDiscovery
 from kvasir_gateway.picker.ext_proc_messages import PROCESS
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.request_holder import RequestHolder
@@ -35,7 +37,15 @@ FRAME_BYTES = 1 << 16
 class ExtProcServer:
     """The gRPC server."""
 
-    def __init__(self, picker: Picker, holder: RequestHolder, *, directory: Path, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        holder: RequestHolder,
+        clusters: ClusterDiscovery,
+        *,
+        directory: Path,
+        max_body_bytes: int,
+    ) -> None:
         self._picker, self._holder = picker, holder
         self._socket = directory / PICKER_SOCKET
         self._server = grpc.aio.server(
@@ -45,7 +55,7 @@ class ExtProcServer:
                 ("grpc.so_reuseport", 0),
             )
         )
-        self._server.add_generic_rpc_handlers((self._process_handler(), self._log_handler()))
+        self._server.add_generic_rpc_handlers((self._process_handler(), self._log_handler(), clusters.handler()))
 
     async def start(self) -> None:
         """Listen; the socket of an earlier process is replaced."""

@@ -1,4 +1,4 @@
-"""The loops that keep the picker current: objects into routing table and clusters file, readings, Envoy's status.
+"""The loops that keep the picker current: objects into routing table and clusters, readings, Envoy's status.
 
 Shells: each reads, calls a pure function or the picker, and writes. A pod or an Envoy that fails gives no reading or no
 status; an error of the gateway itself ends the process.
@@ -6,16 +6,17 @@ status; an error of the gateway itself ends the process.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir_api import names
 from kvasir_gateway import routing_table
-from kvasir_gateway.envoy import clusters, files
+from kvasir_gateway.envoy import files
 from kvasir_gateway.envoy.admin import EnvoyAdmin, EnvoyStatus
-from kvasir_gateway.envoy.upstream_tls import UpstreamTls
+from kvasir_gateway.picker.cluster_discovery import ClusterDiscovery
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.service_clusters import ServiceClusters
 from kvasir_gateway.picker.sources import ObjectSource, StateSource
 from kvasir_gateway.routing_table import RoutingTable, StateReading
 
@@ -26,8 +27,6 @@ READ_DEADLINE_S = 1.0
 """A pod in a long step answers late; its reading matters more than the period of the others."""
 FIRST_POLL_S = 0.01
 ENVOY_PERIOD_S = 1.0
-RECENT_DOCUMENTS = 16
-"""So many changes may come while Envoy takes one in."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class GatewayHealth:
 
 
 class SyncLoops:
-    """The three loops, over one picker."""
+    """The three loops, over one picker. clusters: what Envoy gets."""
 
     def __init__(
         self,
@@ -71,11 +70,11 @@ class SyncLoops:
         self._picker, self._objects, self._states = picker, objects, states
         self._admin, self._directory, self._clock = admin, directory, clock
         self._reading_period_s = reading_period_s
-        self._written = clusters.clusters_file({})
-        self._recent: dict[str, frozenset[str]] = {}
+        self._known = routing_table.KnownObjects()
+        self.clusters, self._service_clusters = ClusterDiscovery(self._take_accepted), ServiceClusters()
+        self._models: Mapping[str, str] | None = None
         self._poll_now = asyncio.Event()
         self._envoy: tuple[int, int] | None = None
-        self._rejected = 0
 
     async def run(self) -> None:
         """All loops, until cancelled."""
@@ -86,7 +85,7 @@ class SyncLoops:
             group.create_task(self._follow_envoy())
 
     async def _follow_objects(self) -> None:
-        """Before the first complete lists nothing is written: the clusters of an earlier picker stay in use."""
+        """Before the first complete lists nothing is published: the clusters of an earlier picker stay in use."""
         await self._objects.wait_synced()
         while True:
             self._objects.changed.clear()
@@ -98,28 +97,34 @@ class SyncLoops:
     def _update(self) -> None:
         objects, authority = self._objects, self._states.tls.authority
         table = routing_table.build(
-            objects.services(), objects.pods(), objects.workloads(), objects.routes(), verifies=bool(authority)
+            objects.services(),
+            objects.pods(),
+            objects.workloads(),
+            objects.routes(),
+            verifies=bool(authority),
+            known=self._known,
         )
-        document = clusters.clusters_file(
-            {s.key: [e.address for e in s.reachable] for s in table.services},
-            last_resort={e.address for e in table.endpoints() if e.last_resort},
-            tls=self._upstream_tls(table, authority),
-        )
+        clusters = self._service_clusters.of(table.services, self._authority_file(table, authority))
         if changes := routing_table.changes(self._picker.table, table):
             LOG.info("%s", changes)
         self._picker.table = table
-        self._picker.accepted_clusters &= document.clusters
-        if document.version == self._written.version and self.health.synced:
-            return
-        files.write_clusters(self._directory, document)
-        files.write_model_routes(self._directory, {model: service.key for model, service in table.models().items()})
-        self._written = document
-        self._recent = dict([*self._recent.items(), (document.version, document.clusters)][-RECENT_DOCUMENTS:])
-        self._poll_now.set()
+        self._picker.accepted_clusters &= {name for name, one in clusters.items() if one.reachable}
+        self.clusters.publish(clusters)
+        models = {model: service.key for model, service in table.models().items()}
+        if models != self._models:
+            files.write_model_routes(self._directory, models)
+            self._models = models
 
-    def _upstream_tls(self, table: RoutingTable, authority: str) -> UpstreamTls | None:
-        hosts = tuple((e.address, e.server_name) for e in table.endpoints() if e.server_name)
-        return UpstreamTls(files.write_authority(self._directory, authority), hosts) if hosts and authority else None
+    def _authority_file(self, table: RoutingTable, authority: str) -> str:
+        if not authority or not any(endpoint.server_name for endpoint in table.endpoints()):
+            return ""
+        return files.write_authority(self._directory, authority)
+
+    def _take_accepted(self, clusters: frozenset[str]) -> None:
+        self._picker.accepted_clusters = clusters
+        self.health.envoy_accepted = self.clusters.confirmed
+        if not self.health.envoy_live:
+            self._poll_now.set()
 
     def verify(self, authority: str) -> None:
         """Verify pods by these certificates from now on. Raises ValueError where they are none."""
@@ -142,41 +147,31 @@ class SyncLoops:
             await asyncio.sleep(max(0.0, started_s + self._reading_period_s - self._clock()))
 
     async def _follow_envoy(self) -> None:
-        """Polls once a second; after a write at once and then less often, until Envoy has accepted it."""
+        """Polls once a second; at once and then less often until Envoy is live, which it is with its first clusters."""
         period_s = FIRST_POLL_S
         while True:
             self._poll_now.clear()
             status = await self._admin.status()
-            current = self._observe_envoy(status)
+            self._observe_envoy(status)
             if status is not None and status.draining is not self.health.draining:
                 await self._admin.set_draining(self.health.draining)  # one of the two processes is new
-            period_s = ENVOY_PERIOD_S if current or not self.health.synced else min(period_s * 1.5, ENVOY_PERIOD_S)
+            period_s = ENVOY_PERIOD_S if self.health.envoy_live else min(period_s * 1.5, ENVOY_PERIOD_S)
             try:
-                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a write.
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the event.
                 async with asyncio.timeout(period_s):
                     await self._poll_now.wait()
                 period_s = FIRST_POLL_S
             except TimeoutError:
                 continue
 
-    def _observe_envoy(self, status: EnvoyStatus | None) -> bool:
-        """Take in Envoy's status. Returns whether Envoy routes by the clusters that were written last."""
+    def _observe_envoy(self, status: EnvoyStatus | None) -> None:
         self.health.envoy_live = bool(status and status.live)
         if status is None:
-            return False
+            return
         if self._envoy not in {None, status.incarnation}:
             # A new Envoy logs no end of what the old one forwarded, and may have forwarded requests of its own already.
             broken = self._picker.ends.envoy_restarted(before_s=self._clock() - status.age_s)
             LOG.warning("Envoy restarted; %d requests in flight broke", broken)
         self._envoy = status.incarnation
-        if status.rejected_updates > self._rejected:
-            rejected = status.rejected_updates - self._rejected
-            LOG.error("Envoy rejected %d updates of the clusters; its log has the reason", rejected)
-        self._rejected = status.rejected_updates
         if self.health.synced and (lost := self._picker.ends.observe_active(status.active, self._picker.table)):
             LOG.warning("the ends of %d requests were lost", lost)
-        if not self.health.synced or status.clusters_version not in self._recent:
-            return False
-        self.health.envoy_accepted = True
-        self._picker.accepted_clusters = self._recent[status.clusters_version] & self._written.clusters
-        return status.clusters_version == self._written.version

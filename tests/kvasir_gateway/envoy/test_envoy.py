@@ -22,24 +22,37 @@ def walk(node):
 
 
 def test_a_version_is_its_content():
-    one = clusters.clusters_file({"ns.a": ["10.0.0.1:8000"]})
-    assert one == clusters.clusters_file({"ns.a": ["10.0.0.1:8000"]})
-    assert one.version != clusters.clusters_file({"ns.a": ["10.0.0.2:8000"]}).version
-    assert one.version != clusters.clusters_file({"ns.b": ["10.0.0.1:8000"]}).version
-    assert json.loads(one.content)["version_info"] == one.version
-    assert one.clusters == {"ns.a"}
-    assert clusters.clusters_file({"ns.a": [], "ns.b": ["10.0.0.1:8000"]}).clusters == {"ns.b"}
+    one = clusters.encoded(clusters.cluster("ns.a", ["10.0.0.1:8000"]))
+    assert one == clusters.encoded(clusters.cluster("ns.a", ["10.0.0.1:8000"]))
+    assert one.version != clusters.encoded(clusters.cluster("ns.a", ["10.0.0.2:8000"])).version
+    assert one.version != clusters.encoded(clusters.cluster("ns.b", ["10.0.0.1:8000"])).version
+    assert one.reachable
+    assert not clusters.encoded(clusters.cluster("ns.a", [])).reachable
 
 
 def test_addresses_become_socket_addresses():
-    content = json.loads(clusters.clusters_file({"ns.a": ["10.0.0.1:8000", "[fd00::7]:9000"]}).content)
-    found = [node["socket_address"] for node in walk(content) if isinstance(node, dict) and "socket_address" in node]
-    assert found == [{"address": "10.0.0.1", "port_value": 8000}, {"address": "fd00::7", "port_value": 9000}]
+    found = clusters.cluster("ns.a", ["10.0.0.1:8000", "[fd00::7]:9000"])
+    assert (found.name, found.load_assignment.cluster_name) == ("ns.a", "ns.a")
+    assert hosts(found) == [[("10.0.0.1", 8000), ("fd00::7", 9000)]]
+
+
+def hosts(found):
+    return [
+        [
+            (host.address, host.port_value)
+            for host in (one.endpoint.address.socket_address for one in group.lb_endpoints)
+        ]
+        for group in found.load_assignment.endpoints
+    ]
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="example"):
+        clusters.cluster("ns.a", ["example.com:8000"])
 
 
 def test_a_service_without_endpoints_keeps_its_cluster():
-    content = json.loads(clusters.clusters_file({"ns.a": []}).content)
-    assert content["resources"][0]["load_assignment"]["endpoints"] == [{"priority": 0, "lb_endpoints": []}]
+    assert hosts(clusters.cluster("ns.a", [])) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +60,9 @@ def test_a_service_without_endpoints_keeps_its_cluster():
     [(set(), [[1, 2]]), ({"10.0.0.1:1"}, [[2], [1]]), ({"10.0.0.1:1", "10.0.0.1:2"}, [[1, 2]])],
 )
 def test_pods_of_last_resort_come_after_all_others(last_resort, ports):
-    found = clusters.clusters_file({"ns.a": ["10.0.0.1:1", "10.0.0.1:2"]}, last_resort=last_resort)
-    groups = json.loads(found.content)["resources"][0]["load_assignment"]["endpoints"]
-    listed = [
-        [host["endpoint"]["address"]["socket_address"]["port_value"] for host in group["lb_endpoints"]]
-        for group in groups
-    ]
-    assert (listed, [group["priority"] for group in groups]) == (ports, list(range(len(ports))))
+    found = clusters.cluster("ns.a", ["10.0.0.1:1", "10.0.0.1:2"], last_resort=last_resort)
+    assert [[port for _, port in group] for group in hosts(found)] == ports
+    assert [group.priority for group in found.load_assignment.endpoints] == list(range(len(ports)))
 
 
 def test_headers_of_ours_are_removed_before_anything_reads_them():
@@ -118,14 +127,10 @@ def test_a_listener_of_every_address_takes_ipv4_too(address, compatible):
     assert (socket["address"], socket.get("ipv4_compat", False)) == (address, compatible)
 
 
-def test_the_bootstrap_leaves_clusters_that_are_there(tmp_path):
+def test_the_bootstrap_is_all_that_there_is_before_a_picker(tmp_path):
     settings = bootstrap.BootstrapSettings(directory=PurePosixPath(tmp_path), address="127.0.0.1")
     files.write_bootstrap(settings)
-    assert json.loads((tmp_path / bootstrap.CLUSTERS).read_bytes())["resources"] == []
-    files.write_clusters(tmp_path, clusters.clusters_file({"ns.a": []}))
-    files.write_bootstrap(settings)
-    assert len(json.loads((tmp_path / bootstrap.CLUSTERS).read_bytes())["resources"]) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [bootstrap.BOOTSTRAP, bootstrap.CLUSTERS]
+    assert [path.name for path in tmp_path.iterdir()] == [bootstrap.BOOTSTRAP]
     files.write_model_routes(tmp_path, {"m": "ns.a"})
     assert not (tmp_path / bootstrap.ROUTES).exists(), "the bootstrap did not ask for them"
 

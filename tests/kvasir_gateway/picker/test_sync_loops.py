@@ -32,19 +32,9 @@ class SilentPods:
         return {}
 
 
-class Told(FakeObjects):
-    """Calls `look` whenever services are read."""
-
-    look = staticmethod(lambda: None)
-
-    def services(self):
-        self.look()
-        return super().services()
-
-
 @pytest.fixture
 def objects():
-    return Told()
+    return FakeObjects()
 
 
 @pytest.fixture
@@ -72,13 +62,13 @@ def loops(objects, envoy, tmp_path):
     )
 
 
-async def test_told_to_end_while_clusters_are_written_they_end(loops, objects, envoy):
-    """The write wakes the loop that asks Envoy, in the very round in which it is cancelled."""
+async def test_told_to_end_while_clusters_are_accepted_they_end(loops, envoy):
+    """What Envoy accepts wakes the loop that reads its status, in the very round in which it is cancelled."""
     running = asyncio.create_task(loops.run())
     async with asyncio.timeout(60):
         while envoy.asked < 2:  # noqa: ASYNC110 - a look at plain data
             await asyncio.sleep(0.005)
-    objects.look = running.cancel
-    objects.serve("new")
+    loops._take_accepted(frozenset())
+    running.cancel()
     ended, _ = await asyncio.wait({running}, timeout=60)
     assert ended == {running}
