@@ -12,6 +12,8 @@ from kvasir_runtime.server.admission import clamped_retry_s
 from kvasir_runtime.wire import EngineOutput
 
 MAX_RETRIES: Final = 2
+PROMPTS: Final = (50, 350)
+MEAN_ANSWER: Final = 40
 PATIENCE_S: Final = 60.0
 """Without a first token, after which a client leaves for good."""
 
@@ -41,7 +43,9 @@ class Call:
 
 
 class Callers:
-    """Independent calls at a rate; prompts and answers vary. max_retries: of a call that is refused."""
+    """Independent calls at a rate; prompts and answers vary. max_retries: of a call that is refused.
+    prompts: their fewest and most tokens.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,14 @@ class Callers:
         ttft_s: float = 0.0,
         max_retries: int = MAX_RETRIES,
         patience_s: float = PATIENCE_S,
+        prompts: tuple[int, int] = PROMPTS,
+        mean_answer: int = MEAN_ANSWER,
         seed: int = 1,
     ) -> None:
         self.calls: list[Call] = []
         self._engine, self._ttft_s = engine, ttft_s
         self._max_retries, self._patience_s = max_retries, patience_s
+        self._prompts, self._mean_answer = prompts, mean_answer
         self._draw = random.Random(seed)
 
     def load(self, per_s: float, start: float, end: float) -> None:
@@ -69,7 +76,7 @@ class Callers:
 
     def _asker(self, time: float) -> Callable[[], None]:
         draw = self._draw
-        prompt, answer = draw.randint(50, 350), 1 + min(200, int(draw.expovariate(1 / 40)))
+        prompt, answer = draw.randint(*self._prompts), 1 + min(200, int(draw.expovariate(1 / self._mean_answer)))
         call = Call(time, prompt, answer, self._ttft_s)
 
         def ask() -> None:
@@ -122,10 +129,10 @@ def simulated(*, max_sequences: int = 32, max_waiting_s: float = 30.0, noise: fl
     return SimulatedEngine(limits, noise=noise)
 
 
-def capacity(max_sequences: int) -> float:
+def capacity(max_sequences: int, *, prompts: tuple[int, int] = PROMPTS, mean_answer: int = MEAN_ANSWER) -> float:
     """Calls per second that an engine with a long queue answers."""
     engine = simulated(max_sequences=max_sequences, max_waiting_s=0.0)
-    callers = Callers(engine, patience_s=math.inf)
+    callers = Callers(engine, patience_s=math.inf, prompts=prompts, mean_answer=mean_answer)
     callers.load(100.0, 0.0, 10.0)
     engine.run(until=40.0)
     return sum(call.ended_at >= 10.0 for call in callers.calls) / 30.0

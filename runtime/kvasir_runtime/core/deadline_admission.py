@@ -18,6 +18,7 @@ from kvasir_runtime.core.admission import LOOKAHEAD
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.prompt_order import PromptSizes, TokensUntil, tokens_until
 from kvasir_runtime.core.queue_drop import requests_giving_way, tokens_giving_way
 from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
 from kvasir_runtime.core.step_prompts import PromptInStep, lacking
@@ -31,6 +32,12 @@ make it late."""
 
 FORGOTTEN: Final = 64
 """Latest starts of requests that wait no more, before they are forgotten."""
+
+FORESEEN: Final = 128
+"""Waiting requests before one whose order is followed; those before them are computed in any order."""
+
+JUDGED: Final = 16
+"""Waiting requests per plan that pass others and so are not late yet, before later ones are looked at."""
 
 SAMPLED: Final = 16
 """Waiting requests that are predicted again while predictions are not calibrated, so that they soon are."""
@@ -53,6 +60,7 @@ class DeadlineAdmission:
         "_given_way",
         "_lacks_rows",
         "_ledger",
+        "_left",
         "_left_tokens",
         "_limits",
         "_predictor",
@@ -60,6 +68,7 @@ class DeadlineAdmission:
         "_rows",
         "_running",
         "_saved_s",
+        "_sizes",
         "_starts",
         "_waiting",
     )
@@ -67,11 +76,13 @@ class DeadlineAdmission:
     def __init__(self, limits: Limits, waiting: WaitingQueue, running: Collection[str], rows: Collection[int]) -> None:
         self._limits, self._waiting, self._running, self._rows = limits, waiting, running, rows
         self._predictor = TtftPredictor()
+        self._sizes = PromptSizes()
         self._ledger = RefusalLedger()
         self._expired = 0
         """Requests that overdue() ended."""
+        self._left: list[int] = []
+        """Tokens of each running prompt, behind the last plan, the first by order first."""
         self._left_tokens = 0
-        """Of running prompts, behind the last plan."""
         self._lacks_rows = False
         self._starts: list[_Start] = []
         """When requests with an objective have to start at the latest, the earliest first."""
@@ -114,16 +125,23 @@ class DeadlineAdmission:
                 yield kind
         predictor = self._predictor
         soonest = now + predictor.service_s(self._left_tokens) * predictor.ratio(HIGH)
-        while predictor.calibrated and self._starts and self._starts[0].latest < soonest:
-            kind, place = heappop(self._starts)[2:]
+        passing: list[_Start] = []
+        while predictor.calibrated and len(passing) < JUDGED and self._starts and self._starts[0].latest < soonest:
+            start = heappop(self._starts)
+            kind, place = start.kind, start.place
             request = kind.request
             if request.phase != "waiting" or request.cached_tokens is not None:
+                continue
+            if now + self._soonest_s(kind) * predictor.ratio(HIGH) <= request.due_at:
+                passing.append(start)
                 continue
             late_s = self._expected_s(max(0.0, predictor.predict(self._work(kind)))) - (request.due_at - now)
             self._saved_s += predictor.saved_s(request.uncached_estimate, lacks_rows=self._lacks_rows)
             self._refusals.append(self._refused(kind, place, late_s))
             self._expired += 1
             yield kind
+        for start in passing:
+            heappush(self._starts, start)
 
     def take_refusals(self) -> tuple[EngineOutput, ...]:
         """The last outputs of overdue requests."""
@@ -134,7 +152,11 @@ class DeadlineAdmission:
         self, builder: PlanBuilder, prompts: Sequence[PromptInStep], prompt_tokens: int, now: float
     ) -> StepLoad:
         """What a plan does for those that wait. prompts: with rows; prompt_tokens: of them, that it computes."""
-        self._left_tokens = sum([max(0, lacking(prompt.kind) - 1) for prompt in prompts])
+        self._left = [left for prompt in prompts if (left := lacking(prompt.kind) - 1) > 0]
+        self._left_tokens = sum(self._left)
+        for request in [prompt.kind.request for prompt in prompts if lacking(prompt.kind) <= 1]:
+            self._sizes.add(request.uncached_estimate)
+            self._ledger.computed(request.number, request.uncached_estimate)
         waits = bool(len(self._waiting))
         is_full = builder.budget <= 0 and (waits or self._left_tokens > 0)
         self._lacks_rows = waits and (not self._rows or not is_full)
@@ -218,7 +240,7 @@ class DeadlineAdmission:
     def _settle(self) -> None:
         """Forget what the last plan left of requests that have all ended since: no plan follows where none is left."""
         if not self._running:
-            self._left_tokens, self._lacks_rows = 0, False
+            self._left, self._left_tokens, self._lacks_rows = [], 0, False
 
     def _is_idle(self, kind: RequestKind) -> bool:
         """Whether nothing has to be done before a request."""
@@ -227,14 +249,20 @@ class DeadlineAdmission:
     def _work(self, kind: RequestKind) -> QueuedWork:
         num_before, tokens = self._waiting.before(kind)
         own, places = kind.request.uncached_estimate, self._places(num_before, kind.num_rows)
-        tokens += self._left_tokens
-        if not self._lacks_rows:
-            # Once it is among the first, it passes longer prompts, in half of each step.
-            near = self._waiting.just_before(kind, LOOKAHEAD)
-            passed = sum(near) + self._left_tokens
-            shorter = sum([other for other in near if other <= own])
-            tokens -= passed - min(passed, 2 * shorter + own)
-        return QueuedWork(tokens, own, places)
+        if self._lacks_rows:
+            return QueuedWork(tokens + self._left_tokens, own, places)
+        near = self._waiting.just_before(kind, FORESEEN)
+        until = self._until(near, own)
+        return QueuedWork(tokens - sum(near) + until.tokens - own, own, places, until.later)
+
+    def _soonest_s(self, kind: RequestKind) -> float:
+        """To the first token of a waiting request that passes all that wait."""
+        return self._predictor.service_s(self._until((), kind.request.uncached_estimate).tokens)
+
+    def _until(self, waiting: Sequence[int], own: int) -> TokensUntil:
+        """What steps compute until a prompt is computed, behind running ones and those that wait."""
+        share = self._sizes.shorter_share
+        return tokens_until(self._left, waiting, own, lookahead=LOOKAHEAD, shorter_share=share)
 
     def _places(self, num_before: int, num_rows: int) -> int:
         """Requests that have to leave before one behind so many others gets its rows."""
@@ -255,7 +283,7 @@ class DeadlineAdmission:
     ) -> EngineOutput | None:
         request, predictor = kind.request, self._predictor
         objective_s = request.request.ttft_s
-        place = self._ledger.place(work, now, predictor.service_s(work.own))
+        place = self._ledger.place(request.number, work, now, predictor.service_s(work.own))
         if predictor.calibrated and predicted_s * predictor.ratio(LEAST) > objective_s:
             return self._refused(kind, place, self._expected_s(predicted_s) - objective_s)
         if len(self._starts) > 2 * len(self._waiting) + FORGOTTEN:

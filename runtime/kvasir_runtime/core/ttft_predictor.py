@@ -26,12 +26,13 @@ LEAST_ADMITTED: Final = 8
 class QueuedWork(NamedTuple):
     """What has to be done before a first token. tokens: of prompts that are computed before; own: of its own prompt.
 
-    places: requests that have to leave first.
+    places: requests that have to leave first. later: of the tokens, those of prompts that are expected to arrive later.
     """
 
     tokens: int
     own: int
     places: int
+    later: int = 0
 
 
 class StepLoad(NamedTuple):

@@ -35,6 +35,22 @@ def under(load, *, seconds=60.0, max_retries=0):
     return engine, callers
 
 
+@pytest.mark.parametrize(("prompts", "most_wrong"), [((50, 350), 0.02), ((100, 1500), 0.04)])
+def test_few_are_refused_wrongly_or_late_where_prompts_are_the_bottleneck(prompts, most_wrong):
+    """At twice the load, with rows to spare: short prompts pass long ones, before and after these have rows."""
+    calls = {"prompts": prompts, "mean_answer": 10}
+    engine = simulated(max_sequences=4 * ROWS)
+    callers = Callers(engine, ttft_s=OBJECTIVE_S, max_retries=0, **calls)
+    callers.load(2.0 * capacity(4 * ROWS, **calls), 0.0, 120.0)
+    engine.run(until=140.0)
+    found = forecast(engine)
+    assert found.calibrated
+    assert found.rechecked == found.refused > 200
+    answered = [call for call in callers.between(10.0, 120.0) if call.succeeded]
+    assert found.wrongly_refused <= most_wrong * found.rechecked
+    assert sum(not call.was_in_time for call in answered) <= 0.08 * len(answered)
+
+
 @functools.cache
 def goodput(load):
     """Answers in time per second, once rates are measured."""
