@@ -32,6 +32,8 @@ CONTINUE = proc.ProcessingResponse(request_headers=proc.HeadersResponse())
 WAIT = proc.ProcessingResponse(override_message_timeout=Duration(seconds=MAX_HOLD_S))
 FRAME_BYTES = 1 << 16
 """Room for the fields around the body in its message."""
+MOST_VERSIONS_BYTES = 1 << 24
+"""Of the message in which an Envoy that connects names the clusters that it has: some 200 bytes each."""
 
 
 class ExtProcServer:
@@ -50,7 +52,7 @@ class ExtProcServer:
         self._socket = directory / PICKER_SOCKET
         self._server = grpc.aio.server(
             options=(
-                ("grpc.max_receive_message_length", max_body_bytes + FRAME_BYTES),
+                ("grpc.max_receive_message_length", max(max_body_bytes + FRAME_BYTES, MOST_VERSIONS_BYTES)),
                 ("grpc.max_concurrent_streams", (1 << 31) - 1),
                 ("grpc.so_reuseport", 0),
             )

@@ -1,12 +1,20 @@
 """The stream of clusters, to a client that answers as Envoy does: each change once, and what Envoy accepts counts."""
 
 import asyncio
+import time
 
 import grpc.aio
 import pytest
 
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.envoy.bootstrap import PICKER_SOCKET
 from kvasir_gateway.envoy.clusters import CLUSTER_TYPE, cluster, encoded
 from kvasir_gateway.picker.cluster_discovery import SERVICE, ClusterDiscovery
+from kvasir_gateway.picker.ext_proc_server import ExtProcServer
+from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.request_holder import RequestHolder
+from kvasir_gateway.picker.request_parser import RequestBounds
 from kvasir_gateway.proto import discovery_pb2 as pb
 
 DEADLINE_S = 60
@@ -210,3 +218,28 @@ async def test_a_new_envoy_has_nothing_until_it_answers(served):
     before.leave()
     assert await after.take() == (["a", "b"], [])
     await served.until("a", "b")
+
+
+async def test_an_envoy_with_many_clusters_connects_where_bodies_are_small(tmp_path):
+    """Its first message names all that it has, and is longer than any request may be."""
+    picker = Picker(
+        metrics=GatewayMetrics(),
+        clock=time.monotonic,
+        draw=lambda: 0,
+        policy=ChoicePolicy(),
+        bounds=RequestBounds(max_body_bytes=1 << 10),
+    )
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path / PICKER_SOCKET}") as channel:
+        served = Served(channel)
+        server = ExtProcServer(
+            picker, RequestHolder(picker), served.discovery, directory=tmp_path, max_body_bytes=1 << 10
+        )
+        await server.start()
+        served.discovery.publish(ONE)
+        gone = {f"namespace-{number}.{'s' * 63}": "0123456789abcdef" for number in range(2000)}
+        envoy = served.envoy()
+        await envoy.connect(**gone)
+        updated, removed = await envoy.take()
+        assert (updated, set(removed)) == (["a", "b"], gone.keys())
+        await served.until("a", "b")
+    await server.stop(0)
