@@ -74,7 +74,8 @@ def naive(answers, text, most):
     tokens, total = [], len(rests)
     while len(tokens) < most and rests:
         following = [rest[len(tokens)] for rest in rests]
-        token = max(following, key=lambda one: (following.count(one), [n for n, x in enumerate(following) if x == one]))
+        last = {one: place for place, one in enumerate(following)}
+        token = max(last, key=lambda one: (following.count(one), last[one]))
         rests = [rest for rest in rests if rest[len(tokens)] == token]
         if token < 0 or len(rests) < 0.1 * total:
             break
