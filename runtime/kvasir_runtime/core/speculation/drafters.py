@@ -5,6 +5,7 @@ arrays, one comparison of all ids for the last id and then of few for each one b
 text that repeats itself only the last of many occurrences are compared.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -18,7 +19,10 @@ MOST_COMPARED: Final = 16_384
 MOST_PLACES: Final = 256
 """Occurrences that vote."""
 MOST_SIDE_BY_SIDE: Final = 64
-"""Occurrences whose ends are compared in one operation; of more, one id after the other."""
+"""Occurrences whose ends are compared in one operation; of more, one id after the other up to LONG_END ids, behind
+which only the last count.
+"""
+LONG_END: Final = 8
 LONGEST_END: Final = 32
 """Ids at the end of a text that `SuffixDrafter` looks for."""
 LEAST_SHARE: Final = 0.1
@@ -138,21 +142,21 @@ def longest_ends(
     places: in ids, ascending; without any, there are none, and 0. Of many only the last are compared, or given.
     """
     left, most = MOST_COMPARED, min(most, len(text))
-    while matched < most and len(places) > MOST_SIDE_BY_SIDE:
+    while matched < min(most, LONG_END) and len(places) > MOST_SIDE_BY_SIDE:
         if len(places) > max(left, MOST_PLACES):
             places = places[-MOST_PLACES:]
         left -= len(places)
         longer = places[places > matched]
         longer = longer[ids[longer - matched - 1] == text[-matched - 1]]
         if not len(longer):
-            break
+            return places[-MOST_PLACES:], matched
         places, matched = longer, matched + 1
-    else:
-        if matched < most and len(places):
-            before = places[:, None] - np.arange(matched + 1, most + 1)
-            differs = (ids[np.maximum(before, 0)] != text[len(text) - most : len(text) - matched][::-1]) | (before < 0)
-            further = np.where(differs.any(axis=1), differs.argmax(axis=1), most - matched)
-            places, matched = places[further == further.max()], matched + int(further.max())
+    if matched < most and len(places):
+        places = places[-MOST_SIDE_BY_SIDE:]
+        before = places[:, None] - np.arange(matched + 1, most + 1)
+        differs = (ids[np.maximum(before, 0)] != text[len(text) - most : len(text) - matched][::-1]) | (before < 0)
+        further = np.where(differs.any(axis=1), differs.argmax(axis=1), most - matched)
+        places, matched = places[further == further.max()], matched + int(further.max())
     return places[-MOST_PLACES:], matched if len(places) else 0
 
 
@@ -163,28 +167,32 @@ def elected_draft(ids: NDArray[np.int32], places: NDArray[np.int64], matched: in
     """
     total = len(places)
     tokens, shares = list[int](), list[float]()
-    while len(tokens) < most and len(places):
-        if len(places) == 1:
-            place = int(places[0])
-            rest = ids[place : place + most - len(tokens)].tolist()
-            rest = rest[: next((count for count, token in enumerate(rest) if token < 0), len(rest))]
-            return Draft((*tokens, *rest), (*shares, *[1 / total] * len(rest)), matched)
-        following = ids[places]
-        token = _elected(following)
-        places = places[following == token]
-        if token < 0 or len(places) < LEAST_SHARE * total:
+    rests = ids[np.minimum(places[:, None] + np.arange(most), len(ids) - 1)].tolist()
+    rooms = (len(ids) - places).tolist()  # ascending places: those with the least room are the last
+    while len(tokens) < most and rests:
+        column = len(tokens)
+        while rooms and rooms[-1] <= column:
+            rooms.pop()
+            rests.pop()
+        if not rests:
             break
+        following = [rest[column] for rest in rests]
+        token = _elected(following)
+        if (count := following.count(token)) < LEAST_SHARE * total or token < 0:
+            break
+        if count < len(rests):
+            rooms = [room for room, one in zip(rooms, following, strict=True) if one == token]
+            rests = [rest for rest in rests if rest[column] == token]
         tokens.append(token)
-        shares.append(len(places) / total)
-        places = places + 1
-        places = places[places < len(ids)]
+        shares.append(count / total)
     return Draft(tuple(tokens), tuple(shares), matched)
 
 
-def _elected(following: NDArray[np.int32]) -> int:
+def _elected(following: list[int]) -> int:
     """The most frequent id, of several the one that occurs last."""
     last = following[-1]
-    if (following == last).all():
-        return int(last)
-    values, counts = np.unique(following, return_counts=True)
-    return int(following[np.isin(following, values[counts == counts.max()])][-1])
+    if following.count(last) == len(following):
+        return last
+    counts = Counter(following)
+    most = max(counts.values())
+    return next(token for token in reversed(following) if counts[token] == most)

@@ -25,6 +25,8 @@ MAX_TOKENS_OF_ALL: Final = 1_048_576
 """Of all tenants, 12 bytes each."""
 TENANT_TOKENS: Final = 1024
 """As so many counts a tenant of which answers are kept, however few."""
+MOST_VOTES: Final = 32
+"""Occurrences, the last of them, whose rests are counted for a draft."""
 END: Final = -1
 """Behind each answer."""
 _SECOND: Final = 17
@@ -62,7 +64,7 @@ class TenantAnswers:
         places, matched = longest_ends(self._ids, self._codes[first:last] & _PLACES, 2, text, LONGEST_END)
         if matched <= draft.matched:
             return draft
-        found = elected_draft(self._ids, places, matched, most)
+        found = elected_draft(self._ids, places[-MOST_VOTES:], matched, most)
         return found if found.tokens else draft
 
     def add(self, tokens: Sequence[int], most: int) -> None:
