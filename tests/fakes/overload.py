@@ -74,9 +74,13 @@ class Callers:
         """Calls that were first tried then."""
         return [call for call in self.calls if start <= call.asked_at < end]
 
+    def prompt_tokens(self, draw: random.Random) -> int:
+        """Of one more call."""
+        return draw.randint(*self._prompts)
+
     def _asker(self, time: float) -> Callable[[], None]:
         draw = self._draw
-        prompt, answer = draw.randint(*self._prompts), 1 + min(200, int(draw.expovariate(1 / self._mean_answer)))
+        prompt, answer = self.prompt_tokens(draw), 1 + min(200, int(draw.expovariate(1 / self._mean_answer)))
         call = Call(time, prompt, answer, self._ttft_s)
 
         def ask() -> None:
@@ -115,7 +119,9 @@ class Callers:
         return hear
 
 
-def simulated(*, max_sequences: int = 32, max_waiting_s: float = 30.0, noise: float = 0.1) -> SimulatedEngine:
+def simulated(
+    *, max_sequences: int = 32, max_waiting_s: float = 30.0, noise: float = 0.1, seed: int = 1
+) -> SimulatedEngine:
     """An engine with a step of 0.1 s at most while streams wait for it."""
     limits = Limits(
         num_blocks=4000,
@@ -126,13 +132,19 @@ def simulated(*, max_sequences: int = 32, max_waiting_s: float = 30.0, noise: fl
         target_step_s=0.1,
         max_waiting_s=max_waiting_s,
     )
-    return SimulatedEngine(limits, noise=noise)
+    return SimulatedEngine(limits, noise=noise, seed=seed)
 
 
-def capacity(max_sequences: int, *, prompts: tuple[int, int] = PROMPTS, mean_answer: int = MEAN_ANSWER) -> float:
-    """Calls per second that an engine with a long queue answers."""
+def capacity(
+    max_sequences: int,
+    *,
+    prompts: tuple[int, int] = PROMPTS,
+    mean_answer: int = MEAN_ANSWER,
+    made: Callable[..., Callers] = Callers,
+) -> float:
+    """Calls per second that an engine with a long queue answers. made: makes the clients."""
     engine = simulated(max_sequences=max_sequences, max_waiting_s=0.0)
-    callers = Callers(engine, patience_s=math.inf, prompts=prompts, mean_answer=mean_answer)
+    callers = made(engine, patience_s=math.inf, prompts=prompts, mean_answer=mean_answer)
     callers.load(100.0, 0.0, 10.0)
     engine.run(until=40.0)
     return sum(call.ended_at >= 10.0 for call in callers.calls) / 30.0
