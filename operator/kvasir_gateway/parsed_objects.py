@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kvasir_api import names
 from kvasir_gateway.held_places import WaitPhase
 from kvasir_kube import pod_tls
-from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, REPLICA_SET, Json, Key, controller_uid, key, uid
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, REPLICA_SET, Json, Key, controller_uid, has_ended, key, uid
 
 Parsed = TypeVar("Parsed")
 
@@ -101,7 +101,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
     """A pod's endpoint; None while it has no address, and after it has ended."""
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
     ip = status.get("podIP")
-    if not ip or status.get("phase") in {"Succeeded", "Failed"}:
+    if not ip or has_ended(pod):
         return None
     host, server_name = f"[{ip}]" if ":" in ip else ip, pod_tls.server_name(pod)
     ports = {

@@ -9,7 +9,7 @@ import aiohttp
 from kvasir_api import names
 from kvasir_kube.client import Client
 from kvasir_kube.errors import KubeError, NotFoundError
-from kvasir_kube.kinds import POD, Json, controller_uid, key, labels
+from kvasir_kube.kinds import POD, Json, controller_uid, has_ended, key, labels
 from kvasir_kube.state_reader import url
 
 STATE_PORT: Final = "state"
@@ -27,9 +27,8 @@ def is_gateway(pod: Json, namespace: str) -> bool:
 def state_url(pod: Json) -> str:
     """Base URL of the state port of a gateway's pod; empty while it has no address, and once it is over, when its
     status still has the address: evicted pods stay listed for long."""
-    status = pod.get("status") or {}
-    address = status.get("podIP")
-    if not address or status.get("phase") in {"Succeeded", "Failed"}:
+    address = (pod.get("status") or {}).get("podIP")
+    if not address or has_ended(pod):
         return ""
     ports = [p for c in pod["spec"].get("containers") or () for p in c.get("ports") or ()]
     port = next((p["containerPort"] for p in ports if p.get("name") == STATE_PORT), names.PORT_GATEWAY_STATE)

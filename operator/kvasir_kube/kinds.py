@@ -84,6 +84,11 @@ def controller_uid(obj: Json, kind: Kind | None = None) -> str:
     return str(owner.get("uid") or "") if kind is None or named == (kind.group, kind.kind) else ""
 
 
+def has_ended(pod: Json) -> bool:
+    """Whether a pod is over; its status may still have its address."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
 def labels(obj: Json) -> dict[str, str]:
     """The object's labels; never None."""
     return (obj.get("metadata") or {}).get("labels") or {}

@@ -67,4 +67,4 @@ def _tenants(found: Mapping[str, str]) -> TenantKeys:
 
 
 class _UnwrittenError(Exception):
-    """The Secret has no tenants, not even none: it was just installed, or somebody emptied it."""
+    """The Secret has no tenants, not even none: it was just installed, or emptied by hand."""

@@ -6,7 +6,7 @@ Called by the loop when it observes; knows the shape of a pod, no client and no 
 from dataclasses import dataclass
 
 from kvasir_api import names
-from kvasir_kube.kinds import Json
+from kvasir_kube.kinds import Json, has_ended
 from kvasir_operator.observed.replica import epoch
 
 
@@ -40,7 +40,7 @@ def inspection(pod: Json) -> Inspection:
         uid=str(metadata.get("uid", "")),
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
         unplaced=scheduled.get("status") == "False",
-        ended=bool(died) or status.get("phase") in ("Succeeded", "Failed"),
+        ended=bool(died) or has_ended(pod),
         leaving=bool(metadata.get("deletionTimestamp")),
         said=words if well else "",
         trouble="" if well else _trouble(status, state, scheduled, words),
