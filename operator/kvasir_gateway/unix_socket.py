@@ -4,10 +4,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+from kvasir_kube import http_sites
+
 
 async def listen(runner: web.AppRunner, path: Path, *, mode: int = 0o600) -> None:
     """Set the runner up and listen; the socket of an earlier process is replaced. mode: permissions of the socket."""
     path.unlink(missing_ok=True)
     await runner.setup()
-    await web.UnixSite(runner, str(path)).start()
+    await http_sites.UnixSite(runner, str(path)).start()
     path.chmod(mode)

@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvasir_kube import certificates
+from kvasir_kube import certificates, http_sites
 from kvasir_kube.client import Client
 from kvasir_kube.kinds import SERVICE, Json, Kind
 
@@ -78,7 +78,7 @@ async def registered(
     metrics = ExternalMetrics(read)
     runner = web.AppRunner(metrics.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=_server_side(tmp)).start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0, ssl_context=_server_side(tmp)).start()
     where = {"namespace": namespace, "name": NAME}
     spec: Json = {"type": "ExternalName", "externalName": HOST}
     await client.apply(SERVICE, {"metadata": where, "spec": spec}, manager="test")

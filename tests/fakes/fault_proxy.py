@@ -20,6 +20,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from kvasir_kube import http_sites
+
 Kind = Literal[
     "kill before", "kill after", "lost answer", "server error", "conflict", "throttled", "watches cut", "watches gone",
     "watches broken", "frozen", "old lists", "dropped events", "doubled events", "late events",
@@ -86,7 +88,7 @@ class FaultProxy:
         app.router.add_route("*", "/{path:.*}", self._pass)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await http_sites.TcpSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 

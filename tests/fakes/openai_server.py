@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from fakes import tls_files
+from kvasir_kube import http_sites
 from kvasir_kube.certificates import KeyPair
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,7 +43,7 @@ class OpenAiServer:
         application.router.add_post("/{path:.*}", self._respond)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls_files.server_side(self._directory)).start()
+        await http_sites.TcpSite(runner, "127.0.0.1", 0, ssl_context=tls_files.server_side(self._directory)).start()
         self.port = runner.addresses[0][1]
         try:
             yield self

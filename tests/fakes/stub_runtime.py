@@ -17,6 +17,7 @@ from aiohttp import web
 
 from kvasir_api import ended_requests, names, state
 from kvasir_api.ended_requests import EndedRequest, EndedRequests
+from kvasir_kube import http_sites
 
 
 class StubRuntime:
@@ -84,7 +85,7 @@ class StubRuntime:
         self.ops_port = await self._listen(control, address, port)
 
     async def stop(self) -> None:
-        """Stop listening; a connection that was accepted just now is made before all are closed."""
+        """Stop listening; a TLS handshake that has begun has a moment to end before all are closed."""
         await self._stop_listening()
         await asyncio.sleep(0.01)
         for runner in self._runners:
@@ -113,7 +114,7 @@ class StubRuntime:
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         self._runners.append(runner)
-        await web.TCPSite(runner, address, port, ssl_context=self.tls).start()
+        await http_sites.TcpSite(runner, address, port, ssl_context=self.tls).start()
         taken: int = runner.addresses[0][1]
         return taken
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from kvasir_kube import http_sites
 from kvasir_kube.client import Client, access, configuration, context_namespace
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
 from kvasir_kube.kinds import DEPLOYMENT, POD
@@ -31,7 +32,7 @@ async def client_of(tmp_path, answer):
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0).start()
     (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     try:
         async with Client(await configuration(str(tmp_path / "kubeconfig"))) as client:

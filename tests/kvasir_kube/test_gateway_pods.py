@@ -7,7 +7,7 @@ from aiohttp import web
 
 from fakes.pod_owners import controller
 from kvasir_api import names
-from kvasir_kube import gateway_pods, kinds
+from kvasir_kube import gateway_pods, http_sites, kinds
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import KubeError
 
@@ -39,7 +39,7 @@ async def listening(handle):
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0).start()
     try:
         yield runner.addresses[0][1]
     finally:

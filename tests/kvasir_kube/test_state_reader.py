@@ -9,6 +9,7 @@ from aiohttp import web
 from fakes.stub_runtime import StubRuntime
 from kvasir_api.prefix_digest import PAUSE_DOCUMENTS, WHOLE, FollowedPrefixes, PrefixSet
 from kvasir_api.state import PrefixDigest
+from kvasir_kube import http_sites
 from kvasir_kube.state_reader import MAX_BYTES, StateReader, url
 
 
@@ -120,7 +121,7 @@ async def test_a_redirect_of_a_pod_is_not_followed(pods):
     application.router.add_route("*", "/{path:.*}", point)
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0).start()
     pointing = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with StateReader() as reader:
         assert await reader.states({"pointing": pointing}, deadline_s=60.0) == {}

@@ -28,6 +28,7 @@ from fakes.operator_bench import FILE, KEY, Bench
 from kvasir_api import state
 from kvasir_api.status import ModelStatus
 from kvasir_gateway.hold_queue import HoldLimits
+from kvasir_kube import http_sites
 from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
 from kvasir_local import addresses
 
@@ -122,7 +123,7 @@ async def operator(runtime):
     app.router.add_get("/metrics", metrics)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0).start()
 
     async def turn():
         document = await asyncio.to_thread(runtime.ask, "/state", ops=True)

@@ -15,6 +15,7 @@ from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.placement_feed import PlacementFeed
 from kvasir_gateway.picker.sync_loops import GatewayHealth
+from kvasir_kube import http_sites
 from kvasir_kube.health import Handler, handlers
 
 METRICS = "/metrics"
@@ -50,7 +51,7 @@ class StateServer:
     async def start(self) -> None:
         """Answer on the port, which listens already."""
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listening).start()
+        await http_sites.SockSite(self._runner, self._listening).start()
 
     async def stop(self) -> None:
         """Close the server."""

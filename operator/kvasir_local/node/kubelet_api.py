@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kvasir_kube import http_sites
 from kvasir_local.node import container_logs
 from kvasir_local.node.container_logs import LogOptions
 from kvasir_local.node.pod_worker import PodWorker
@@ -46,7 +47,7 @@ class KubeletApi:
         app.router.add_route("*", "/{path:.*}", self._other)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host_ip, 0, ssl_context=context)
+        site = http_sites.TcpSite(self._runner, self._settings.host_ip, 0, ssl_context=context)
         await site.start()
         port: int = self._runner.addresses[0][1]
         return port

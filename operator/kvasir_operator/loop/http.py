@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from kvasir_kube import http_sites
 from kvasir_kube.health import Health, handlers
 
 
@@ -31,5 +32,5 @@ async def serve(app: web.Application, listening: socket.socket) -> web.AppRunner
     """Answer on a port that listens; returns the runner to clean up."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.SockSite(runner, listening).start()
+    await http_sites.SockSite(runner, listening).start()
     return runner

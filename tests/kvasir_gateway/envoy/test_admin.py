@@ -9,6 +9,7 @@ from aiohttp import web
 
 from kvasir_gateway.envoy.admin import EnvoyAdmin
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
+from kvasir_kube import http_sites
 
 INFO = json.dumps({"state": "LIVE", "command_line_options": {"x": "y" * 5000}}).encode()
 ACTIVE = (
@@ -34,7 +35,7 @@ async def envoy(directory, info, stats):
     application.router.add_get("/{page}", say)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.UnixSite(runner, str(directory / ADMIN_SOCKET)).start()
+    await http_sites.UnixSite(runner, str(directory / ADMIN_SOCKET)).start()
     admin = EnvoyAdmin(directory)
     try:
         yield admin

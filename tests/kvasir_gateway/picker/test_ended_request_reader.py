@@ -12,7 +12,7 @@ from kvasir_api import ended_requests, names
 from kvasir_api.ended_requests import EndedRequest, EndedRequests
 from kvasir_gateway.picker import ended_request_reader
 from kvasir_gateway.picker.ended_request_reader import EndedRequestReader
-from kvasir_kube import pod_tls
+from kvasir_kube import http_sites, pod_tls
 from kvasir_kube.pod_tls import PodTls
 
 NAME = "chat.team.svc"
@@ -49,7 +49,7 @@ async def replica(answers, tls=None):
     application.router.add_get(names.PATH_ENDED_REQUESTS, answer)
     runner = web.AppRunner(application)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    site = http_sites.TcpSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
         yield pod_tls.base_url("127.0.0.1", runner.addresses[0][1], NAME if tls else ""), queries

@@ -19,6 +19,7 @@ from kvasir_gateway.picker.placement_feed import MOST_WAITING_BYTES, PlacementFe
 from kvasir_gateway.placements import PlacementEnd, RequestPlacement, TenantUse
 from kvasir_gateway.rate_limits import RateLimits
 from kvasir_gateway.router import EndpointRouter
+from kvasir_kube import http_sites
 
 TENANT = "models/team-a"
 POD, LAST = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -61,7 +62,7 @@ class Gateways(contextlib.AsyncExitStack):
         self.push_async_callback(runner.cleanup)
         self.runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, address, port, reuse_address=True).start()
+        await http_sites.TcpSite(runner, address, port, reuse_address=True).start()
         return f"http://{address}:{runner.addresses[0][1]}"
 
     async def start(self, *at, look_s=LOOK_S):

@@ -12,6 +12,7 @@ from kvasir_api import names
 from kvasir_gateway.envoy.bootstrap import INNER_SOCKET, RELAY_SOCKET
 from kvasir_gateway.relay.relay_server import RelayServer
 from kvasir_gateway.relay.relayed_request import MAX_KEPT_BYTES, MAX_TRIED
+from kvasir_kube import http_sites
 
 EVENTS = [f"data: {n}\n\n".encode() for n in range(4)]
 END = b"data: [DONE]\n\n"
@@ -68,7 +69,7 @@ async def inner(tmp_path):
     application.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, **LINES)
     await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / INNER_SOCKET)).start()
+    await http_sites.UnixSite(runner, str(tmp_path / INNER_SOCKET)).start()
     yield made
     await runner.cleanup()
 

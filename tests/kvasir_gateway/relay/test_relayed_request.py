@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from kvasir_api import names
 from kvasir_gateway.held_places import HeldPlace
 from kvasir_gateway.relay.relayed_request import RelayedRequest, comment, error_event
+from kvasir_kube import http_sites
 
 ERROR = b'{"error": {"message": "m", "code": "c", "param": null}}'
 
@@ -56,7 +57,7 @@ async def test_only_a_stream_has_comments_while_it_waits(tmp_path, streams):
     application.router.add_post("/v1/chat/completions", inner)
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "inner.sock")).start()
+    await http_sites.UnixSite(runner, str(tmp_path / "inner.sock")).start()
     connector = aiohttp.UnixConnector(path=str(tmp_path / "inner.sock"))
     async with aiohttp.ClientSession(connector=connector) as session:
 
