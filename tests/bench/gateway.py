@@ -26,10 +26,11 @@ MARKS: Final = ("<!-- measured: written by make bench-gateway -->", "<!-- end of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """run: takes the gateway and its replicas, of which it has so many; without some it starts its own."""
+    """run: takes the gateway and so many replicas; without any it starts its own. by_name: only when it is named."""
 
     run: Callable[..., Coroutine[Any, Any, list[Figure]]]
     replicas: int = 0
+    by_name: bool = False
 
 
 def catalogue(length: float) -> dict[str, Scenario]:
@@ -44,6 +45,7 @@ def catalogue(length: float) -> dict[str, Scenario]:
         "streams": Scenario(
             run=partial(scenarios.many_streams, streams=part(2000, 50), seconds=180 * length), replicas=2
         ),
+        "memory": Scenario(run=partial(scenarios.memory, seconds=3600 * length), replicas=4, by_name=True),
         "moved": Scenario(run=partial(scenarios.moved, keys=part(2000, 100)), replicas=8),
         "changes": Scenario(run=partial(changes, services=part(1000, 20), pods=4, count=part(40, 4))),
         "reuse": Scenario(
@@ -65,7 +67,7 @@ async def measured(scenario: Scenario, *, profile: str = "") -> list[Figure]:
 def main() -> int:
     """Runs what was asked for, one scenario after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(catalogue(1))}; by default all")
+    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(catalogue(1))}; by default all but memory")
     parser.add_argument("--length", type=float, default=1.0, help="of each run, as a share of the full one")
     parser.add_argument("--profile", default="", help="a file for what Python's profiler counts in the picker")
     parser.add_argument("--write", action="store_true", help=f"keep the figures in docs/benchmarks/{PAGE.name}")
@@ -77,7 +79,7 @@ def main() -> int:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     found: dict[str, list[Figure]] = {}
-    for name in asked.scenarios or known:
+    for name in asked.scenarios or (name for name, scenario in known.items() if not scenario.by_name):
         found[name] = asyncio.run(measured(known[name], profile=asked.profile))
         print(*(neighbours.line(name, figure) for figure in found[name]), sep="\n", flush=True)
         if asked.write:

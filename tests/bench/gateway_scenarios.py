@@ -5,6 +5,8 @@ Called by `bench.gateway` at full length and by a test for a moment.
 """
 
 import asyncio
+import json
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import quantiles
@@ -22,6 +24,8 @@ STREAM_EVENTS: Final = 20
 STREAM_PAUSE_S: Final = 0.2
 WARM_REQUESTS: Final = 200
 RAMP_S: Final = 0.005
+MIX: Final = {"whole": 60, "stream": 25, "leaves": 8, "unknown": 4, "no JSON": 3}
+"""Percent of the requests of `memory`. leaves: the client does, before its answer ends; unknown: the model is."""
 
 
 async def rate(front: GatewayProcesses, _pods: Sequence[Replica], *, count: int, at_once: int) -> list[Figure]:
@@ -105,6 +109,75 @@ async def many_streams(
             Figure(scenario=of, name=f"{name}, memory that it takes in a minute", value=per_minute, unit="MiB"),
         ]
     return figures
+
+
+async def memory(
+    front: GatewayProcesses, pods: Sequence[Replica], *, seconds: float, per_s: float = 25.0, flat_share: float = 0.05
+) -> list[Figure]:
+    """Requests of all kinds of MIX at even moments, and every half minute a replica that leaves or comes back.
+    flat_share: what a process may take in an hour, of what it has."""
+
+    async def leaves_and_returns() -> None:
+        while True:
+            for served in (pods[1:], pods):
+                await asyncio.sleep(30)
+                await front.serve(served)
+
+    began, points, number = time.monotonic(), list[tuple[float, float, float]](), 0
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
+        changing, asked = group.create_task(leaves_and_returns()), set[asyncio.Task[bool]]()
+        strange = 0
+        while (passed := time.monotonic() - began) < seconds:
+            await asyncio.sleep(max(0.0, number / per_s - passed))
+            if number % round(per_s) == 0:
+                points.append((passed / 3600, *front.rss_mib()))
+                ended = {task for task in asked if task.done()}
+                asked -= ended
+                strange += sum(not task.result() for task in ended)
+            asked.add(group.create_task(_any_kind(front, session, number)))
+            number += 1
+        strange += [await task for task in asked].count(False)
+        changing.cancel()
+    of, late = f"{number:,} requests in {seconds / 60:.0f} minutes", points[len(points) // 2 :]
+    figures = [
+        Figure(scenario=of, name="answers that were not as expected", value=strange, goal="0", is_met=not strange)
+    ]
+    for place, name in enumerate(("Envoy", "picker"), 1):
+        most, taken = max(point[place] for point in points), slope([(point[0], point[place]) for point in late])
+        within, goal = taken <= flat_share * most, f"<= {100 * flat_share:.0f} % of it"
+        figures += [
+            Figure(scenario=of, name=f"{name}, memory", value=most, unit="MiB"),
+            Figure(
+                scenario=of,
+                name=f"{name}, memory it takes in an hour",
+                value=taken,
+                unit="MiB",
+                goal=goal,
+                is_met=within,
+            ),
+        ]
+    return figures
+
+
+async def _any_kind(front: GatewayProcesses, session: aiohttp.ClientSession, number: int) -> bool:
+    """One request of MIX; whether its answer is as expected. Every second session comes again."""
+    draw = random.Random(number)
+    kind = draw.choices(list(MIX), list(MIX.values()))[0]
+    prompt_bytes = draw.choice((1, 3, 10, 30)) * KIB
+    body = _body(number, prompt_bytes=prompt_bytes, max_tokens=draw.randint(1, 20), pause_s=STREAM_PAUSE_S)
+    if kind == "stream":
+        return (await sse_stream.read(front.address, body)).is_whole
+    if kind == "leaves":
+        await sse_stream.leave(front.address, body, after_s=2 * draw.random(), sent_fraction=min(1, 2 * draw.random()))
+        return True
+    sent = b"{" if kind == "no JSON" else json.dumps({**body, **({"model": "none"} if kind == "unknown" else {})})
+    session_id = f"session-{number if number % 2 else draw.randrange(100)}"
+    url = f"http://127.0.0.1:{front.address[1]}/v1/completions"
+    async with session.post(
+        url, data=sent, headers={"content-type": "application/json", SESSION: session_id}
+    ) as response:
+        await response.read()
+        return response.status == {"unknown": 404, "no JSON": 400}.get(kind, 200)
 
 
 async def moved(front: GatewayProcesses, pods: Sequence[Replica], *, keys: int) -> list[Figure]:

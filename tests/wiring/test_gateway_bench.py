@@ -19,6 +19,13 @@ async def test_streams_are_measured_and_none_breaks():
     assert figures["Envoy, memory"] > 1
 
 
+async def test_memory_is_measured_under_all_kinds_of_requests():
+    run = partial(scenarios.memory, seconds=2.0)
+    strange, *memory = await bench.measured(bench.Scenario(run=run, replicas=2))
+    assert strange.is_met, strange
+    assert [figure.name.split(",")[0] for figure in memory] == ["Envoy", "Envoy", "picker", "picker"]
+
+
 async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
     run = partial(scenarios.moved, keys=40)
     left, moved = await bench.measured(bench.Scenario(run=run, replicas=3))
