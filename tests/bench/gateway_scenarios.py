@@ -24,6 +24,7 @@ STREAM_EVENTS: Final = 20
 STREAM_PAUSE_S: Final = 0.2
 WARM_REQUESTS: Final = 200
 RAMP_S: Final = 0.005
+CHANGE_S: Final = 30.0
 MIX: Final = {"whole": 60, "stream": 25, "leaves": 8, "unknown": 4, "no JSON": 3}
 """Percent of the requests of `memory`. leaves: the client does, before its answer ends; unknown: the model is."""
 
@@ -120,7 +121,7 @@ async def memory(
     async def leaves_and_returns() -> None:
         while True:
             for served in (pods[1:], pods):
-                await asyncio.sleep(30)
+                await asyncio.sleep(CHANGE_S)
                 await front.serve(served)
 
     began, points, number = time.monotonic(), list[tuple[float, float, float]](), 0
