@@ -9,14 +9,19 @@ import asyncio
 from aiohttp import web
 
 
+async def stop_accepting(server: asyncio.Server) -> None:
+    """Accept no more, and return when the protocols have what was accepted; then the server may be closed."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening)
+    await asyncio.sleep(0)  # the transports are made
+    await asyncio.sleep(0)  # the protocols get them
+
+
 class _Site(web.BaseSite):
     async def stop(self) -> None:
         """Accept no more, let what was accepted become known to the runner, and then close."""
         if isinstance(self._server, asyncio.Server):
-            for listening in self._server.sockets:
-                asyncio.get_running_loop().remove_reader(listening)
-            await asyncio.sleep(0)  # the transports are made
-            await asyncio.sleep(0)  # the runner gets them
+            await stop_accepting(self._server)
         await super().stop()
 
 

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from fakes.gateway import DEADLINE_S, until
 from fakes.stub_runtime import StubRuntime
+from kvasir_kube import http_sites
 from kvasir_kube.state_reader import StateReader
 
 
@@ -26,13 +28,16 @@ class Scripted(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def scripted(*pieces: bytes, count: int = 1) -> AsyncIterator[list[str]]:
-    """Base URLs of so many such servers."""
-    loop, taken = asyncio.get_running_loop(), []
+async def scripted(
+    *pieces: bytes, count: int = 1, taken: list[asyncio.Transport] | None = None
+) -> AsyncIterator[list[str]]:
+    """Base URLs of so many such servers. taken: gets their connections."""
+    loop, taken = asyncio.get_running_loop(), [] if taken is None else taken
     servers = [await loop.create_server(lambda: Scripted(list(pieces), taken), "127.0.0.1", 0) for _ in range(count)]
     try:
         yield [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     finally:
+        await asyncio.gather(*(http_sites.stop_accepting(server) for server in servers))
         for server in servers:
             server.close()
         for transport in taken:
@@ -58,14 +63,33 @@ def connections(stub: StubRuntime) -> int:
 
 @pytest.mark.parametrize("most_open", [0, 20])
 async def test_a_hundred_silent_pods_delay_no_healthy_one(pod, most_open):
-    """Also where there are fewer connections than silent pods, once it is known which they are."""
-    async with scripted(count=100) as silent, StateReader(most_open=most_open) as reader:
+    """Also where there are fewer connections than silent pods, once it is known which they are. None of these ends its
+    connection before the healthy one was read."""
+    taken = []
+    async with scripted(count=100, taken=taken) as silent, StateReader(most_open=most_open) as reader:
         targets = {**{where: where for where in silent}, "good": base(pod)}
+
+        async def read():
+            reading = asyncio.create_task(reader.states(targets, deadline_s=2 * DEADLINE_S))
+            try:
+                before = pod.state_reads
+                await until(lambda: bool(taken) and (not known or pod.state_reads > before), "the healthy one is read")
+                while not reading.done():
+                    while taken:
+                        taken.pop().abort()
+                    await asyncio.sleep(0.005)
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+            return set(reading.result())
+
+        known = not most_open
         if most_open:
-            await reader.states(targets, deadline_s=2.0)
-            assert await reader.states({"good": targets["good"]}, deadline_s=5.0)
+            await read()
+            assert await reader.states({"good": targets["good"]}, deadline_s=DEADLINE_S)
+            known = True
         for _ in range(3):
-            assert set(await reader.states(targets, deadline_s=2.0)) == {"good"}
+            assert await read() == {"good"}
 
 
 async def test_no_more_connections_are_open_than_may_be(pod):

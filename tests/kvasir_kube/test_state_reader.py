@@ -38,7 +38,7 @@ async def test_a_pod_without_a_sound_answer_is_no_reading(pods):
     targets["nowhere"] = "http://127.0.0.1:99999"
     async with StateReader() as reader:
         for _ in range(2):
-            readings = await reader.states(targets, deadline_s=1.5)
+            readings = await reader.states(targets, deadline_s=4.0)
             assert {name: reading.running for name, reading in readings.items()} == {"good": 3, "future": 4}
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
+from kvasir_kube import http_sites
 from kvasir_local.node import prober
 from kvasir_local.node.container import Container
 from kvasir_local.node.rules.probe import HttpGet, Sleep, TcpSocket
@@ -27,8 +28,7 @@ async def port() -> AsyncIterator[int]:
     app.router.add_get("/{path}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await http_sites.TcpSite(runner, "127.0.0.1", 0).start()
     yield runner.addresses[0][1]
     await runner.cleanup()
 
