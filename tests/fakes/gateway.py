@@ -29,6 +29,7 @@ from kvasir_gateway.picker.endpoint_picker_server import EndpointPickerSettings
 from kvasir_gateway.picker.request_parser import RequestBounds
 from kvasir_gateway.picker.tenant_source import TenantSource
 from kvasir_gateway.relay.relay_server import RelayServer
+from kvasir_gateway.relay.relayed_request import QUIET_S
 from kvasir_gateway.routing_table import RoutingTable
 from kvasir_kube import kinds, process
 from kvasir_kube.kinds import Json
@@ -223,6 +224,7 @@ class Gateway:
         self._reader = reader
         self.bounds, self.hold, self.secrets = bounds, hold, FakeCluster()
         self.endpoint_picker: EndpointPickerSettings | None = None
+        self.relay_quiet_s = QUIET_S
         self.backends = directory / "backends"
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None
@@ -322,7 +324,8 @@ class Gateway:
     async def start_relay(self) -> None:
         """Start the relay, which stops when it is cancelled, and let the picker know of it."""
         backends = self.backends if self.backends.exists() else None
-        server = RelayServer(self.directory, max_body_bytes=64 << 20, backends=backends)
+        quiet_s = self.relay_quiet_s
+        server = RelayServer(self.directory, max_body_bytes=64 << 20, backends=backends, quiet_s=quiet_s)
         self.relay = asyncio.create_task(server.run(asyncio.Event()))
         await until((self.directory / bootstrap.RELAY_SOCKET).exists, "the relay listens")
         connector = aiohttp.UnixConnector(path=str(self.directory / held_places.HELD_SOCKET))

@@ -33,7 +33,7 @@ async def idle(front, service):
 
 
 async def test_an_answer_has_a_total_timeout_with_the_time_it_was_held(pods):
-    async with gateway(timeout_s=1.0, hold=HoldLimits(max_wait_s=300)) as front:
+    async with gateway(timeout_s=2.0, hold=HoldLimits(max_wait_s=300)) as front:
         front.objects.serve("slow", pods[0])
         front.objects.serve("never")
         await until(lambda: front.routes("slow"), "slow")

@@ -22,7 +22,7 @@ from kvasir_gateway.held_places import HELD_SOCKET, HeldPlaces
 from kvasir_gateway.relay.app_runner import MAX_FIELD_BYTES, app_runner
 from kvasir_gateway.relay.backend_files import BackendFiles
 from kvasir_gateway.relay.backend_server import BackendServer
-from kvasir_gateway.relay.relayed_request import RelayedRequest
+from kvasir_gateway.relay.relayed_request import QUIET_S, RelayedRequest
 
 READ_PERIOD_S: Final = 0.5
 READ_TIMEOUT_S: Final = 2.0
@@ -70,10 +70,12 @@ class KeptBodies:
 
 class RelayServer:
     """directory: shared with Envoy and the picker. max_body_bytes: of the bodies of all requests together. backends:
-    directory of the external backends, None for none."""
+    directory of the external backends, None for none. quiet_s: see `RelayedRequest`."""
 
-    def __init__(self, directory: Path, *, max_body_bytes: int, backends: Path | None = None) -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: Path, *, max_body_bytes: int, backends: Path | None = None, quiet_s: float = QUIET_S
+    ) -> None:
+        self._directory, self._quiet_s = directory, quiet_s
         self._backends = BackendServer(directory, BackendFiles(backends)) if backends is not None else None
         self._socket = directory / RELAY_SOCKET
         self._places: HeldPlaces = {}
@@ -89,7 +91,10 @@ class RelayServer:
             async def relay(request: web.Request) -> web.StreamResponse:
                 try:
                     async with self._bodies.body_of(request) as body:
-                        return await RelayedRequest(request, body, session=session, place_of=self._places.get).answer()
+                        relayed = RelayedRequest(
+                            request, body, session=session, place_of=self._places.get, quiet_s=self._quiet_s
+                        )
+                        return await relayed.answer()
                 except NoRoomError as refused:
                     status, document, headers = http_apis.error_response(refused.error, request.path)
                     return web.Response(status=status, body=document, headers=headers)

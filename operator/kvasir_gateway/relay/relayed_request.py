@@ -113,7 +113,8 @@ class ClientStream:
 
 
 class RelayedRequest:
-    """place_of: how a request waits now, by the id that it has at the relay; None while it does not wait."""
+    """place_of: how a request waits now, by the id that it has at the relay; None while it does not wait. quiet_s:
+    without a word to its client, see QUIET_S."""
 
     def __init__(
         self,
@@ -122,8 +123,9 @@ class RelayedRequest:
         *,
         session: aiohttp.ClientSession,
         place_of: Callable[[str], HeldPlace | None],
+        quiet_s: float = QUIET_S,
     ) -> None:
-        self._request, self._body, self._session = request, body, session
+        self._request, self._body, self._session, self._quiet_s = request, body, session, quiet_s
         self._id = request.headers.get(names.HEADER_INFLIGHT_ID, "")
         # A client that requests the pieces goes on by itself.
         self._resumes = (
@@ -197,8 +199,8 @@ class RelayedRequest:
         last: HeldPlace | None = None
         silent_s = 0.0
         try:
-            while not (await asyncio.wait({sending}, timeout=QUIET_S))[0]:
-                silent_s += QUIET_S
+            while not (await asyncio.wait({sending}, timeout=self._quiet_s))[0]:
+                silent_s += self._quiet_s
                 place = self._place_of(self._id)
                 if self._streams and place is not None and (last is None or silent_s >= SAME_S or _differ(place, last)):
                     await self._client.begin(200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
