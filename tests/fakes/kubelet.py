@@ -65,6 +65,7 @@ class FakeKubelet:
         self._dirty: asyncio.Queue[Key] = asyncio.Queue()
         self._mirror = Informer(client, POD, on_change=self._dirty.put_nowait)
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[StubPod] = set()
 
     async def __aenter__(self) -> Self:
         await self._register()
@@ -75,7 +76,8 @@ class FakeKubelet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(stub.stop() for stub in self.pods.values()))
+        # Also those that a task was ending as it was cancelled: their sockets would stay open.
+        await asyncio.gather(*(stub.stop() for stub in (*self.pods.values(), *self._ending)))
         self._claim.close()
 
     def of(self, revision: str = "") -> list[StubPod]:
@@ -277,7 +279,9 @@ class FakeKubelet:
     async def _stop(self, name: str) -> None:
         stub = self.pods.pop(name, None)
         if stub is not None:
+            self._ending.add(stub)
             await stub.stop()
+            self._ending.discard(stub)
 
 
 def pod_reference(pod: Json) -> Json:
