@@ -87,7 +87,9 @@ def _why_zero(found: StatusInputs) -> str:
     rules, scaled = found.seen.spec.autoscaling, found.scaler.status
     if rules is None or scaled is None or rules.mode in ("Advisory", "External"):
         return "spec.replicas is 0"
-    return scaled.message if rules.mode == "Active" else f"spec.autoscaling.mode is {rules.mode}, and the count is 0"
+    if rules.mode != "Active":
+        return f"spec.autoscaling.mode is {rules.mode}, and the count is 0"
+    return scaled.message or "0 replicas: by a decision of which no reason is known"
 
 
 def _refused(found: StatusInputs) -> Summary | None:

@@ -51,18 +51,19 @@ OLD = replica("ready", revision="old", name="old")
 
 
 @pytest.mark.parametrize(
-    ("rules", "expected"),
+    ("rules", "reason", "expected"),
     [
-        (None, "spec.replicas is 0"),
-        ({"mode": "Advisory"}, "spec.replicas is 0"),
-        ({"mode": "External"}, "spec.replicas is 0"),
+        (None, "", "spec.replicas is 0"),
+        ({"mode": "Advisory"}, "2 replicas: the load", "spec.replicas is 0"),
+        ({"mode": "External"}, "2 replicas: the load", "spec.replicas is 0"),
         # spec.replicas may be another number: the autoscaler had set the count before.
-        ({"mode": "Paused"}, "spec.autoscaling.mode is Paused, and the count is 0"),
-        ({"minReplicas": 0, "maxReplicas": 2}, "0 replicas: no request came"),
+        ({"mode": "Paused"}, "2 replicas: the load", "spec.autoscaling.mode is Paused, and the count is 0"),
+        ({"minReplicas": 0, "maxReplicas": 2}, "0 replicas: no request came", "0 replicas: no request came"),
+        ({"minReplicas": 0, "maxReplicas": 2}, "", "0 replicas: by a decision of which no reason is known"),
     ],
 )
-def test_zero_replicas_say_what_sets_the_count(rules, expected):
-    told = AutoscalingStatus(desired_replicas=2, message="0 replicas: no request came") if rules else None
+def test_zero_replicas_say_what_sets_the_count(rules, reason, expected):
+    told = AutoscalingStatus(desired_replicas=2, message=reason) if rules else None
     found = findings(wanted=0, autoscaling=told, obj=service(**({"autoscaling": rules} if rules else {})))
     assert (said(found)[0], message(found)) == ("ScaledToZero", expected)
 
