@@ -67,8 +67,8 @@ class XidMonitor:
         Xid that is reported late."""
         if not device_faults.termination_message(text, None):
             return text
+        self._reported.clear()  # before the look: what is reported after it ends the wait
         if self._listening and self._recent() is None:
-            self._reported.clear()
             self._reported.wait(LATE_S)
         return device_faults.termination_message(text, self._recent())
 
