@@ -1,6 +1,7 @@
 """Manifests are rendered, applied and waited for; what does not come up is explained."""
 
 import json
+import time
 import urllib.request
 
 import pytest
@@ -56,10 +57,15 @@ def test_a_workload_that_dies_is_explained_with_its_log(cluster_node, namespace,
     never = {"tcpSocket": {"port": 1}}
     manifests = overlay(tmp_path, namespace, command=dies, readinessProbe=never)
     install.apply(cluster_node.kubectl, manifests, node_address="127.0.0.1", progress=SilentProgress())
+    waits = "--output=jsonpath={.items[*].status.containerStatuses[*].state.waiting.reason}"
+    deadline = time.monotonic() + 60
+    while kubectl.run(cluster_node.kubectl, "get", "pods", f"--namespace={namespace}", waits) != "CrashLoopBackOff":
+        assert time.monotonic() < deadline, "the pod has not died twice"
+        time.sleep(0.05)
     with pytest.raises(StepFailedError) as failure:
-        install.await_workloads(cluster_node.kubectl, progress=SilentProgress(), namespace=namespace, timeout_s=3)
+        install.await_workloads(cluster_node.kubectl, progress=SilentProgress(), namespace=namespace, timeout_s=0)
     text = str(failure.value)
-    assert "not ready after 3 s: x, x-" in text
+    assert "not ready after 0 s: x, x-" in text
     assert "I lack something" in text
     assert "BackOff" in text
 

@@ -1,6 +1,7 @@
 """What a real API server refuses: quotas, rules of a namespace, rights, a namespace that goes; and rivals of ours."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -92,19 +93,21 @@ async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
     await rig.apply(replicas=1)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     ((name, _),) = [(d["metadata"]["name"], d) for d in await rig.all(DEPLOYMENT)]
-    mark = rig.audit_mark()
-    for number in range(40):
-        change = {"spec": {"revisionHistoryLimit": 3 + number}}
-        await rig.client.merge(DEPLOYMENT, rig.namespace, name, change, manager="rival")
-        await asyncio.sleep(0.05)
-        if await rig.events("ConflictingWriter"):
-            break
-    (note,) = await rig.events("ConflictingWriter")
+    mark, limits = rig.audit_mark(), itertools.count(3)
+
+    async def change():
+        spec = {"revisionHistoryLimit": next(limits)}
+        await rig.client.merge(DEPLOYMENT, rig.namespace, name, {"spec": spec}, manager="rival")
+
+    async def told():
+        """How often it must be changed for that depends on how many changes one restoring undoes."""
+        await change()
+        return await rig.events("ConflictingWriter") or None
+
+    (note,) = await rig.until(told, rig.tail)
     assert note.startswith(f"Deployment/{name} is changed repeatedly by rival")
-    for number in range(20):
-        await rig.client.merge(
-            DEPLOYMENT, rig.namespace, name, {"spec": {"revisionHistoryLimit": 50 + number}}, manager="rival"
-        )
+    for _ in range(20):
+        await change()
         await asyncio.sleep(0.05)
     assert len([w for w in rig.writes_since(mark) if w.resource == "deployments" and w.code < 400]) == 5
 

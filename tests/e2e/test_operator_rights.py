@@ -252,7 +252,7 @@ def gateway(config: Path, tmp: Path):
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=15)
+        process.wait(timeout=60)
 
 
 async def test_for_one_namespace_rights_in_that_one_are_enough(still, tmp_path):

@@ -118,12 +118,12 @@ def test_a_container_gets_its_grace_and_is_killed_after_it(bench: NodeBench):
     bench.apply(polite, pod(bench, "stubborn", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
     until(lambda: running(bench, "polite") and running(bench, "stubborn"))
     until(lambda: "up" in bench.kubectl("logs", "polite") and "up" in bench.kubectl("logs", "stubborn"))
-    follow = subprocess.Popen(
-        [*bench.cluster.kubectl, "-n", bench.namespace, "logs", "-f", "polite"], stdout=subprocess.PIPE, text=True
-    )
-    bench.kubectl("delete", "pod", "polite", "--wait=true", "--timeout=60s")
-    output, _ = follow.communicate(timeout=60)
-    assert output.split() == ["up", "pre", "bye"]
+    command = [*bench.cluster.kubectl, "-n", bench.namespace, "logs", "-f", "polite"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follow:
+        assert follow.stdout is not None
+        assert follow.stdout.readline() == "up\n"  # it follows: a pod that has gone has no log
+        bench.kubectl("delete", "pod", "polite", "--wait=true", "--timeout=60s")
+        assert follow.stdout.read().split() == ["pre", "bye"]
     bench.kubectl("delete", "pod", "stubborn", "--grace-period=1", "--timeout=60s")
     assert bench.pods() == []
 

@@ -126,4 +126,6 @@ async def test_a_client_that_does_not_end_its_handshake_is_cut_off_as_one_withou
         writer.write(post())
         async with asyncio.timeout(LIMIT_S):
             assert b"200" in await reader.readline()
-        writer.close()
+            writer.close()
+            with contextlib.suppress(OSError):  # of what was not read
+                await writer.wait_closed()
