@@ -38,6 +38,8 @@ def sixteenths(config: object, experts_fraction: float = 0.0) -> int:
         return max(0, min(_MOST, int(config.get("sixteenths") or 0)))  # counted from the header of the file
     if method in ("gptq", "awq"):
         return _of(config.get("bits"), config.get("group_size"))
+    if method == "hqq":
+        return _hqq(config.get("quant_config"))
     groups = config.get("config_groups")
     if method != "compressed-tensors" or not isinstance(groups, Mapping):
         return 0
@@ -51,6 +53,25 @@ def _of_group(group: object) -> int:
     if weights.get("num_bits") == 4 and weights.get("type") == "float":
         return NVFP4 if weights.get("group_size") == 16 else MXFP4
     return _of(weights.get("num_bits"), weights.get("group_size"))
+
+
+def _hqq(config: object) -> int:
+    """Of one description, or of the kinds of layers that each have one, that which takes most."""
+    if not isinstance(config, Mapping):
+        return 0
+    each = [config] if "weight_quant_params" in config else config.values()
+    return max((_of_lines(one) for one in each), default=0)
+
+
+def _of_lines(config: object) -> int:
+    """Up to 4 bits are held in 4, where groups are of columns."""
+    weights: Any = config.get("weight_quant_params") if isinstance(config, Mapping) else None
+    bits = weights.get("nbits") if isinstance(weights, Mapping) else None
+    if not isinstance(bits, int | float):
+        return 0
+    group = weights.get("group_size") or LEAST_GROUP
+    fits = bits <= 4 and weights.get("axis") == 1 and isinstance(group, int) and group % LEAST_GROUP == 0
+    return FOUR_BITS if fits else EIGHT_BITS
 
 
 def _of(bits: object, group: object) -> int:

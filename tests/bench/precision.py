@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fakes import bitsandbytes_checkpoints, e2m1_checkpoints, fp8_checkpoints, integer_checkpoints
+from fakes import bitsandbytes_checkpoints, e2m1_checkpoints, fp8_checkpoints, hqq_checkpoints, integer_checkpoints
 from fakes.integer_checkpoints import Style
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.bench import accuracy
@@ -38,6 +38,8 @@ STORED: dict[str, Callable[[Path], object]] = {
     "AWQ 4 bits, groups of 32": lambda folder: integer_checkpoints.convert(
         folder, Style(method="awq", group=32, symmetric=False)
     ),
+    "HQQ 4 bits, groups of 64": lambda folder: hqq_checkpoints.convert(folder, hqq_checkpoints.Style()),
+    "HQQ 3 bits, groups of 64": lambda folder: hqq_checkpoints.convert(folder, hqq_checkpoints.Style(bits=3)),
     "NF4, blocks of 64": lambda folder: bitsandbytes_checkpoints.convert(folder, "nf4"),
     "MXFP4, groups of 32": lambda folder: e2m1_checkpoints.convert(folder, "mxfp4"),
     "NVFP4, groups of 16": lambda folder: e2m1_checkpoints.convert(folder, "nvfp4"),

@@ -9,6 +9,10 @@ def packed(**weights: object) -> dict[str, object]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
+def hqq(**weights: object) -> dict[str, object]:
+    return {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1} | weights, "scale_quant_params": None}
+
+
 @pytest.mark.parametrize(
     ("config", "want"),
     [
@@ -25,6 +29,15 @@ def packed(**weights: object) -> dict[str, object]:
         (packed(num_bits=8), 17),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": None}}, 0),
         ({"quant_method": "compressed-tensors"}, 0),
+        ({"quant_method": "hqq", "quant_config": hqq()}, 10),
+        ({"quant_method": "hqq", "quant_config": hqq(nbits=1.58, group_size=None)}, 10),
+        ({"quant_method": "hqq", "quant_config": hqq(nbits=8)}, 17),
+        ({"quant_method": "hqq", "quant_config": hqq(nbits=3, group_size=16)}, 17),
+        ({"quant_method": "hqq", "quant_config": hqq(nbits=2, axis=0)}, 17),
+        ({"quant_method": "hqq", "quant_config": {"mlp.up_proj": hqq(nbits=2), "mlp.down_proj": hqq(nbits=8)}}, 17),
+        ({"quant_method": "hqq", "quant_config": {"mlp.up_proj": hqq(nbits=2), "mlp.down_proj": None}}, 10),
+        ({"quant_method": "hqq", "quant_config": hqq(nbits="4")}, 0),
+        ({"quant_method": "hqq"}, 0),
         ({"quant_method": "other", "bits": 4}, 0),
     ],
 )

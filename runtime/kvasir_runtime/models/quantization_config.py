@@ -43,7 +43,7 @@ def refusal(config: Mapping[str, Any]) -> str:
     if method == "fp8":
         block = config.get("weight_block_size")
         return "" if block in (None, BLOCK) else f"weights are fp8 in blocks of {block}, expected {BLOCK}"
-    if method in ("bitsandbytes", "mxfp4"):
+    if method in ("bitsandbytes", "mxfp4", "hqq"):
         return ""
     if method == "gptq":
         return _gptq(config)

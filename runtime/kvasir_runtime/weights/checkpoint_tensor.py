@@ -1,7 +1,7 @@
 """One tensor of a checkpoint, in any file format: the place of its bytes and how to decode them. Read by `loader`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -189,6 +189,21 @@ def expect_matrix(stored: CheckpointTensor) -> None:
     """Raises ModelError for a tensor that has no rows and columns."""
     if len(stored.shape) != 2 or not all(stored.shape):
         raise ModelError(f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, which fits no matrix")
+
+
+def expect_shape(stored: CheckpointTensor, shape: tuple[int, ...]) -> None:
+    """Raises ModelError for a tensor of another shape."""
+    if stored.shape != shape:
+        raise ModelError(f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected {list(shape)}")
+
+
+def beside(named: Mapping[str, CheckpointTensor], stem: str, matrix: str, part: str) -> CheckpointTensor:
+    """Of a module, the part that belongs to its matrix, which is there. Raises ModelError where the part is not."""
+    found = named.get(f"{stem}.{part}")
+    if found is None:
+        one = named[f"{stem}.{matrix}"]
+        raise ModelError(f"{one.path}: tensor {one.name} has no {stem}.{part} beside it")
+    return found
 
 
 def _name(dtype: torch.dtype | None) -> str:

@@ -30,6 +30,7 @@ from kvasir_runtime.weights import (
     e2m1,
     fp8_scales,
     gguf_checkpoint,
+    hqq,
     packed_integers,
     safetensors_checkpoint,
     sparse_24,
@@ -183,7 +184,7 @@ def _stored(model: Path, drafts: bool = False) -> list[CheckpointTensor]:
     document = read_document(model)
     found = stacked_experts.apart(one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts)
     scheme = quantization_config.scheme(document.get("quantization_config"))
-    found = bitsandbytes.joined(e2m1.joined(sparse_24.joined(found)))
+    found = bitsandbytes.joined(e2m1.joined(sparse_24.joined(hqq.joined(found))))
     return fp8_scales.joined(packed_integers.joined(found, scheme))
 
 

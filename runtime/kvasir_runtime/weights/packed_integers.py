@@ -28,7 +28,15 @@ from torch import Tensor
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight, packed
 from kvasir_runtime.models.quantization_config import QuantizationScheme
-from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind, expect_dtype, expect_matrix, whole
+from kvasir_runtime.weights.checkpoint_tensor import (
+    CheckpointTensor,
+    StoredKind,
+    beside,
+    expect_dtype,
+    expect_matrix,
+    expect_shape,
+    whole,
+)
 
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight numbers each four bits of an int32 are."""
@@ -92,7 +100,7 @@ def _transposed(
     named: Named, stem: str, scheme: QuantizationScheme, read: Callable[[CheckpointTensor], Tensor]
 ) -> CheckpointTensor:
     """A matrix of GPTQ or AWQ."""
-    values, zeros, scales = (_beside(named, stem, "qweight", part) for part in ("qweight", "qzeros", "scales"))
+    values, zeros, scales = (beside(named, stem, "qweight", part) for part in ("qweight", "qzeros", "scales"))
     for one in (values, zeros, scales):
         expect_matrix(one)
     for one in (values, zeros):
@@ -105,8 +113,8 @@ def _transposed(
         )
     each = 32 // bits
     columns = values.shape[0] * (1 if is_awq else each)
-    _expect(values, (columns, rows // each) if is_awq else (columns // each, rows))
-    _expect(zeros, (groups, rows // each))
+    expect_shape(values, (columns, rows // each) if is_awq else (columns // each, rows))
+    expect_shape(zeros, (groups, rows // each))
     group = -(-columns // groups)
     index = None if is_awq else _index(named.get(f"{stem}.g_idx"), columns, group, groups, read)
 
@@ -131,15 +139,15 @@ def _transposed(
 
 def _by_rows(named: Named, stem: str, part: str, read: Callable[[CheckpointTensor], Tensor]) -> CheckpointTensor:
     """A matrix of compressed-tensors."""
-    values, scales = named[f"{stem}.{part}"], _beside(named, stem, part, "weight_scale")
+    values, scales = named[f"{stem}.{part}"], beside(named, stem, part, "weight_scale")
     zeros, is_packed = named.get(f"{stem}.weight_zero_point"), part == "weight_packed"
     expect_matrix(values)
     rows, width = values.shape
     if is_packed:
         expect_dtype(values, torch.int32)
-        described = _beside(named, stem, part, "weight_shape")
+        described = beside(named, stem, part, "weight_shape")
         expect_dtype(described, torch.int32, torch.int64)
-        _expect(described, (2,))
+        expect_shape(described, (2,))
         length, columns = read(described).tolist()
         columns = columns if length == rows and columns > 0 else 0
         bits = next((bits for bits in (4, 8) if -(-columns * bits // 32) == width), 0) if columns else 0
@@ -156,7 +164,7 @@ def _by_rows(named: Named, stem: str, part: str, read: Callable[[CheckpointTenso
     if zeros is not None and is_packed:
         expect_dtype(zeros, torch.int32)
     if zeros is not None:
-        _expect(zeros, (-(-rows * bits // 32), groups) if is_packed else scales.shape)
+        expect_shape(zeros, (-(-rows * bits // 32), groups) if is_packed else scales.shape)
     middle = 2 ** (bits - 1)
 
     def tables() -> tuple[Tensor, Tensor]:
@@ -297,7 +305,7 @@ def _index(
     """The group of each column, None where they lie side by side, as they do where all are said to be in the first."""
     if stored is None:
         return None
-    _expect(stored, (columns,))
+    expect_shape(stored, (columns,))
     index = read(stored).long()
     if torch.equal(index, torch.arange(columns) // group) or not bool(index.any()):
         return None
@@ -310,16 +318,3 @@ def _spare_bias(bias: CheckpointTensor | None) -> Iterator[CheckpointTensor]:
     """Some writers give every matrix a bias, of zeros where the model has none."""
     if bias is not None:
         yield bias if bool(whole(bias).any()) else replace(bias, spare=True)
-
-
-def _beside(named: Named, stem: str, matrix: str, part: str) -> CheckpointTensor:
-    found = named.get(f"{stem}.{part}")
-    if found is None:
-        one = named[f"{stem}.{matrix}"]
-        raise ModelError(f"{one.path}: tensor {one.name} has no {stem}.{part} beside it")
-    return found
-
-
-def _expect(stored: CheckpointTensor, shape: tuple[int, ...]) -> None:
-    if stored.shape != shape:
-        raise ModelError(f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected {list(shape)}")

@@ -58,7 +58,7 @@ def gptq(**changes: Any) -> dict[str, Any]:
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"head_dim": None, "hidden_size": 66}, "does not divide hidden_size 66"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "hqq"}}, "quantized with hqq .* --quantization fp8"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantized with aqlm .* --quantization fp8"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq to 3 bits, expected 4 or 8"),
         ({"quantization_config": gptq(checkpoint_format="marlin")}, "gptq in the layout marlin, expected gptq or"),
         ({"quantization_config": gptq(is_marlin_format=True)}, "gptq in the layout marlin"),
