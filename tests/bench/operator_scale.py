@@ -34,6 +34,7 @@ from kvasir_local import audit, binaries
 from kvasir_local.component_flags import COMPONENTS
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.progress import SilentProgress
+from kvasir_operator.status.compose import COUNTERS_S
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "operator.md"
 MARKS: Final = ("<!-- measured: written by make bench-operator -->", "<!-- end of measured -->")
@@ -169,6 +170,7 @@ async def measure(
                 lambda: reached(seen.ready, services + later), lambda: f"{len(seen.ready)} ready", s=deadline_s
             )
         run.later = made.times(seen)
+        await rig.until(lambda: rests(rig), lambda: "a while without a write", s=deadline_s)
         rig.stop()
         rig.start("--allow-model-dir=/srv", f"--interval={INTERVAL_S:g}")
         with phase(run, rig, "restart"):
@@ -251,6 +253,14 @@ async def reached(found: Mapping[str, float], count: int) -> bool:
 
 async def nothing(seen: Seen) -> bool:
     return seen.left == 0
+
+
+async def rests(rig: Rig) -> bool:
+    """Whether nothing was written for longer than counters of a status wait to be: the next operator would write them
+    at once."""
+    mark = rig.audit_mark()
+    await pause(COUNTERS_S + 1.0)
+    return not rig.writes_since(mark)
 
 
 async def listens(rig: Rig) -> bool:
