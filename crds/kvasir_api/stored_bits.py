@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 FOUR_BITS: Final = 10
-"""Sixteenths of a byte: 4 bits, and for 32 columns a float16 scale and minimum, however large the groups of the file are."""
+"""Sixteenths of a byte: 4 bits, and for 64 columns a float32 scale and minimum; rows that are no multiple of 128 columns
+are held so where groups of the file are larger."""
+FOUR_BITS_BY_32: Final = 12
 EIGHT_BITS: Final = 17
 MXFP4: Final = 18
 """Held in 8 bits with a float32 scale for 32 columns."""
@@ -69,12 +71,21 @@ def _of_lines(config: object) -> int:
     bits = weights.get("nbits") if isinstance(weights, Mapping) else None
     if not isinstance(bits, int | float):
         return 0
-    group = weights.get("group_size") or LEAST_GROUP
-    fits = bits <= 4 and weights.get("axis") == 1 and isinstance(group, int) and group % LEAST_GROUP == 0
-    return FOUR_BITS if fits else EIGHT_BITS
+    group = weights.get("group_size")
+    fits = (
+        bits <= 4
+        and weights.get("axis") == 1
+        and (group is None or (isinstance(group, int) and not group % LEAST_GROUP))
+    )
+    return _four_bits(group) if fits else EIGHT_BITS
 
 
 def _of(bits: object, group: object) -> int:
-    if bits == 4:
-        return EIGHT_BITS if isinstance(group, int) and 0 < group < LEAST_GROUP else FOUR_BITS
-    return EIGHT_BITS if bits == 8 else 0
+    return _four_bits(group) if bits == 4 else EIGHT_BITS if bits == 8 else 0
+
+
+def _four_bits(group: object) -> int:
+    """group: columns; none and less than 1 are whole rows."""
+    if not isinstance(group, int) or group < 1 or not group % (2 * LEAST_GROUP):
+        return FOUR_BITS
+    return EIGHT_BITS if group < LEAST_GROUP else FOUR_BITS_BY_32

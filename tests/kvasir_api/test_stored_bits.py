@@ -23,6 +23,8 @@ def hqq(**weights: object) -> dict[str, object]:
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 10),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 10),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, 17),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 12),
+        ({"quant_method": "hqq", "quant_config": hqq(group_size=32)}, 12),
         ({"quant_method": "gptq", "bits": 8, "group_size": 32}, 17),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, 10),
         (packed(num_bits=4, group_size=128), 10),

@@ -151,9 +151,12 @@ def test_answers_are_those_of_the_decoded_weights(tmp_path: Path) -> None:
     assert Oracle(judged).wrong_tokens(stream.prompt, stream.answer) == []
 
 
-@pytest.mark.parametrize(("name", "held"), [("4", "int4"), ("2", "int4"), ("8", "int8"), ("4-axis-0", "int8")])
-def test_facts_name_the_bits_and_the_forecast_counts_them(tmp_path: Path, name: str, held: str) -> None:
-    style = replace((KEPT | ODD)[name], group=64)
+@pytest.mark.parametrize(
+    ("name", "group", "held"),
+    [("4", 64, "int4"), ("4", 32, "int4"), ("2", 64, "int4"), ("8", 64, "int8"), ("4-axis-0", 64, "int8")],
+)
+def test_facts_name_the_bits_and_the_forecast_counts_them(tmp_path: Path, name: str, group: int, held: str) -> None:
+    style = replace((KEPT | ODD)[name], group=group)
     hqq_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), style)
     options = ServeOptions(model=str(tmp_path), kv_cache_tokens=64, dtype="bfloat16", device="cpu")
     facts = build(options, lambda _: None).facts
