@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * LIMIT_S)]
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "state"
-    subprocess.run([KVASIR, "local", "down", "--state-dir", tmp_path / "state"], check=False, timeout=60)
+    subprocess.run([KVASIR, "local", "down", "--state-dir", tmp_path / "state"], check=False, timeout=LIMIT_S / 2)
 
 
 def _demo(state_dir: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -77,5 +77,5 @@ def test_interrupted_demo_cleans_up(state_dir: Path, tmp_path: Path) -> None:
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(60) == 130, output.read_text()
+    assert demo.wait(LIMIT_S) == 130, output.read_text()
     assert _processes_of(state_dir) == []

@@ -32,7 +32,7 @@ def overlay(directory, namespace, **container):
 
 
 def test_operator_and_gateway_run_from_our_manifests(installed):
-    with urllib.request.urlopen(f"{stack.gateway_url(installed)}/v1/models", timeout=10) as answer:
+    with urllib.request.urlopen(f"{stack.gateway_url(installed)}/v1/models", timeout=60) as answer:
         assert json.load(answer)["object"] == "list"
     pods = kubectl.run(installed.kubectl, "get", "pods", f"--namespace={SYSTEM_NAMESPACE}", "--output=name").split()
     assert sorted(name.rsplit("-", 2)[0] for name in pods) == ["pod/kvasir-gateway", "pod/kvasir-operator"]

@@ -59,7 +59,7 @@ class NodeBench:
         """End the node process."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(30)
+        self._process.wait(DEADLINE_S)
 
     def kubectl(self, *arguments: str) -> str:
         """Output of kubectl in the test's namespace."""

@@ -113,7 +113,7 @@ class Rig:
             return 0
         process.send_signal(sign)
         try:
-            return process.wait(timeout=30)
+            return process.wait(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
