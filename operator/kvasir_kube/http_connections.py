@@ -32,8 +32,9 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
 
-Done = Callable[[HttpAnswer | None], None]
-"""Takes the answer, None where there is none."""
+Done = Callable[["Exchange", HttpAnswer | None], None]
+"""Takes what has ended and its answer, None where there is none: one function for thousands of requests, since one made
+for each of them is four objects that the collector counts."""
 
 
 class Exchange:
@@ -54,7 +55,7 @@ class Exchange:
         """Call what waits for the answer."""
         if not self.over:
             self.over = True
-            self._done(answer)
+            self._done(self, answer)
 
     def cancel(self) -> None:
         """Give up without a call; the connection on which an answer might still come is closed."""
@@ -143,8 +144,8 @@ class Connection(asyncio.Protocol):
             request = f"{method} {self._where.path}{path} HTTP/1.1\r\nHost: {self._where.netloc}\r\n{length}".encode()
             if "?" not in path:
                 self._requests[method, path] = request
-        authorized = f"Authorization: {exchange.authorization}\r\n" if exchange.authorization else ""
-        return request + f"{authorized}\r\n".encode()
+        authorized = f"Authorization: {exchange.authorization}\r\n".encode() if exchange.authorization else b""
+        return request + authorized + b"\r\n"
 
 
 class HttpConnections:

@@ -15,8 +15,8 @@ from kvasir_api import names
 from kvasir_kube.errors import KubeError
 
 BACKLOG: Final = 128
-COLLECTED_AFTER: Final = (20_000, 10, 5)
-"""New objects, some 2 MB, that start a search of these; and searches of a generation that start one of the next."""
+COLLECTED_AFTER: Final = (50_000, 4, 5)
+"""New objects, some 5 MB, that start a search of these; and searches of a generation that start one of the next."""
 
 
 def run(main: Coroutine[Any, Any, None], *, verbose: bool = False) -> None:

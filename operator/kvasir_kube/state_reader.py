@@ -99,7 +99,7 @@ class StateReader:
     async def _confirmed(self, base: str, method: str, path: str, sign: Sign, deadline_s: float) -> bool:
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def done(answer: HttpAnswer | None) -> None:
+        def done(_: Exchange, answer: HttpAnswer | None) -> None:
             if not confirmed.done():
                 confirmed.set_result(answer is not None and answer.status < 300)
 
@@ -122,10 +122,12 @@ class StateReader:
         refused: set[Id],
     ) -> dict[Id, Document]:
         found: dict[Id, Document] = {}
+        sent: dict[Exchange, Id] = {}
         left, complete = len(targets), asyncio.Event()
 
-        def take(name: Id, answer: HttpAnswer | None) -> None:
+        def take(exchange: Exchange, answer: HttpAnswer | None) -> None:
             nonlocal left
+            name = sent.pop(exchange)
             document = _decoded(answer, decode)
             if document is not None:
                 found[name] = document
@@ -135,21 +137,22 @@ class StateReader:
             if not left:
                 complete.set()
 
-        exchanges: list[Exchange] = []
         try:
             async with asyncio.timeout(deadline_s):
-                for name, base in targets.items():
-                    exchanges.append(_reading(base, queries.get(name, ""), name, take))
-                    self._connections.send(exchanges[-1])
-                    if len(exchanges) % REQUESTS_AT_A_TIME == 0:
+                for number, (name, base) in enumerate(targets.items(), start=1):
+                    path = names.PATH_STATE + queries.get(name, "")
+                    exchange = Exchange(base, "GET", path, most_bytes=MAX_BYTES, done=take)
+                    sent[exchange] = name
+                    self._connections.send(exchange)
+                    if number % REQUESTS_AT_A_TIME == 0:
                         await asyncio.sleep(0)
                 if targets:
                     await complete.wait()
         except TimeoutError:
             pass
         finally:
-            for exchange in exchanges:
-                exchange.cancel()
+            while sent:  # what is left refers to `take` and so to itself
+                sent.popitem()[0].cancel()
         self._connections.prune()
         return found
 
@@ -158,10 +161,6 @@ def _query(followed: FollowedPrefixes) -> str:
     if followed.is_paused:
         return ""
     return "?" + urlencode({"prefixes_after": followed.after, "instance": followed.instance})
-
-
-def _reading(base: str, query: str, name: Id, take: Callable[[Id, HttpAnswer | None], None]) -> Exchange:
-    return Exchange(base, "GET", names.PATH_STATE + query, most_bytes=MAX_BYTES, done=lambda answer: take(name, answer))
 
 
 def _decoded(answer: HttpAnswer | None, decode: Callable[[bytes], Document]) -> Document | None:

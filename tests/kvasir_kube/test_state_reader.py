@@ -1,6 +1,7 @@
 """Readings of pods that answer, are slow, answer nonsense, or too much."""
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from fakes.stub_runtime import StubRuntime
 from kvasir_api.prefix_digest import PAUSE_DOCUMENTS, WHOLE, FollowedPrefixes, PrefixSet
 from kvasir_api.state import PrefixDigest
 from kvasir_kube import http_sites
+from kvasir_kube.http_connections import Exchange
 from kvasir_kube.state_reader import MAX_BYTES, StateReader, url
 
 
@@ -60,6 +62,24 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(pods):
         slow.set_state(running=2)
         readings = await reader.states(targets, deadline_s=5.0)
     assert readings["slow"].running == 2
+
+
+async def test_a_pod_that_is_late_leaves_nothing_for_the_garbage_collector(pods):
+    """Else each tick would leave a cycle for every silent pod."""
+    slow, targets = pods["slow"], {"slow": base(pods["slow"])}
+    gc.collect()
+    gc.disable()
+    try:
+        async with StateReader() as reader:
+            slow.hold_state.set()
+            assert set(await reader.states(targets, deadline_s=60.0)) == {"slow"}
+            slow.hold_state.clear()
+            assert await reader.states(targets, deadline_s=0.05) == {}
+            for _ in range(5):
+                await asyncio.sleep(0)  # its connection ends in the loop's next turn
+            assert not any(isinstance(found, Exchange) for found in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 async def test_a_drain_is_requested_and_reverted(pods):
