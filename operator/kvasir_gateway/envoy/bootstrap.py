@@ -15,10 +15,11 @@ from kvasir_gateway.envoy.routes import BACKENDS, RELAY, RouteSettings
 from kvasir_gateway.hold_queue import MAX_ANSWER_S, MAX_HOLD_S
 
 Config = dict[str, Any]
-PICKER = "picker"
+PICKER, REQUESTS = "picker", "requests"
+"""Clusters of the picker's process: for the log and the clusters, and for the decisions."""
 BOOTSTRAP = "bootstrap.json"
 ROUTES = "routes.json"
-PICKER_SOCKET = "picker.sock"
+PICKER_SOCKET, REQUESTS_SOCKET = "picker.sock", "requests.sock"
 ADMIN_SOCKET = "admin.sock"
 RELAY_SOCKET = "relay.sock"
 BACKENDS_SOCKET = "backends.sock"
@@ -146,14 +147,14 @@ def _stats() -> list[Config]:
 
 
 def _own_clusters(directory: PurePosixPath) -> list[Config]:
-    """Of the picker's process, and of the relay's, which listens at two sockets."""
-    http1: Config = {"http_protocol_options": {}}
+    """Of the picker's process, and of the relay's; each listens at two sockets."""
+    grpc = http_options({"http2_protocol_options": {}})
+    http1 = http_options({"http_protocol_options": {}}, idle_timeout=f"{RELAY_IDLE_S}s")
     return [
-        _socket_cluster(PICKER, directory / PICKER_SOCKET, http_options({"http2_protocol_options": {}})),
-        *(
-            _socket_cluster(name, directory / socket, http_options(http1, idle_timeout=f"{RELAY_IDLE_S}s"))
-            for name, socket in ((RELAY, RELAY_SOCKET), (BACKENDS, BACKENDS_SOCKET))
-        ),
+        _socket_cluster(PICKER, directory / PICKER_SOCKET, grpc),
+        _socket_cluster(REQUESTS, directory / REQUESTS_SOCKET, grpc),
+        _socket_cluster(RELAY, directory / RELAY_SOCKET, http1),
+        _socket_cluster(BACKENDS, directory / BACKENDS_SOCKET, http1),
     ]
 
 
@@ -321,7 +322,7 @@ def _picker_filter(settings: BootstrapSettings) -> Config:
         "name": "envoy.filters.http.ext_proc",
         "typed_config": {
             "@type": f"{TYPES}.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-            "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
+            "grpc_service": {"envoy_grpc": {"cluster_name": REQUESTS}},
             "message_timeout": f"{settings.message_timeout_s}s",
             "max_message_timeout": f"{MAX_HOLD_S}s",
             "failure_mode_allow": settings.serves_without_picker,

@@ -1,12 +1,15 @@
-"""The gRPC server that Envoy calls over a unix socket: one ext-proc stream per request, one log stream per worker, one
-stream of clusters.
+"""The gRPC servers that Envoy calls over unix sockets: one ext-proc stream per request at one, and at the other one log
+stream per worker and one stream of clusters.
 
 Only translates: messages become calls of Picker, its answers become messages. The stubs are written by hand, since the
 generated ones require the version of grpcio that generated them.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,21 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from kvasir_api import names
-from kvasir_gateway.envoy.bootstrap import PICKER_SOCKET
+from kvasir_gateway.envoy.bootstrap import PICKER_SOCKET, REQUESTS_SOCKET
 from kvasir_gateway.hold_queue import MAX_HOLD_S, HeldRequest
 from kvasir_gateway.picker import ext_proc_messages
 from kvasir_gateway.picker.cluster_discovery import ClusterDiscovery
-from kvasir_gateway.picker.ext_proc_messages import PROCESS
+from kvasir_gateway.picker.grpc_streams import GrpcStream, GrpcStreamServer
 from kvasir_gateway.picker.picker import Picker
-from kvasir_gateway.picker.request_holder import RequestHolder
+from kvasir_gateway.picker.request_holder import Outcome, RequestHolder
 from kvasir_gateway.picker.request_parser import ImmediateResponse
 from kvasir_gateway.proto import access_log_pb2 as alog
 from kvasir_gateway.proto import ext_proc_pb2 as proc
 
 LOG = logging.getLogger(__name__)
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
-CONTINUE = proc.ProcessingResponse(request_headers=proc.HeadersResponse())
-WAIT = proc.ProcessingResponse(override_message_timeout=Duration(seconds=MAX_HOLD_S))
+CONTINUE = proc.ProcessingResponse(request_headers=proc.HeadersResponse()).SerializeToString()
+WAIT = proc.ProcessingResponse(override_message_timeout=Duration(seconds=MAX_HOLD_S)).SerializeToString()
 FRAME_BYTES = 1 << 16
 """Room for the fields around the body in its message."""
 MOST_VERSIONS_BYTES = 1 << 24
@@ -37,7 +40,7 @@ MOST_VERSIONS_BYTES = 1 << 24
 
 
 class ExtProcServer:
-    """The gRPC server."""
+    """Both servers."""
 
     def __init__(
         self,
@@ -48,19 +51,21 @@ class ExtProcServer:
         directory: Path,
         max_body_bytes: int,
     ) -> None:
-        self._picker, self._holder = picker, holder
+        self._picker = picker
         self._socket = directory / PICKER_SOCKET
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", max(max_body_bytes + FRAME_BYTES, MOST_VERSIONS_BYTES)),
-                ("grpc.max_concurrent_streams", (1 << 31) - 1),
-                ("grpc.so_reuseport", 0),
-            )
+        self._requests = GrpcStreamServer(
+            directory / REQUESTS_SOCKET,
+            lambda stream: RequestStream(stream, picker, holder),
+            most_bytes=max_body_bytes + FRAME_BYTES,
         )
-        self._server.add_generic_rpc_handlers((self._process_handler(), self._log_handler(), clusters.handler()))
+        self._server = grpc.aio.server(
+            options=(("grpc.max_receive_message_length", MOST_VERSIONS_BYTES), ("grpc.so_reuseport", 0))
+        )
+        self._server.add_generic_rpc_handlers((self._log_handler(), clusters.handler()))
 
     async def start(self) -> None:
-        """Listen; the socket of an earlier process is replaced."""
+        """Listen; the sockets of an earlier process are replaced."""
+        await self._requests.start()
         self._socket.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
@@ -68,16 +73,8 @@ class ExtProcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Let running streams end within the grace."""
-        await self._server.stop(grace_s)
+        await asyncio.gather(self._requests.stop(grace_s), self._server.stop(grace_s))
         self._socket.unlink(missing_ok=True)
-
-    def _process_handler(self) -> Any:
-        method = grpc.stream_stream_rpc_method_handler(
-            self._process,
-            request_deserializer=proc.ProcessingRequest.FromString,
-            response_serializer=proc.ProcessingResponse.SerializeToString,
-        )
-        return grpc.method_handlers_generic_handler(PROCESS, {"Process": method})
 
     def _log_handler(self) -> Any:
         method = grpc.stream_unary_rpc_method_handler(
@@ -86,40 +83,6 @@ class ExtProcServer:
             response_serializer=alog.StreamAccessLogsResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(ACCESS_LOG, {"StreamAccessLogs": method})
-
-    async def _process(self, _messages: Any, stream: Any) -> None:
-        """One request. The stream ends with the decision, so that a picker that stops breaks no running answer; that of
-        a held request stays open until there is one, and ends with its client.
-
-        Messages are read and written one by one: iterators and generators around them take a tenth more of the time.
-        """
-        message = await stream.read()
-        if message is grpc.aio.EOF:
-            return  # the client left
-        head = message.request_headers
-        headers = ext_proc_messages.headers_of(head)
-        inflight_id, target = headers.get(names.HEADER_INFLIGHT_ID, ""), headers.get(":path", "")
-        answer = self._picker.respond_to_head(headers.get(":method", ""), target, headers)
-        if answer is not None:
-            await stream.write(ext_proc_messages.immediate(answer))
-            return
-        is_head, body = head.end_of_stream, b""
-        if not is_head:
-            await stream.write(CONTINUE)
-            message = await stream.read()
-            if message is grpc.aio.EOF:
-                return
-            body = message.request_body.body
-        outcome = self._picker.pick(body, inflight_id, target, headers)
-        del message, head, headers, body  # Envoy has them while the request is held
-        if isinstance(outcome, HeldRequest):
-            with self._holder.waiting(outcome) as decided:
-                await stream.write(WAIT)
-                outcome = await decided
-        if isinstance(outcome, ImmediateResponse):
-            await stream.write(ext_proc_messages.immediate(outcome))
-        else:
-            await stream.write(ext_proc_messages.forwarded(outcome, to_headers=is_head))
 
     async def _logs(self, messages: AsyncIterator[alog.StreamAccessLogsMessage], _context: Any) -> Any:
         async for message in messages:
@@ -135,6 +98,61 @@ class ExtProcServer:
                         address=_host_and_port(upstream.address, upstream.port_value),
                     )
         return alog.StreamAccessLogsResponse()
+
+
+class RequestStream:
+    """One request, by its messages: its head, and its body where it has one. The stream ends with the decision, so that
+    a picker that stops breaks no running answer; that of a held request stays open until there is one, and ends with
+    its client."""
+
+    def __init__(self, stream: GrpcStream, picker: Picker, holder: RequestHolder) -> None:
+        self._stream, self._picker, self._holder = stream, picker, holder
+        self._headers: Mapping[str, str] | None = None
+        self._wait = ExitStack()
+
+    def received(self, message: bytes) -> None:
+        """As of StreamHandler."""
+        request = proc.ProcessingRequest.FromString(message)
+        if self._headers is not None:
+            self._pick(self._headers, request.request_body.body, is_head=False)
+            return
+        head = request.request_headers
+        headers = self._headers = ext_proc_messages.headers_of(head)
+        answer = self._picker.respond_to_head(headers.get(":method", ""), headers.get(":path", ""), headers)
+        if answer is not None:
+            self._stream.end(ext_proc_messages.immediate(answer).SerializeToString())
+        elif head.end_of_stream:
+            self._pick(headers, b"", is_head=True)
+        else:
+            self._stream.send(CONTINUE)
+
+    def left(self) -> None:
+        """As of StreamHandler."""
+        self._wait.close()
+
+    def _pick(self, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> None:
+        inflight_id, target = headers.get(names.HEADER_INFLIGHT_ID, ""), headers.get(":path", "")
+        outcome = self._picker.pick(body, inflight_id, target, headers)
+        if not isinstance(outcome, HeldRequest):
+            self._answer(outcome, is_head=is_head)
+            return
+        self._headers = {}  # Envoy has them while the request is held
+        decided = self._wait.enter_context(self._holder.waiting(outcome))
+        self._wait.callback(decided.cancel)
+        decided.add_done_callback(partial(self._decided, is_head=is_head))
+        self._stream.send(WAIT)
+
+    def _decided(self, decided: asyncio.Future[Outcome], *, is_head: bool) -> None:
+        if not decided.cancelled():
+            self._wait.close()
+            self._answer(decided.result(), is_head=is_head)
+
+    def _answer(self, outcome: Outcome, *, is_head: bool) -> None:
+        if isinstance(outcome, ImmediateResponse):
+            found = ext_proc_messages.immediate(outcome)
+        else:
+            found = ext_proc_messages.forwarded(outcome, to_headers=is_head)
+        self._stream.end(found.SerializeToString())
 
 
 def _host_and_port(host: str, port: int) -> str:

@@ -98,7 +98,7 @@ def test_only_the_listener_is_on_the_network():
     found = [node for node in walk(bootstrap.bootstrap(SETTINGS)) if isinstance(node, dict)]
     assert [n["socket_address"] for n in found if "socket_address" in n] == [{"address": "10.0.0.1", "port_value": 80}]
     sockets = {n["pipe"]["path"] for n in found if "pipe" in n}
-    assert sockets == {f"/run/x/{name}.sock" for name in ("admin", "picker", "inner", "relay", "backends")}
+    assert sockets == {f"/run/x/{name}.sock" for name in ("admin", "picker", "requests", "inner", "relay", "backends")}
 
 
 def test_the_access_log_writes_no_key():
