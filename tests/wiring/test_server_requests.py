@@ -127,9 +127,10 @@ def test_rows_with_and_without_chosen_ids_share_a_step(client):
 def test_streamed_logprobs_are_the_same(client, server):
     whole = complete(client, logprobs=2).choices[0]
     # OpenAI's own chunks have no reason before the last either, which its strict type forbids.
-    client = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as loose:
+        chunks = list(complete(loose, logprobs=2, stream=True))
     offsets, values, ids, text = [], [], [], ""
-    for chunk in complete(client, logprobs=2, stream=True):
+    for chunk in chunks:
         for choice in chunk.choices:
             text += choice.text
             ids += choice.token_ids
