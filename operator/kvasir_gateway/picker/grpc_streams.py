@@ -14,6 +14,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvasir_kube import http_sites
+
 LOG: Final = logging.getLogger(__name__)
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST_FRAME_BYTES: Final = 1 << 14
@@ -331,6 +333,7 @@ class GrpcStreamServer:
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, and let running streams end within the grace."""
         if self._server is not None:
+            await http_sites.stop_accepting(self._server)
             self._server.close()
         self._path.unlink(missing_ok=True)
         for connection in list(self._connections):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import socket
 import stat
 import struct
 import weakref
@@ -160,6 +161,21 @@ async def test_a_server_that_stops_breaks_what_does_not_end(tmp_path, left):
         await server.stop(0.01)
         assert await waits.code() == grpc.StatusCode.UNAVAILABLE
         assert await left.get() == 1
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_comes_as_the_server_stops_is_closed(tmp_path, left, turns):
+    server = GrpcStreamServer(tmp_path / "s", lambda stream: Echo(stream, left), most_bytes=MIB)
+    await server.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "s"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop(0)
+        client.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1024):  # a connection that was made begins with settings
+                pass
 
 
 async def test_the_socket_of_an_earlier_process_is_replaced(tmp_path, left):
