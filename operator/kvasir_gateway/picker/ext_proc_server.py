@@ -143,9 +143,14 @@ class RequestStream:
         self._stream.send(WAIT)
 
     def _decided(self, decided: asyncio.Future[Outcome], *, is_head: bool) -> None:
-        if not decided.cancelled():
-            self._wait.close()
+        if decided.cancelled():
+            return
+        self._wait.close()
+        try:
             self._answer(decided.result(), is_head=is_head)
+        except Exception:  # else its client would wait for as long as a request may be held
+            LOG.exception("a held request could not be answered")
+            self._stream.fail()
 
     def _answer(self, outcome: Outcome, *, is_head: bool) -> None:
         if isinstance(outcome, ImmediateResponse):

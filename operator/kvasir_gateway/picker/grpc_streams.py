@@ -25,6 +25,9 @@ FIRST_WINDOW: Final = (1 << 16) - 1
 """What either side may send on a connection, or a stream, before it is told of more."""
 RENEWED_BYTES: Final = 1 << 30
 """So many received bytes are given back to the connection's window at once; that of a stream outlasts it."""
+WRITTEN_AT_ONCE: Final = 16
+"""Frames: the first answers do not wait for all that came with their requests."""
+BACKLOG: Final = 1024
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
 FRAME: Final = struct.Struct(">BHBBI")
 """Length in three bytes, type, flags, stream."""
@@ -34,7 +37,7 @@ SETTING: Final = struct.Struct(">HI")
 MOST_STREAMS, INITIAL_WINDOW = 3, 4
 """Of the settings, those that count here."""
 NO_ERROR, PROTOCOL_ERROR = 0, 1
-UNKNOWN, RESOURCE_EXHAUSTED = b"2", b"8"
+CANCELLED, UNKNOWN, RESOURCE_EXHAUSTED = b"1", b"2", b"8"
 """Of the codes of gRPC."""
 HEAD: Final = b"\x88\x0f\x10\x10application/grpc"
 """:status 200 and a content-type, as HPACK (RFC 7541) writes them without its table."""
@@ -82,6 +85,10 @@ class GrpcStream:
     def end(self, message: bytes) -> None:
         """Send the last message, and that all went well."""
         self.connection.send(self, message, ends=True)
+
+    def fail(self) -> None:
+        """End the stream without an answer, for a fault that is logged; for calls outside of `received`."""
+        self.connection.fail(self, UNKNOWN)
 
 
 Accept = Callable[[GrpcStream], StreamHandler]
@@ -151,6 +158,13 @@ class GrpcConnection(asyncio.Protocol):
         stream.is_ending = ends
         self._send_more(stream)
 
+    def fail(self, stream: GrpcStream, code: bytes) -> None:
+        """The stream is over; nothing happens where it was. code: of gRPC."""
+        if stream.id in self._streams:
+            stream.is_ending = True
+            self._write(_trailers(stream.id, code, b"" if stream.is_begun else HEAD))
+            self._forget(stream.id)
+
     def stop(self) -> None:
         """Take no new streams."""
         if not self._is_stopping:
@@ -162,6 +176,12 @@ class GrpcConnection(asyncio.Protocol):
         """End it after what was written."""
         if self._transport is not None:
             self._transport.close()
+
+    async def drained(self) -> None:
+        """Close it, stopped, as soon as its streams are over; returns when it is over."""
+        await self.ended.wait()
+        self.close()
+        await self.closed.wait()
 
     def abort(self) -> None:
         """End it at once."""
@@ -203,13 +223,13 @@ class GrpcConnection(asyncio.Protocol):
             self._write(_frame(FrameType.PING, ACK, 0, payload))
 
     def _take_head(self, stream_id: int, flags: int) -> None:
-        """A stream begins; or the client has ended one."""
+        """A stream begins; or its client has ended one."""
         if stream_id > self._last_id and not self._is_stopping:
             self._last_id = stream_id
             stream = self._streams[stream_id] = GrpcStream(self, stream_id, self._stream_window)
             stream.handler = self._accept(stream)
-        if flags & END_STREAM:
-            self._forget(stream_id)
+        if flags & END_STREAM and stream_id in self._streams:
+            self.fail(self._streams[stream_id], CANCELLED)
 
     def _take_data(self, stream_id: int, flags: int, payload: bytes) -> None:
         self._unrenewed += len(payload)
@@ -220,11 +240,13 @@ class GrpcConnection(asyncio.Protocol):
         if stream is None or stream.is_ending:
             return
         if flags & PADDED:
+            if not payload or payload[0] >= len(payload):
+                raise ValueError("a frame is padding beyond its end")
             payload = payload[1 : len(payload) - payload[0]]
         stream.incoming += payload
         self._take_messages(stream)
         if flags & END_STREAM:
-            self._forget(stream_id)
+            self.fail(stream, CANCELLED)
 
     def _take_messages(self, stream: GrpcStream) -> None:
         incoming = stream.incoming
@@ -232,7 +254,7 @@ class GrpcConnection(asyncio.Protocol):
             compressed, length = MESSAGE.unpack_from(incoming)
             end = MESSAGE.size + length
             if compressed or length > self._most_bytes:
-                self._fail(stream, RESOURCE_EXHAUSTED)
+                self.fail(stream, RESOURCE_EXHAUSTED)
             elif len(incoming) < end:
                 return
             else:
@@ -243,7 +265,7 @@ class GrpcConnection(asyncio.Protocol):
                     stream.handler.received(message)
                 except Exception:
                     LOG.exception("a request could not be answered")
-                    self._fail(stream, UNKNOWN)
+                    self.fail(stream, UNKNOWN)
 
     def _take_settings(self, payload: bytes) -> None:
         if len(payload) % SETTING.size:
@@ -285,12 +307,6 @@ class GrpcConnection(asyncio.Protocol):
                 self._remove(stream.id)
                 stream.handler = None  # which refers to the stream: both are freed without a search for cycles
 
-    def _fail(self, stream: GrpcStream, code: bytes) -> None:
-        """The stream is over. code: of gRPC."""
-        stream.is_ending = True
-        self._write(_trailers(stream.id, code, b"" if stream.is_begun else HEAD))
-        self._forget(stream.id)
-
     def _forget(self, stream_id: int) -> None:
         """A stream ends before the server has ended it."""
         self._blocked.pop(stream_id, None)
@@ -306,7 +322,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         self._written.append(data)
-        if not self._is_receiving:
+        if not self._is_receiving or len(self._written) >= WRITTEN_AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
@@ -327,7 +343,9 @@ class GrpcStreamServer:
     async def start(self) -> None:
         """Listen; the socket of an earlier process is replaced."""
         self._path.unlink(missing_ok=True)
-        self._server = await asyncio.get_running_loop().create_unix_server(self._connection, self._path)
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            self._connection, self._path, backlog=BACKLOG
+        )
         self._path.chmod(0o660)
 
     async def stop(self, grace_s: float) -> None:
@@ -340,10 +358,7 @@ class GrpcStreamServer:
             connection.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                for connection in list(self._connections):
-                    await connection.ended.wait()
-                    connection.close()
-                    await connection.closed.wait()
+                await asyncio.gather(*(connection.drained() for connection in self._connections))
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)  # for their ends
@@ -357,7 +372,10 @@ class GrpcStreamServer:
 def _leave(stream: GrpcStream) -> None:
     handler, stream.handler = stream.handler, None
     if handler is not None:
-        handler.left()
+        try:
+            handler.left()
+        except Exception:  # the other streams of the connection go on
+            LOG.exception("a request that its client left could not be ended")
 
 
 def _frame(kind: FrameType, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

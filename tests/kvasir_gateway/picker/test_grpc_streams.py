@@ -317,6 +317,58 @@ async def test_nothing_is_sent_to_a_stream_that_is_over(connection, transport, l
     assert left.empty()
 
 
+async def test_a_client_that_ends_a_stream_is_told_that_it_is_over(connection, transport, left):
+    connection.data_received(OPENED + frame(DATA, 0, 1, message(b"wait")) + frame(DATA, 0x1, 1))
+    kind, flags, _, payload = transport.frames()[-1]
+    assert (kind, flags, payload[-13:]) == (HEADERS, 0x5, b"grpc-status\x011")
+    assert left.get_nowait() == 1
+
+
+async def test_a_stream_fails_once_and_not_when_it_is_over(transport, left):
+    made = []
+
+    def accept(stream):
+        made.append(stream)
+        return Echo(stream, left)
+
+    connection = GrpcConnection(accept, most_bytes=MIB, lost=lambda _: None)
+    connection.connection_made(transport)
+    connection.data_received(OPENED + frame(HEADERS, 0x4, 3))
+    connection.data_received(frame(DATA, 0, 3, message(b"end")))
+    transport.frames()
+    for stream in [*made, *made]:
+        stream.fail()
+    ((kind, flags, number, payload),) = transport.frames()
+    assert (kind, flags, number, payload[-13:]) == (HEADERS, 0x5, 1, b"grpc-status\x012")
+
+
+async def test_a_handler_that_cannot_end_breaks_no_other_stream(transport):
+    class Stubborn:
+        def received(self, message): ...
+
+        def left(self):
+            raise RuntimeError("as requested")
+
+    connection = GrpcConnection(lambda _: Stubborn(), most_bytes=MIB, lost=lambda _: None)
+    connection.connection_made(transport)
+    connection.data_received(OPENED + frame(RST_STREAM, 0, 1, b"\0\0\0\x08") + frame(PING, 0, 0, b"12345678"))
+    assert transport.frames()[-1][0] == PING
+    connection.data_received(frame(HEADERS, 0x4, 3))
+    connection.connection_lost(None)
+    assert connection.closed.is_set()
+
+
+async def test_first_answers_do_not_wait_for_all_requests_that_came_together(connection, transport):
+    many = b"".join(
+        frame(HEADERS, 0x4, number) + frame(DATA, 0, number, message(b"end")) for number in range(3, 203, 2)
+    )
+    written = []
+    transport.write = written.append
+    connection.data_received(OPENED + many)
+    assert len(written) > 10
+    assert b"".join(written).count(b"grpc-status") == 100
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -324,6 +376,8 @@ async def test_nothing_is_sent_to_a_stream_that_is_over(connection, transport, l
         OPENED + frame(DATA, 0, 1, b"x" * (MOST_FRAME_BYTES + 1)),
         OPENED + frame(SETTINGS, 0, 0, b"odd"),
         OPENED + frame(WINDOW_UPDATE, 0, 0, b"odd"),
+        OPENED + frame(DATA, 0x8, 1),
+        OPENED + frame(DATA, 0x8, 1, b"\x03\0\0"),
     ],
 )
 async def test_what_is_no_http2_ends_the_connection(connection, transport, sent):
