@@ -232,6 +232,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     matrices += routed + 3 * hidden * experts.layers * experts.shared
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
+    rows = (hidden, query, intermediate, experts.size, experts.shared)
     generates = any(name.endswith(GENERATING) for name in architectures(config) or GENERATING)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
     embeddings += encoder_layers.tables(config, hidden=hidden, heads=heads)
@@ -256,7 +257,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         group_layers=tuple(len(group.layers) for group in groups),
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
-        stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), experts_fraction=routed / matrices),
+        stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows),
     )
 
 

@@ -4,13 +4,14 @@ Pure, for the forecast; the runtime refuses what it cannot read by itself.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 FOUR_BITS: Final = 10
-"""Sixteenths of a byte: 4 bits, and for 64 columns a float32 scale and minimum; rows that are no multiple of 128 columns
-are held so where groups of the file are larger."""
+"""Sixteenths of a byte: 4 bits, and for 64 columns a float32 scale and minimum."""
 FOUR_BITS_BY_32: Final = 12
+_WIDTHS: Final = {128: FOUR_BITS, 64: FOUR_BITS, 32: FOUR_BITS_BY_32}
+"""Columns that share a scale while they are held: the most that divide the file's groups and the rows."""
 EIGHT_BITS: Final = 17
 MXFP4: Final = 18
 """Held in 8 bits with a float32 scale for 32 columns."""
@@ -18,15 +19,15 @@ NVFP4: Final = 20
 """Held in 8 bits with a float32 scale for 16 columns."""
 SIXTEEN_BITS: Final = 32
 _MOST: Final = 64
-LEAST_GROUP: Final = 32
-"""Columns; smaller groups are held in 8 bits."""
 
 
-def sixteenths(config: object, experts_fraction: float = 0.0) -> int:
+def sixteenths(config: object, experts_fraction: float = 0.0, columns: Iterable[int] = ()) -> int:
     """Of a byte, for each number of the layers' matrices; 0 without a quantization_config, or with one of unknown bits.
 
     experts_fraction: 0..1 of these numbers that are in experts, which some checkpoints hold in fewer bits than the others.
+    columns: of the rows of these matrices. What a checkpoint leaves in 16 bits is counted as if it was quantized.
     """
+    rows = [one for one in columns if one > 0]
     if not isinstance(config, Mapping):
         return 0
     method = config.get("quant_method")
@@ -39,53 +40,48 @@ def sixteenths(config: object, experts_fraction: float = 0.0) -> int:
     if method == "gguf":
         return max(0, min(_MOST, int(config.get("sixteenths") or 0)))  # counted from the header of the file
     if method in ("gptq", "awq"):
-        return _of(config.get("bits"), config.get("group_size"))
+        return _of(config.get("bits"), config.get("group_size"), rows)
     if method == "hqq":
-        return _hqq(config.get("quant_config"))
+        return _hqq(config.get("quant_config"), rows)
     groups = config.get("config_groups")
     if method != "compressed-tensors" or not isinstance(groups, Mapping):
         return 0
-    return max((_of_group(group) for group in groups.values()), default=0)
+    return max((_of_group(group, rows) for group in groups.values()), default=0)
 
 
-def _of_group(group: object) -> int:
+def _of_group(group: object, rows: list[int]) -> int:
     weights: Any = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return 0
     if weights.get("num_bits") == 4 and weights.get("type") == "float":
         return NVFP4 if weights.get("group_size") == 16 else MXFP4
-    return _of(weights.get("num_bits"), weights.get("group_size"))
+    return _of(weights.get("num_bits"), weights.get("group_size"), rows)
 
 
-def _hqq(config: object) -> int:
+def _hqq(config: object, rows: list[int]) -> int:
     """Of one description, or of the kinds of layers that each have one, that which takes most."""
     if not isinstance(config, Mapping):
         return 0
     each = [config] if "weight_quant_params" in config else config.values()
-    return max((_of_lines(one) for one in each), default=0)
+    return max((_of_lines(one, rows) for one in each), default=0)
 
 
-def _of_lines(config: object) -> int:
-    """Up to 4 bits are held in 4, where groups are of columns."""
+def _of_lines(config: object, rows: list[int]) -> int:
+    """Up to 4 bits are held in 4, where groups are of columns and end with the row."""
     weights: Any = config.get("weight_quant_params") if isinstance(config, Mapping) else None
     bits = weights.get("nbits") if isinstance(weights, Mapping) else None
     if not isinstance(bits, int | float):
         return 0
     group = weights.get("group_size")
-    fits = (
-        bits <= 4
-        and weights.get("axis") == 1
-        and (group is None or (isinstance(group, int) and not group % LEAST_GROUP))
-    )
-    return _four_bits(group) if fits else EIGHT_BITS
+    fits = bits <= 4 and weights.get("axis") == 1 and (group is None or isinstance(group, int))
+    return _four_bits(group, rows) if fits and not any(row % (group or 1) for row in rows) else EIGHT_BITS
 
 
-def _of(bits: object, group: object) -> int:
-    return _four_bits(group) if bits == 4 else EIGHT_BITS if bits == 8 else 0
+def _of(bits: object, group: object, rows: list[int]) -> int:
+    return _four_bits(group, rows) if bits == 4 else EIGHT_BITS if bits == 8 else 0
 
 
-def _four_bits(group: object) -> int:
+def _four_bits(group: object, rows: list[int]) -> int:
     """group: columns; none and less than 1 are whole rows."""
-    if not isinstance(group, int) or group < 1 or not group % (2 * LEAST_GROUP):
-        return FOUR_BITS
-    return EIGHT_BITS if group < LEAST_GROUP else FOUR_BITS_BY_32
+    divided = [*rows, group] if isinstance(group, int) and group > 0 else rows
+    return next((held for width, held in _WIDTHS.items() if not any(one % width for one in divided)), EIGHT_BITS)

@@ -45,3 +45,20 @@ def hqq(**weights: object) -> dict[str, object]:
 )
 def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> None:
     assert stored_bits.sixteenths(config) == want
+
+
+@pytest.mark.parametrize(
+    ("config", "columns", "want"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, (576, 1536), 10),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, (96, 256), 12),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, (96, 256), 12),
+        ({"quant_method": "hqq", "quant_config": hqq()}, (192, 0, 384), 10),
+        ({"quant_method": "hqq", "quant_config": hqq(group_size=128)}, (192, 384), 17),
+        ({"quant_method": "hqq", "quant_config": hqq(group_size=32)}, (96, 384), 12),
+        ({"quant_method": "hqq", "quant_config": hqq(group_size=0)}, (96,), 12),
+        ({"quant_method": "hqq", "quant_config": hqq(group_size=-64)}, (128,), 10),
+    ],
+)
+def test_rows_bound_the_groups_that_are_held(config: dict[str, object], columns: tuple[int, ...], want: int) -> None:
+    assert stored_bits.sixteenths(config, columns=columns) == want

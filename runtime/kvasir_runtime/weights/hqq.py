@@ -35,6 +35,12 @@ from kvasir_runtime.weights.checkpoint_tensor import (
 from kvasir_runtime.weights.packed_integers import GROUPS
 
 _FLOATING: Final = (torch.float16, torch.bfloat16, torch.float32)
+_UNREAD: Final = {
+    "scale_q": "its scales are quantized (quant_scale)",
+    "zero_q": "its zeros are quantized (quant_zero)",
+    "zero_scale": "its scales and zeros are one tensor (offload_meta)",
+    "weight": "which of both holds the numbers is not known",
+}
 _LETTERS: Final = 7
 """Of the name of a packing."""
 
@@ -85,8 +91,12 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
 def _joined(named: Mapping[str, CheckpointTensor], stem: str) -> CheckpointTensor:
     """The matrix of one module."""
     others = ("scale", "zero", "shape", "axis", "group_size", "packing")
+    values = named[f"{stem}.W_q"]
+    for part in _UNREAD:
+        if odd := named.get(f"{stem}.{part}"):
+            raise ModelError(f"{odd.path}: tensor {odd.name} beside {values.name} is not read: {_UNREAD[part]}")
     scale, zero, shape, axis, size, packing = (beside(named, stem, "W_q", part) for part in others)
-    values, how = named[f"{stem}.W_q"], _packing(packing)
+    how = _packing(packing)
     (rows, columns), (along,), (group,) = _integers(shape, (2,)), _integers(axis, ()), _integers(size, ())
     if along not in (0, 1):
         raise ModelError(f"{axis.path}: tensor {axis.name} is {along}, expected 0 or 1")
@@ -98,9 +108,12 @@ def _joined(named: Mapping[str, CheckpointTensor], stem: str) -> CheckpointTenso
         expect_dtype(one, *_FLOATING)
         expect_shape(one, tables)
     expect_dtype(values, how.word, *_FLOATING)
-    wanted = -(-lines[0] // how.each) * lines[1] * how.word.itemsize
-    if values.num_bytes != wanted:
-        raise ModelError(f"{values.path}: tensor {values.name} has {values.num_bytes} bytes, expected {wanted}")
+    wanted, line_bytes = -(-lines[0] // how.each), lines[1] * how.word.itemsize
+    if values.shape[:1] != (wanted,) or values.num_bytes != wanted * line_bytes:
+        found = (
+            f"shape {list(values.shape)} and {values.num_bytes} bytes, expected {wanted} lines of {line_bytes} bytes"
+        )
+        raise ModelError(f"{values.path}: tensor {values.name} has {found}")
     in_rows = along == 1 and columns % group == 0
     width = next((width for width in GROUPS if in_rows and group % width == 0), 0)
     format_ = QuantFormat(bits=4, group=width, wide=True) if width and how.bits <= 4 else None

@@ -49,6 +49,8 @@ class BufferRing:
     buffers: int
 
 
+MOST_BYTES: Final = 1 << 28
+"""Of all buffers of a ring, as long as two of them fit."""
 ON_CPU: Final = BufferRing(threads=4, buffers=8)
 ON_CUDA: Final = BufferRing(threads=8, buffers=16)
 
@@ -73,8 +75,9 @@ def stream(
     if not pieces:
         return
     buffered = [piece.num_bytes for piece in pieces if piece.into is None]
-    count = min(ring.buffers, len(buffered) + 1) if buffered else 0
-    buffers = [staging.buffer(max(buffered)) for _ in range(count)]
+    most = max(buffered, default=0)
+    count = min(ring.buffers, len(buffered) + 1, max(2, MOST_BYTES // max(most, 1))) if buffered else 0
+    buffers = [staging.buffer(most) for _ in range(count)]
     under_way: deque[tuple[CopyEvent, Tensor]] = deque()
     with _reading(pieces, buffers, min(ring.threads, len(pieces)), preadv) as (filled, free):
         for _ in pieces:

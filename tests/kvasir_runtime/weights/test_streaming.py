@@ -22,7 +22,7 @@ from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.weights import loader as loading
 from kvasir_runtime.weights import safetensors_checkpoint
 from kvasir_runtime.weights.staging import CpuStaging, CudaStaging, Put
-from kvasir_runtime.weights.streaming import ON_CUDA, BufferRing, FilePiece, stream
+from kvasir_runtime.weights.streaming import MOST_BYTES, ON_CUDA, BufferRing, FilePiece, stream
 
 SIZE = 10_000
 
@@ -107,6 +107,24 @@ def test_memory_is_that_of_the_ring(tmp_path: Path) -> None:
     few = Late()
     stream(pieces[:1], few, ON_CUDA, lambda _: None)
     assert len(few.buffers) == 2
+
+
+class Untouched(Late):
+    """Its buffers have no memory until they are written."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        self.buffers.append(torch.empty(num_bytes, dtype=torch.uint8))
+        return self.buffers[-1]
+
+
+@pytest.mark.parametrize(("num_bytes", "count"), [(MOST_BYTES // 3, 3), (MOST_BYTES // 2 + 1, 2), (MOST_BYTES * 2, 2)])
+def test_large_pieces_have_fewer_buffers_and_at_least_two(tmp_path: Path, num_bytes: int, count: int) -> None:
+    (tmp_path / "short").touch()
+    device = Untouched()
+    pieces = [FilePiece(path=tmp_path / "short", start=0, num_bytes=num_bytes, put=unwanted)] * 9
+    with pytest.raises(ModelError, match="short"):
+        stream(pieces, device, BufferRing(threads=1, buffers=8), lambda _: None)
+    assert len(device.buffers) == count
 
 
 @pytest.mark.parametrize("buffered", [0, 1, 40])
