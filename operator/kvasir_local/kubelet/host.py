@@ -167,9 +167,9 @@ def _members(cgroup: str) -> set[int]:
     found: set[int] = set()
     for hierarchy in _hierarchies():
         top = hierarchy / cgroup.lstrip("/")
-        for file in top.rglob("cgroup.procs") if top.exists() else ():
+        for folder, _, _ in os.walk(top):  # which skips those that go meanwhile
             with contextlib.suppress(OSError):
-                found.update(int(word) for word in file.read_text().split())
+                found.update(int(word) for word in Path(folder, "cgroup.procs").read_text().split())
     return found - {0, os.getpid()}
 
 
