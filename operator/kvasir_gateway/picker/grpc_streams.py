@@ -22,7 +22,7 @@ MOST_FRAME_BYTES: Final = 1 << 14
 """Payload of a frame, both ways: what HTTP/2 begins with."""
 MOST_WINDOW: Final = (1 << 31) - 1
 FIRST_WINDOW: Final = (1 << 16) - 1
-"""What either side may send on a connection, or a stream, before it is told of more."""
+"""Bytes that either side may send on a connection, or on a stream, before the other one allows more."""
 RENEWED_BYTES: Final = 1 << 30
 """So many received bytes are given back to the connection's window at once; that of a stream outlasts it."""
 WRITTEN_AT_ONCE: Final = 16
