@@ -5,6 +5,7 @@ not import our packages: the oracle reads the same files, so a wrong name here w
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ EXPERTS = {
     "qwen3_next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "deepseek_v2": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
+MERGED = {
+    "layers.0.qkv.weight": ("self_attn", "q", "k", "v"),
+    "layers.0.output.weight": ("self_attn", "o"),
+    "layers.0.gate_up.weight": ("mlp", "gate", "up"),
+    "layers.0.down.weight": ("mlp", "down"),
+}
+"""Block and projections of each matrix of the first layer as the engine has it."""
 SHARED_EXPERT = ("qwen2_moe", "qwen3_next")
 
 
@@ -329,6 +337,14 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], *, num_shards:
         index |= dict.fromkeys(part, file)
     total = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def merged(worth: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The matrices of the first layer as the engine has them, by its names. worth: by those of the checkpoint."""
+    return {
+        ours: torch.cat([worth[f"model.layers.0.{block}.{name}_proj.weight"] for name in names])
+        for ours, (block, *names) in MERGED.items()
+    }
 
 
 def write_tokenizer(folder: Path, vocab_size: int = 320, model_max_length: int = 4096) -> Tokenizer:

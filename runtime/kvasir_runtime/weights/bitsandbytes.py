@@ -20,12 +20,18 @@ from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind, expect_dtype, expect_matrix, whole
+from kvasir_runtime.weights.checkpoint_tensor import (
+    CheckpointTensor,
+    StoredKind,
+    expect_dtype,
+    expect_matrix,
+    whole,
+    widest_group,
+)
 
 _STATE: Final = ".quant_state.bitsandbytes__"
 _SHORT: Final = StoredKind(name="4 bits of bitsandbytes")
 _BESIDE_ROWS: Final = (".SCB", ".weight_format")
-_GROUPS: Final = (128, 64, 32)
 
 Named = Mapping[str, CheckpointTensor]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -102,7 +108,7 @@ def _of_rows(values: CheckpointTensor, scales: CheckpointTensor) -> CheckpointTe
     expect_matrix(values)
     rows, columns = values.shape
     _expect(scales, rows)
-    width = next((width for width in _GROUPS if not columns % width), 0)
+    width = widest_group(columns)
     format_ = QuantFormat(bits=8, group=width, wide=True) if width else None
 
     def steps(first: int, raw: Tensor, count: int) -> Tensor:

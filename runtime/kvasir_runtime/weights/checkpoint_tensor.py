@@ -4,12 +4,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+
+GROUPS: Final = (128, 64, 32)
+"""Columns of a group in our format, widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,11 @@ class CheckpointTensor:
             dtype=None,
             part=None if part is None else lambda first, count: part(first, count).reordered(order),
         )
+
+
+def widest_group(*columns: int) -> int:
+    """The first of GROUPS that divides all of these, 0 where none does. Scales of wider groups are repeated for it."""
+    return next((width for width in GROUPS if not any(count % width for count in columns)), 0)
 
 
 def expect_dtype(stored: CheckpointTensor, *dtypes: torch.dtype) -> None:

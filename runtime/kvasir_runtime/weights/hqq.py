@@ -31,8 +31,8 @@ from kvasir_runtime.weights.checkpoint_tensor import (
     expect_dtype,
     expect_shape,
     whole,
+    widest_group,
 )
-from kvasir_runtime.weights.packed_integers import GROUPS
 
 _FLOATING: Final = (torch.float16, torch.bfloat16, torch.float32)
 _UNREAD: Final = {
@@ -115,7 +115,7 @@ def _joined(named: Mapping[str, CheckpointTensor], stem: str) -> CheckpointTenso
         )
         raise ModelError(f"{values.path}: tensor {values.name} has {found}")
     in_rows = along == 1 and columns % group == 0
-    width = next((width for width in GROUPS if in_rows and group % width == 0), 0)
+    width = widest_group(group) if in_rows else 0
     format_ = QuantFormat(bits=4, group=width, wide=True) if width and how.bits <= 4 else None
     matrix = _Matrix(packing=how, shape=(rows, columns), lines=lines, group=group, scale=scale, zero=zero)
     return replace(

@@ -36,12 +36,11 @@ from kvasir_runtime.weights.checkpoint_tensor import (
     expect_matrix,
     expect_shape,
     whole,
+    widest_group,
 )
 
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight numbers each four bits of an int32 are."""
-GROUPS: Final = (128, 64, 32)
-"""Columns of a group in our format: the most that divide those of the file, which repeat a scale for it."""
 _MATRICES_READ: Final = 8
 """Whose scales are held while pieces of several matrices come in turn."""
 _INTEGERS: Final = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -193,7 +192,7 @@ def _as_one(
 ) -> CheckpointTensor:
     """exact: whether its numbers fit ours, if groups do. wide: of the scales."""
     columns, order, digest = shape[1], None, ""
-    width = next((width for width in GROUPS if not matrix.group % width and not columns % width), 0)
+    width = widest_group(matrix.group, columns)
     if matrix.index is not None:
         order = matrix.index.argsort(stable=True)
         sorted_ = matrix.index.index_select(0, order)

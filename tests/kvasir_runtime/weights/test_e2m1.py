@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fakes import checkpoints, e2m1_checkpoints
-from fakes.checkpoints import Shape
+from fakes.checkpoints import Shape, merged
 from kvasir_api import forecast
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
@@ -34,20 +34,6 @@ def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype = torch.
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
     chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
     return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
-
-
-def merged(worth: dict[str, Tensor]) -> dict[str, Tensor]:
-    layer = "model.layers.0."
-
-    def rows(block: str, *names: str) -> Tensor:
-        return torch.cat([worth[f"{layer}{block}.{name}_proj.weight"] for name in names])
-
-    return {
-        "layers.0.qkv.weight": rows("self_attn", "q", "k", "v"),
-        "layers.0.output.weight": rows("self_attn", "o"),
-        "layers.0.gate_up.weight": rows("mlp", "gate", "up"),
-        "layers.0.down.weight": rows("mlp", "down"),
-    }
 
 
 def worth_of(weight: Weight) -> Tensor:

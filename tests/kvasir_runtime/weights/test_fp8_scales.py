@@ -36,18 +36,7 @@ def loaded(folder: Path, quantization: Quantization) -> dict[str, Weight]:
 
 
 def merged(worth: dict[str, Tensor]) -> dict[str, Tensor]:
-    layer = "model.layers.0."
-
-    def rows(block: str, *names: str) -> Tensor:
-        return torch.cat([worth[f"{layer}{block}.{name}_proj.weight"] for name in names])
-
-    return {
-        "layers.0.qkv.weight": rows("self_attn", "q", "k", "v"),
-        "layers.0.output.weight": rows("self_attn", "o"),
-        "layers.0.gate_up.weight": rows("mlp", "gate", "up"),
-        "layers.0.down.weight": rows("mlp", "down"),
-        "head.weight": worth["lm_head.weight"],
-    }
+    return checkpoints.merged(worth) | {"head.weight": worth["lm_head.weight"]}
 
 
 @STYLES

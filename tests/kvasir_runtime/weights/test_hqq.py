@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fakes import checkpoints, hqq_checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
-from fakes.checkpoints import Shape
+from fakes.checkpoints import Shape, merged
 from fakes.hqq_checkpoints import Style, letters
 from fakes.oracle import Oracle
 from kvasir_api import stored_bits
@@ -49,12 +49,6 @@ ODD = {
     "3-axis-0": Style(bits=3, axis=0),
     "8-axis-0": Style(bits=8, axis=0, group=128),
 }
-PARTS = {
-    "layers.0.qkv.weight": ("self_attn", "q", "k", "v"),
-    "layers.0.output.weight": ("self_attn", "o"),
-    "layers.0.gate_up.weight": ("mlp", "gate", "up"),
-    "layers.0.down.weight": ("mlp", "down"),
-}
 OUTPUT = "model.layers.0.self_attn.o_proj."
 
 
@@ -74,13 +68,6 @@ def loaded(
         shapes["layers.0.output.weight"] = (rows[1] if rows else 256, columns[1] if columns else 256)
     chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
     return load(folder, places, shapes, torch.float64, torch.device("cpu"), lambda read, total: None, chosen)
-
-
-def merged(worth: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        ours: torch.cat([worth[f"model.layers.0.{block}.{name}_proj.weight"] for name in names])
-        for ours, (block, *names) in PARTS.items()
-    }
 
 
 def plain(weight: Weight) -> Tensor:

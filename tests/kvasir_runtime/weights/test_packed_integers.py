@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fakes import checkpoints, integer_checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
-from fakes.checkpoints import Shape
+from fakes.checkpoints import Shape, merged
 from fakes.integer_checkpoints import Style
 from fakes.oracle import Oracle
 from kvasir_api.options import Quantization, ServeOptions
@@ -55,12 +55,6 @@ ODD = {
     "int8-asymmetric": Style(method="int8", bits=8, group=0, symmetric=False),
 }
 NAMES = pytest.mark.parametrize("name", STYLES)
-PARTS = {
-    "layers.0.qkv.weight": ("self_attn", "q", "k", "v"),
-    "layers.0.output.weight": ("self_attn", "o"),
-    "layers.0.gate_up.weight": ("mlp", "gate", "up"),
-    "layers.0.down.weight": ("mlp", "down"),
-}
 
 
 def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype = torch.float64) -> dict[str, Weight]:
@@ -69,13 +63,6 @@ def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype = torch.
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
     chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
     return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
-
-
-def merged(worth: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        ours: torch.cat([worth[f"model.layers.0.{block}.{name}_proj.weight"] for name in names])
-        for ours, (block, *names) in PARTS.items()
-    }
 
 
 def plain(weight: Weight) -> Tensor:
