@@ -95,7 +95,7 @@ EFFECTS: Final[dict[str, Effect]] = {
     "autoscaling.minReplicas": _scales((1, 2), (1, 2), says=IDLE),
     "autoscaling.maxReplicas": _scales((2, 3), (2, 3), says=TWO_AND_A_HALF),
     "autoscaling.kvTargetPercent": _scales((85, 75), (1, 2), says=pinned(700)),
-    "autoscaling.kvReleasePercent": _scales((70, 40), (1, 2), replicas=2, says=pinned(500)),
+    "autoscaling.kvReleasePercent": _scales((70, 40), (1, 2), replicas=2, says=pinned(600)),
     "autoscaling.backlogHorizonSeconds": _scales((100, 60), (2, 3), says=TWO_AND_A_HALF),
     "autoscaling.mode": _scales(("Active", "Paused"), (3, 1), says=TWO_AND_A_HALF),
     # 40,000 tokens are 40 s for one replica: it does them within the horizon, and not within ten seconds.
