@@ -57,6 +57,7 @@ class ModelShape:
     place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     stored_sixteenths: of a byte that a number of these matrices takes as the checkpoint has it; 0 where it has them in full.
+    stored_plain: numbers of matrices that such a checkpoint leaves in full, which only a reader of names knows.
     """
 
     layers: int
@@ -80,6 +81,7 @@ class ModelShape:
     state_bytes: int = 0
     latent_row: int = 0
     stored_sixteenths: int = 0
+    stored_plain: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
@@ -90,7 +92,7 @@ class ModelShape:
         if not layers:
             return self.parameters * BYTES[dtype]
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
-        return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
+        return plain * BYTES[dtype] + self._matrices_bytes(dtype, quantization) + self.head * head // 16
 
     def _sixteenths(self, dtype: str, quantization: str) -> tuple[int, int]:
         """Of a byte for a number of the matrices and of the head: 0 of matrices in dtype, and of a head that is the table."""
@@ -98,13 +100,20 @@ class ModelShape:
             return self.stored_sixteenths, 0 if self.tied else 16 * BYTES[dtype]
         return QUANTIZED_SIXTEENTHS.get(quantization, (0, 0))
 
+    def _matrices_bytes(self, dtype: str, quantization: str) -> int:
+        """Of those of the layers, as held."""
+        layers, _ = self._sixteenths(dtype, quantization)
+        if not layers:
+            return self.matrices * BYTES[dtype]
+        plain = self.stored_plain if quantization == "auto" else 0
+        return plain * BYTES[dtype] + (self.matrices - plain) * layers // 16
+
     def host_weights_bytes(self, dtype: str, quantization: str, limit_bytes: int) -> tuple[int, int]:
         """Bytes of the layers that stay on the host, and by how much fewer they leave on the device, where buffers for them are.
 
         limit_bytes: weightsHostBytes; dtype and quantization as above. Layers count as equals.
         """
-        layers, _ = self._sixteenths(dtype, quantization)
-        each = (self.matrices * layers // 16 if layers else self.matrices * BYTES[dtype]) // self.layers
+        each = self._matrices_bytes(dtype, quantization) // self.layers
         count = len(weight_offload.chosen([each] * self.layers, limit_bytes)) if limit_bytes else 0
         return count * each, max(0, count - weight_offload.BUFFERS) * each
 

@@ -18,7 +18,7 @@ from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 
-SCHEMA: Final = 5
+SCHEMA: Final = 6
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
 MOST_PARAMETERS: Final = 10**15
@@ -34,6 +34,7 @@ _AMOUNTS: Final = (
     "state_bytes",
     "latent_row",
     "stored_sixteenths",
+    "stored_plain",
 )
 """0 where a model has none of it."""
 

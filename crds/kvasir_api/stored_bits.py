@@ -25,7 +25,7 @@ def sixteenths(config: object, experts_fraction: float = 0.0, columns: Iterable[
     """Of a byte, for each number of the layers' matrices; 0 without a quantization_config, or with one of unknown bits.
 
     experts_fraction: 0..1 of these numbers that are in experts, which some checkpoints hold in fewer bits than the others.
-    columns: of the rows of these matrices. What a checkpoint leaves in 16 bits is counted as if it was quantized.
+    columns: of the rows of these matrices. Of those that a checkpoint quantizes: which ones it leaves hangs on their names.
     """
     rows = [one for one in columns if one > 0]
     if not isinstance(config, Mapping):

@@ -3,7 +3,11 @@
 Called by `plan`, also in a pod of the operator, which cannot see the model itself.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from kvasir_api import draft_head_shape, forecast, hf_config, inspection
@@ -15,6 +19,8 @@ from kvasir_runtime.fetch import fetched_model
 
 _MAX_ARCHITECTURE: Final = 128
 _MAX_WHY: Final = 1000
+_MOST_EXPERTS: Final = 2**17
+"""Of all layers, whose names are looked at one by one."""
 
 
 def facts(config: dict[str, Any], hf_overrides: str = "", speculation: str = "off") -> inspection.ModelFacts:
@@ -96,12 +102,40 @@ def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
     from kvasir_runtime.models.registry import FAMILIES
 
     try:
-        return forecast.shape(config)
+        shape = forecast.shape(config)
+        return replace(shape, stored_plain=_stored_plain(config, shape)) if shape.stored_sixteenths else shape
     except ValueError as error:
         known, architecture = {name for family in FAMILIES for name in family.architectures}, architecture_of(config)
         if architecture in known or "architectures" not in config:
             raise
         raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
+
+
+def _stored_plain(config: dict[str, Any], shape: forecast.ModelShape) -> int:
+    """As of `forecast.ModelShape`; 0 of a model that is not served.
+
+    What is one matrix in the runtime is left in full where one of its parts is, as `weights.quant_formats` holds it.
+    """
+    from kvasir_runtime.models import config as model_configs
+    from kvasir_runtime.models import quantization_config, registry
+
+    flat = hf_config.flattened(config)
+    if shape.layers * shape.experts > _MOST_EXPERTS:
+        return 0
+    try:
+        typed = model_configs.checked(Path("config.json"), flat)
+        family = registry.family_of(typed)
+        places = family.places(family.spec(typed))
+    except ModelError:
+        return 0
+    is_left = quantization_config.left_in_full(flat["quantization_config"])
+    numbers, left = Counter[str](), set[str]()
+    for name, place in places.items():
+        if place.tensor.startswith("layers.") and place.tensor.endswith(".weight") and not name.endswith(".bias"):
+            numbers[place.tensor] += math.prod(place.shape)
+            if is_left(name.removesuffix(".weight")):
+                left.add(place.tensor)
+    return min(shape.matrices, sum(numbers[tensor] for tensor in left))
 
 
 def architecture_of(config: dict[str, Any]) -> str:

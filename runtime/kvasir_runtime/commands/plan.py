@@ -35,7 +35,7 @@ class FitReport:
     """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit.
 
     ranks: processes that share the memory. step_tokens: of the largest step. drafter: what a draft model takes.
-    stored_sixteenths: as of `forecast.ModelShape`.
+    stored_sixteenths, stored_plain: as of `forecast.ModelShape`.
     """
 
     model: str
@@ -46,6 +46,7 @@ class FitReport:
     dtype: str
     quantization: str
     stored_sixteenths: int
+    stored_plain: int
     device: str
     memory_bytes: int
     memory_fraction: float
@@ -98,6 +99,7 @@ def fit_report(
         dtype=dtype,
         quantization=options.quantization,
         stored_sixteenths=shape.stored_sixteenths,
+        stored_plain=shape.stored_plain,
         device=device,
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
@@ -207,7 +209,8 @@ def _windows(report: FitReport) -> str:
 
 def _and_bits(report: FitReport) -> str:
     if report.quantization == "auto" and report.stored_sixteenths:
-        return f", matrices in {report.stored_sixteenths / 2:g} bits as the checkpoint has them"
+        full = f" ({report.stored_plain:,} of their numbers in full)" if report.stored_plain else ""
+        return f", matrices in {report.stored_sixteenths / 2:g} bits{full} as the checkpoint has them"
     return f" and {report.quantization}" if report.quantization in forecast.QUANTIZED_SIXTEENTHS else ""
 
 

@@ -189,7 +189,12 @@ def read_config(model: Path, overrides: str = "") -> ModelConfig:
     overrides: the option hf_overrides, fields that replace those of the file.
     """
     path = model if gguf.is_gguf(model) else model / "config.json"
-    config = _converted(path, read_document(model, overrides))
+    return checked(path, read_document(model, overrides))
+
+
+def checked(path: Path, document: Mapping[str, Any]) -> ModelConfig:
+    """The config that an untyped one is, flattened before. Raises ModelError naming the key, and path as the file."""
+    config = _converted(path, document)
     if config.quantization_config is not None and (why := quantization_config.refusal(config.quantization_config)):
         raise ModelError(
             f"{path}: {why} (quantization_config), which is not supported;"

@@ -1,10 +1,12 @@
 """Which quantized checkpoints are read, and what their tensors alone do not say.
 
 Called by `config`, with `quantization_config` as it is written: what would be read wrongly is refused, by name. Called
-by `weights` for the scheme. What scales a tensor has is seen at the tensor.
+by `weights` for the scheme. What scales a tensor has, and whether any, is seen at the tensor; for forecasts, which see
+none, it reads which modules are left in full.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +17,13 @@ _INTEGERS: Final = ("int-quantized", "naive-quantized", _PACKED)
 _E2M1: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _MODELOPT: Final = ("NVFP4", "FP8")
 _SPARSE: Final = ("dense", "sparse-24-bitmask")
+_LEFT: Final = (
+    *("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "skip_modules"),
+    *("ignore", "exclude_modules"),
+)
+"""Fields that list modules which are left in full; each tool has its own."""
+_PLAIN_NAME: Final = re.compile(r"[\w.-]+")
+_END: Final = r"(?:\.|$)"
 _FIRST_GPTQ: Final = ("gptq", None)
 """Names of the first layout of GPTQ, which stores zeros less 1."""
 
@@ -55,6 +64,80 @@ def refusal(config: Mapping[str, Any]) -> str:
         algorithm = config.get("quant_algo")
         return "" if algorithm in _MODELOPT else f"weights are quantized with modelopt to {algorithm}"
     return f"weights are quantized with {method}"
+
+
+def left_in_full(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a checkpoint leaves the matrix of a module in a floating type, by the module's name in the checkpoint.
+
+    What is no list, no name and no regular expression in the config names nothing. Experts that are one tensor
+    (`mxfp4`) are not judged.
+    """
+    method = str(config.get("quant_method", ""))
+    if method == "mxfp4":
+        return lambda _: False
+    left = [entry for field in _LEFT for entry in _texts(config.get(field))]
+    if method == "gptq":
+        left += [f"re:{key[2:]}" for key in _texts(config.get("dynamic")) if key.startswith("-:")]
+    is_left, only = _named(left, method), _quantized(config, method)
+    if only is None:
+        return is_left
+    is_quantized = _named(only, method)
+    return lambda module: is_left(module) or not is_quantized(module)
+
+
+def _quantized(config: Mapping[str, Any], method: str) -> list[str] | None:
+    """Names of the only modules that are quantized; None where all are that the others do not name."""
+    if method == "gptq" and isinstance(blocks := config.get("modules_in_block_to_quantize"), list):
+        return [name for block in blocks for name in _texts([block] if isinstance(block, str) else block)] or None
+    kinds, groups = config.get("quant_config"), config.get("config_groups")
+    if method == "hqq" and isinstance(kinds, Mapping) and "weight_quant_params" not in kinds:
+        return [kind for kind in _texts(kinds) if kinds[kind] is not None]
+    if method != "compressed-tensors" or not isinstance(groups, Mapping):
+        return None
+    found = [one for group in groups.values() if isinstance(group, Mapping) for one in _texts(group.get("targets"))]
+    return None if any(one[:1].isupper() for one in found) else found or None  # classes, as Linear
+
+
+def _texts(given: object) -> list[str]:
+    """Names in a list, or the keys of an object."""
+    return [one for one in given if isinstance(one, str) and one] if isinstance(given, list | Mapping) else []
+
+
+def _named(entries: list[str], method: str) -> Callable[[str], bool]:
+    """Whether one of these means a module: its name, a part of it, or a pattern.
+
+    Names of checkpoints with images are those of their text part.
+    """
+    if method == "awq":
+        return lambda module: any(entry in module for entry in entries)
+    names = {entry.replace("language_model.", "") for entry in entries if _PLAIN_NAME.fullmatch(entry)}
+    patterns = [_pattern(entry, method) for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
+    return lambda module: not names.isdisjoint(_parts(module)) or any(one.match(module) for one in patterns)
+
+
+def _parts(module: str) -> set[str]:
+    """Every run of parts of a name, also without the numbers in it, as HQQ names kinds of modules."""
+    whole = module.split(".")
+    both = whole, [part for part in whole if not part.isdecimal()]
+    return {
+        ".".join(parts[first:end])
+        for parts in both
+        for first in range(len(parts))
+        for end in range(first + 1, len(parts) + 1)
+    }
+
+
+def _pattern(entry: str, method: str) -> re.Pattern[str]:
+    """Regular expressions match from the beginning of a name where they are marked as such (re:), else from that of a
+    part up to the end of one; those of modelopt, and what is no regular expression, have * for anything.
+    """
+    wildcards = re.escape(entry).replace(r"\*", ".*") + _END
+    if method == "modelopt":
+        return re.compile(wildcards)
+    try:
+        return re.compile(entry[3:] if entry.startswith("re:") else rf"(?:.*\.)?(?:{entry}){_END}")
+    except re.error:
+        return re.compile(wildcards)
 
 
 def _gptq(config: Mapping[str, Any]) -> str:
