@@ -13,12 +13,13 @@ from kvasir_api import (
     compressed_attention,
     dense_layers,
     encoder_layers,
+    expert_layers,
     layer_types,
     stored_bits,
     weight_offload,
 )
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_api.hf_config import architectures, count, count_or_zero, flattened, layer_count, sequence_limits
+from kvasir_api.hf_config import architectures, count, flattened, layer_count, sequence_limits
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -88,23 +89,21 @@ class ModelShape:
 
         With auto a checkpoint stays in its own bits.
         """
-        layers, head = self._sixteenths(dtype, quantization)
-        if not layers:
-            return self.parameters * BYTES[dtype]
+        _, head = self._sixteenths(dtype, quantization)
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
         return plain * BYTES[dtype] + self._matrices_bytes(dtype, quantization) + self.head * head // 16
 
     def _sixteenths(self, dtype: str, quantization: str) -> tuple[int, int]:
-        """Of a byte for a number of the matrices and of the head: 0 of matrices in dtype, and of a head that is the table."""
-        if quantization == "auto" and self.stored_sixteenths:
-            return self.stored_sixteenths, 0 if self.tied else 16 * BYTES[dtype]
-        return QUANTIZED_SIXTEENTHS.get(quantization, (0, 0))
+        """Of a byte for a number of the matrices and of the head, 0 of a head that is the table in dtype."""
+        full = 16 * BYTES[dtype]
+        head = 0 if self.tied else full
+        if quantization == "auto":
+            return self.stored_sixteenths or full, head
+        return QUANTIZED_SIXTEENTHS.get(quantization, (full, head))
 
     def _matrices_bytes(self, dtype: str, quantization: str) -> int:
         """Of those of the layers, as held."""
         layers, _ = self._sixteenths(dtype, quantization)
-        if not layers:
-            return self.matrices * BYTES[dtype]
         plain = self.stored_plain if quantization == "auto" else 0
         return plain * BYTES[dtype] + (self.matrices - plain) * layers // 16
 
@@ -223,7 +222,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     layers, vocabulary = layer_count(config), count(config, "vocab_size")
     intermediate = count(config, "intermediate_size")
-    experts, groups = _experts(config, layers), _cache_groups(config, layers)
+    experts, groups = expert_layers.of(config, layers), _cache_groups(config, layers)
     kv_heads = count(config, "num_key_value_heads", heads)
     head_dim = count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
@@ -267,45 +266,6 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
         stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Experts:
-    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
-
-    biases: numbers of all of theirs, and of their routers.
-    """
-
-    layers: int = 0
-    number: int = 0
-    chosen: int = 0
-    size: int = 0
-    shared: int = 0
-    biases: int = 0
-
-
-def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    field = next((name for name in names if config.get(name)), "")
-    if not field:
-        return _Experts()
-    number, chosen = count(config, field), count(config, "num_experts_per_tok")
-    step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    first = count_or_zero(config, "first_k_dense_replace")
-    sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    size, family = count(config, sizes), config.get("model_type")
-    sparse = sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-    each = 1 if config.get("topk_method") == "noaux_tc" or family in ("deepseek_v3", "glm4_moe") else 0
-    each = 1 + 2 * size + count(config, "hidden_size") if family == "gpt_oss" else each
-    return _Experts(
-        layers=sparse,
-        number=number,
-        chosen=min(chosen, number),
-        size=size,
-        biases=sparse * number * each,
-        shared=count_or_zero(config, "shared_expert_intermediate_size")
-        or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
 
 

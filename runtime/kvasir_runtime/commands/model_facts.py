@@ -28,12 +28,10 @@ def facts(config: dict[str, Any], hf_overrides: str = "", speculation: str = "of
 
     Raises ValueError that names what is wrong with config.json.
     """
-    from kvasir_runtime.models.registry import FAMILIES
-
     shape, architecture = shape_of(config), architecture_of(config)
     return inspection.ModelFacts(
         architecture=architecture[:_MAX_ARCHITECTURE],
-        supported=any(architecture in family.architectures for family in FAMILIES),
+        supported=is_supported(architecture),
         cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),
         shape=shape,
         overrides=inspection.overrides_digest(hf_overrides),
@@ -41,6 +39,13 @@ def facts(config: dict[str, Any], hf_overrides: str = "", speculation: str = "of
         drafter=_drafter(drafter),
         own_drafter=own_drafter(config),
     )
+
+
+def is_supported(architecture: str) -> bool:
+    """Whether a family of the runtime has it."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    return any(architecture in family.architectures for family in FAMILIES)
 
 
 def hub_inspection(name: hub.HubName, hf_overrides: str = "", speculation: str = "off") -> inspection.RemoteInspection:

@@ -78,8 +78,6 @@ def fit_report(
 
     Raises ValueError that names what is wrong with a config.json.
     """
-    from kvasir_runtime.models.registry import FAMILIES
-
     if options.weights_host_bytes and device == "cpu":
         raise ValueError(weight_offload.NOT_ON_CPU)
     if options.tensor_parallel_size > 1 and device != "cpu":
@@ -93,7 +91,7 @@ def fit_report(
     return FitReport(
         model=model,
         architecture=architecture,
-        supported=any(architecture in family.architectures for family in FAMILIES),
+        supported=model_facts.is_supported(architecture),
         parameters=shape.parameters,
         active_parameters=shape.active_parameters,
         dtype=dtype,

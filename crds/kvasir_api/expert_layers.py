@@ -1,0 +1,50 @@
+"""How many experts the layers of a family have, how many a token goes to, and how large they are.
+
+Pure arithmetic on the fields of a flattened config.json, for the forecast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir_api.hf_config import count, count_or_zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLayers:
+    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
+
+    biases: numbers of all of theirs, and of their routers.
+    """
+
+    layers: int = 0
+    number: int = 0
+    chosen: int = 0
+    size: int = 0
+    shared: int = 0
+    biases: int = 0
+
+
+def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
+    """layers: of the decoder. Raises ValueError that names a missing or senseless field."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    field = next((name for name in names if config.get(name)), "")
+    if not field:
+        return ExpertLayers()
+    number, chosen = count(config, field), count(config, "num_experts_per_tok")
+    step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    first = count_or_zero(config, "first_k_dense_replace")
+    sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    size, family = count(config, sizes), config.get("model_type")
+    sparse = sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    each = 1 if config.get("topk_method") == "noaux_tc" or family in ("deepseek_v3", "glm4_moe") else 0
+    each = 1 + 2 * size + count(config, "hidden_size") if family == "gpt_oss" else each
+    return ExpertLayers(
+        layers=sparse,
+        number=number,
+        chosen=min(chosen, number),
+        size=size,
+        biases=sparse * number * each,
+        shared=count_or_zero(config, "shared_expert_intermediate_size")
+        or count_or_zero(config, "n_shared_experts") * count(config, sizes),
+    )
