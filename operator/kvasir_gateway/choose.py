@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from statistics import median
-from typing import Final, Literal, NamedTuple, Self, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 from msgspec import structs
@@ -22,6 +22,8 @@ MEMORY_S: Final = 30.0
 """Over which the load of a pod is remembered, and beyond which no request is taken to delay another."""
 MOST_COST_S: Final = 1e9
 """In place of a cost that is larger, or no number of seconds."""
+_SPEEDS: Final = ("prefill_tokens_per_s", "stall_fraction", "decode_slope_s")
+"""As EndpointLoad and ChoicePolicy have them."""
 
 
 class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,40 +264,23 @@ def _copied(
 
 def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate]:
     """Pods of one kind are equally fast: what each measured also depends on what it happened to compute, and cold
-    prompts would all go to the one that measured most. The median, so that one of several cannot shift it. A pod of a
-    kind that measured nothing is like all others."""
+    prompts would all go to the one that measured most."""
     loads = [c.load for c in known if c.load is not None]
-    of_all = _Speeds.of(loads, _Speeds(policy.prefill_tokens_per_s, policy.stall_fraction, policy.decode_slope_s))
     by_kind = {
-        kind: _Speeds.of([load for load in loads if load.kind == kind], of_all)
-        for kind in {load.kind for load in loads}
+        kind: {name: _speed(name, kind, loads, policy) for name in _SPEEDS} for kind in {load.kind for load in loads}
     }
     return [
-        structs.replace(candidate, load=structs.replace(load, **by_kind[load.kind]._asdict()))
+        structs.replace(candidate, load=structs.replace(load, **by_kind[load.kind]))
         for candidate, load in zip(known, loads, strict=True)
     ]
 
 
-class _Speeds(NamedTuple):
-    """As EndpointLoad has them."""
-
-    prefill_tokens_per_s: float
-    stall_fraction: float
-    decode_slope_s: float
-
-    @classmethod
-    def of(cls, loads: Sequence[EndpointLoad], otherwise: Self) -> Self:
-        """The median of each that was measured by any of these pods."""
-        return cls(
-            _measured([load.prefill_tokens_per_s for load in loads], otherwise.prefill_tokens_per_s),
-            _measured([load.stall_fraction for load in loads], otherwise.stall_fraction),
-            _measured([load.decode_slope_s for load in loads], otherwise.decode_slope_s),
-        )
-
-
-def _measured(values: Sequence[float], otherwise: float) -> float:
-    measured = [value for value in values if value > 0]
-    return median(measured) if measured else otherwise
+def _speed(name: str, kind: str, loads: Sequence[EndpointLoad], policy: ChoicePolicy) -> float:
+    """The median of what pods of a kind measured, so that one of several cannot shift it; where none did, of all."""
+    measured = [(load.kind, value) for load in loads if (value := getattr(load, name)) > 0]
+    values = [value for of_kind, value in measured if of_kind == kind] or [value for _, value in measured]
+    assumed: float = getattr(policy, name)
+    return median(values) if values else assumed
 
 
 def _uncached(candidate: Candidate, request: RequestSize) -> float:
