@@ -154,6 +154,8 @@ HEADERS_RATE_LIMIT: Final = tuple(
 HEADER_CONTINUATION: Final = "x-kvasir-continuation"
 """`pieces` in a request: its stream has the pieces of a continuation token as they come. In the head of a response: it
 does."""
+HEADER_ANSWER: Final = "x-kvasir-answer"
+"""In the head of such a stream: the id of its answer. In a request of the relay: that of the answer that goes on."""
 HEADER_RESUME: Final = "x-kvasir-resume"
 """`1` in a request to the gateway: its stream goes on at another replica where its own fails."""
 HEADER_RELAYED: Final = "x-kvasir-relayed"

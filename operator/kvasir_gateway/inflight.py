@@ -14,13 +14,15 @@ MAX_EARLY_ENDS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflightRequest:
-    """One forwarded request. added_s: on the caller's clock. uncached_tokens: that its pod computes, estimated."""
+    """One forwarded request. added_s: on the caller's clock. uncached_tokens: that its pod computes, estimated. answer:
+    id of the answer of another pod that goes on there, "" for none."""
 
     id: str
     service: str
     address: str
     uncached_tokens: float
     added_s: float
+    answer: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class InflightRequests:
 
     _by_id: dict[str, InflightRequest] = field(default_factory=dict)
     _by_address: dict[str, dict[str, InflightRequest]] = field(default_factory=dict)
+    _went_on: dict[str, InflightRequest] = field(default_factory=dict)
     _early_ends: dict[str, None] = field(default_factory=dict)
     _service_counts: dict[str, ServiceCounts] = field(default_factory=dict)
 
@@ -48,6 +51,8 @@ class InflightRequests:
             del self._early_ends[request.id]
             return False
         self._by_id[request.id] = request
+        if request.answer:
+            self._went_on[request.answer] = request
         self._by_address.setdefault(request.address, {})[request.id] = request
         self.counts(request.service).inflight += 1
         return True
@@ -60,6 +65,8 @@ class InflightRequests:
             if len(self._early_ends) > MAX_EARLY_ENDS:
                 del self._early_ends[next(iter(self._early_ends))]
             return None
+        if self._went_on.get(request.answer) is request:
+            del self._went_on[request.answer]
         there = self._by_address[request.address]
         del there[inflight_id]
         if not there:
@@ -91,6 +98,11 @@ class InflightRequests:
     def at(self, address: str) -> int:
         """Requests in flight at an address."""
         return len(self._by_address.get(address, ()))
+
+    def went_on_at(self, answer: str) -> str:
+        """The address at which an answer of another pod goes on, "" for none."""
+        request = self._went_on.get(answer)
+        return request.address if request is not None else ""
 
     def total(self) -> int:
         """Requests in flight at all addresses."""

@@ -16,13 +16,14 @@ MOST_HASHES: Final = 4096
 MOST_LINE_BYTES: Final = 1 << 16
 MOST_USED: Final = 1e10
 """Requests or tokens of one tenant."""
-Name = Annotated[str, msgspec.Meta(max_length=128)]
+MOST_NAME: Final = 128
+Name = Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class RequestPlacement(msgspec.Struct, frozen=True, kw_only=True, tag="placed", omit_defaults=True):
-    """A request went to an endpoint. id: at its gateway. uncached_tokens: that the endpoint computes, estimated; cold:
-    that is most of the prompt.
+    """A request went to an endpoint. id: at its gateway. answer: that goes on there, "" for a new one.
+    uncached_tokens: that the endpoint computes, estimated; cold: that is most of the prompt.
 
     route_hashes: what it will hold then, one behind the other. rented, rent_s: the prefix for which requests were kept
     together, and what that has cost so far.
@@ -30,6 +31,7 @@ class RequestPlacement(msgspec.Struct, frozen=True, kw_only=True, tag="placed", 
 
     id: Name
     address: Name
+    answer: Name = ""
     uncached_tokens: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     cold: bool = False
     route_hashes: Annotated[bytes, msgspec.Meta(max_length=MOST_HASHES * ROUTE_HASH_BYTES)] = b""

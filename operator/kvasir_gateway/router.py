@@ -112,20 +112,27 @@ class EndpointRouter:
         )
 
     def forward(
-        self, request_id: str, service: RoutedService, address: str, routed: RoutedRequest | None, *, now_s: float
+        self,
+        request_id: str,
+        service: RoutedService,
+        address: str,
+        routed: RoutedRequest | None,
+        *,
+        now_s: float,
+        answer: str = "",
     ) -> RequestPlacement | None:
         """A request goes to an endpoint. Returns what other gateways have to know; None when it has ended already.
 
-        routed: None where what the endpoint has to compute is not known.
+        routed: None where what the endpoint has to compute is not known. answer: of another one that goes on there.
         """
-        placement = RequestPlacement(id=request_id, address=address)
+        answer = answer if len(answer) <= placements.MOST_NAME else ""
+        placement = RequestPlacement(id=request_id, address=address, answer=answer)
         hashes = routed.route_hashes if routed is not None else ()
         if routed is not None:
             if routed.rented[0]:
                 self._prefixes.set_rent(*routed.rented)
-            placement = RequestPlacement(
-                id=request_id,
-                address=address,
+            placement = msgspec.structs.replace(
+                placement,
                 uncached_tokens=routed.choice.uncached_tokens,
                 cold=routed.choice.is_cold,
                 route_hashes=b"".join(hashes[: placements.MOST_HASHES]),
@@ -151,6 +158,10 @@ class EndpointRouter:
         """Another gateway is not heard any more; readings show what is left of what it forwarded."""
         count = self._elsewhere.counts(gateway).inflight
         self._ended_unseen(self._elsewhere.remove_oldest(gateway, count), now_s)
+
+    def went_on_at(self, answer: str) -> str:
+        """The address at which an answer of another endpoint goes on, through any gateway; "" for none."""
+        return self.inflight.went_on_at(answer) or self._elsewhere.went_on_at(answer)
 
     def elsewhere(self, address: str) -> int:
         """Requests of other gateways in flight at an address, as far as is known."""
@@ -194,6 +205,7 @@ class EndpointRouter:
             address=placement.address,
             uncached_tokens=placement.uncached_tokens,
             added_s=now_s,
+            answer=placement.answer,
         )
         if not inflight.add(request):
             return False

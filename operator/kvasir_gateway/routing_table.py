@@ -291,12 +291,19 @@ def _may_start(resource: Json) -> bool:
 
 
 def holders_of(
-    held_ids: Iterable[str], among: Iterable[RoutedService], readings: Mapping[str, StateReading]
+    held_ids: Iterable[str],
+    among: Iterable[RoutedService],
+    readings: Mapping[str, StateReading],
+    *,
+    went_on_at: Callable[[str], str],
 ) -> dict[str, Holder]:
     """Which of these services, and which addresses, hold responses or running answers, by their instances; without
     those that cannot be reached. One pass over the endpoints, however many ids there are. An instance is a pod's own
-    word, and clients know it: the id's service is compared as well."""
-    instances = {http_apis.instance_of(held_id) for held_id in held_ids} - {""}
+    word, and clients know it: the id's service is compared as well.
+
+    went_on_at: the address at which an answer goes on that another instance began, "" for none.
+    """
+    instances = {_instance(held_id, went_on_at(held_id), readings) for held_id in held_ids} - {""}
     found: dict[str, Holder] = {}
     for service in among if instances else ():
         for endpoint in service.reachable:
@@ -307,6 +314,12 @@ def holders_of(
             if http_apis.is_instance_of(reading.state.instance, qualified):
                 found.setdefault(reading.state.instance, (service, endpoint.address))
     return found
+
+
+def _instance(held_id: str, went_on_at: str, readings: Mapping[str, StateReading]) -> str:
+    """That holds what an id names, "" for none."""
+    reading = readings.get(went_on_at) if went_on_at else None
+    return reading.state.instance if reading is not None else http_apis.instance_of(held_id)
 
 
 def candidates(

@@ -1,5 +1,7 @@
 """Requests in flight are counted exactly, whatever order their beginnings and ends arrive in."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,16 @@ def test_an_end_may_come_before_its_beginning():
     assert not inflight.add(request("x"))
     assert inflight.total() == 0
     assert inflight.add(request("x"))
+
+
+def test_an_answer_is_where_it_went_on_last():
+    inflight = InflightRequests()
+    for name, address in {"x": "a:1", "y": "b:1", "z": "c:1"}.items():
+        inflight.add(replace(request(name, address=address), answer="" if name == "z" else "cmpl-1"))
+    inflight.remove("x")
+    assert (inflight.went_on_at("cmpl-1"), inflight.went_on_at("")) == ("b:1", "")
+    inflight.remove("y")
+    assert inflight.went_on_at("cmpl-1") == ""
 
 
 def test_early_ends_are_forgotten_oldest_first():

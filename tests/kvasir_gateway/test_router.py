@@ -307,6 +307,18 @@ def test_gateways_that_choose_at_once_do_not_all_take_the_same_of_equal_pods():
     assert sorted(firsts) == [ONE, TWO]
 
 
+@pytest.mark.parametrize(("answer", "known"), [("cmpl-1", True), ("x" * 129, False)])
+def test_where_an_answer_went_on_is_known_to_all_gateways(answer, known):
+    """One that is longer than a name may be is no reason to be followed no more."""
+    mine, other = Rig(), Rig()
+    placed = other.router.forward("r", other.service, TWO, None, now_s=other.now, answer=answer)
+    mine.router.forwarded_elsewhere("other", placements.decode(placements.encode(placed)), now_s=mine.now)
+    for rig in (mine, other):
+        assert rig.router.went_on_at(answer) == (TWO if known else "")
+    mine.router.ended_elsewhere("other", "r", now_s=mine.now)
+    assert mine.router.went_on_at(answer) == ""
+
+
 def test_a_gateway_that_never_ends_its_requests_is_bounded():
     rig = Rig()
     rig.read()

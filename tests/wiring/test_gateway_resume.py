@@ -20,15 +20,22 @@ STREAMS = int(os.environ.get("KVASIR_TEST_STREAMS", "1"))
 """Of each kind; `make test-resume` takes more."""
 FIXED = {case: request for case, request in CASES.items() if "seed" in request[1] or request[1].get("temperature") == 0}
 """Kinds whose answers are the same again."""
+SLOW = {"step_s": 0.05}
+"""Of the stub engine: a stream of 900 tokens cannot end within a test."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Starts one of several that are alike."""
+    """Starts one of several that are alike; with faults of its own it has the stub engine."""
     folder = tmp_path_factory.mktemp("resume")
     model = checkpoints.write(folder / "tiny", Shape(seed=4))
     (folder / "keys").write_text(f"{KEY}\n")
-    return lambda: api_process(model, *continuations.options(folder / "keys"), command=REAL, wait="listening")
+
+    def start(**kind):
+        args, env = continuations.options(folder / "keys"), {names.ENV_SERVICE: "default/tiny"}
+        return api_process(model, *args, env=env, wait="listening", **kind or {"command": REAL})
+
+    return start
 
 
 def pod_of(process, name):
@@ -87,3 +94,29 @@ async def test_streams_of_every_kind_outlive_a_kill(server, victim):
     assert running
     for case, stream in begun:
         assert same(stream.answer) == same(wanted[case].answer), case
+
+
+async def test_an_abort_by_id_reaches_the_replica_at_which_a_stream_went_on(server):
+    with contextlib.ExitStack() as stack:
+        first, second = [stack.enter_context(server(faults=SLOW)) for _ in range(2)]
+        for process in (first, second):
+            process.wait_ready()
+        async with gateway(relay=True) as front:
+            front.objects.serve("tiny", pod_of(first, "first"))
+            await until(lambda: answers(front, first), "all go to the first")
+            path, body = FIXED["greedy chat"]
+            stream = ResumableStream(front, path, body | {"max_tokens": 900})
+            await until(lambda: b"\n\n" in stream.answer, "it streams")
+            answer_id = json.loads(stream.answer.split(b"\n\n")[0].removeprefix(b"data: "))["id"]
+            front.objects.serve("tiny", pod_of(first, "first"), pod_of(second, "second"))
+            await until(lambda: front.has_ready("tiny", 2), "both are known")
+            first.process.kill()
+
+            async def is_aborted():
+                asked = {"request_ids": [answer_id]}
+                async with front.client.post(front.url + "/abort_requests", json=asked) as response:
+                    return response.status == 200 and await response.json() == {"num_aborted": 1}
+
+            await until(is_aborted, "the second one aborts it")
+            await stream.task
+    assert b'"code":"request_aborted"' in stream.answer.replace(b": ", b":")

@@ -45,7 +45,7 @@ OWN_HEADERS = (
     *names.HEADERS_RATE_LIMIT,
 )
 """Set by the picker."""
-RELAY_HEADERS = (names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED)
+RELAY_HEADERS = (names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED, names.HEADER_ANSWER)
 """Set by the relay too."""
 MAX_HEAD_BYTES = 60 << 10
 """Of a client's request, and Envoy's own bound for an answer."""

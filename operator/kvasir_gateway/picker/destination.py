@@ -64,6 +64,11 @@ class RoutableRequest:
     is_ours: bool = True
     tried: frozenset[str] = frozenset()
 
+    @property
+    def answer(self) -> str:
+        """Id of the answer with which the relay goes on, "" for a new one."""
+        return self.client.get(names.HEADER_ANSWER, "") if self.relayed else ""
+
     def left_s(self, now_s: float) -> float:
         """For the rest of the answer: never 0, which would be without an end to Envoy."""
         return max(LEAST_TIMEOUT_S, self.until_s - now_s)

@@ -355,7 +355,8 @@ class Picker:
         self, ids: Iterable[str], among: Iterable[RoutedService], request: RoutableRequest
     ) -> Iterable[Holder]:
         accepted = (request.part_of(service) for service in among if service.key in self.accepted_clusters)
-        return routing_table.holders_of(ids, accepted, self.readings).values()
+        went_on_at = self.router.went_on_at
+        return routing_table.holders_of(ids, accepted, self.readings, went_on_at=went_on_at).values()
 
     def _forward(
         self,
@@ -365,10 +366,11 @@ class Picker:
         routed: RoutedRequest | None,
         now_s: float,
     ) -> Destination:
-        placement = self.router.forward(request.id, service, addresses[0], routed, now_s=now_s)
+        address, answer = addresses[0], request.answer
+        placement = self.router.forward(request.id, service, address, routed, now_s=now_s, answer=answer)
         if placement is not None:
             self._publish(placement)
-        self.tenants.audit.forwarded(request.id, addresses[0], relayed=request.relayed)
+        self.tenants.audit.forwarded(request.id, address, relayed=request.relayed)
         if service.backend:
             return to_backend(service, request, now_s)
         # Services of a route may have different names for the header that names the tenant.

@@ -137,7 +137,7 @@ class RelayedRequest:
         self._tried: list[str] = []
         self._client = ClientStream(request)
         self._splicer = StreamSplicer()
-        self._service = ""
+        self._service = self._answer_id = ""
 
     async def answer(self) -> web.StreamResponse:
         """The whole answer, or why there is none; a part of one ends with the connection."""
@@ -221,6 +221,7 @@ class RelayedRequest:
             headers[names.HEADER_CONTINUATION] = "pieces"
         if token and self._service:  # no other one has the model that began it
             headers[names.HEADER_SERVICE] = self._service
+            headers[names.HEADER_ANSWER] = self._answer_id
         return await self._session.post(
             URL(f"http://gateway{self._request.raw_path}", encoded=True),
             data=continued(self._body, token) if token else self._body,
@@ -231,8 +232,9 @@ class RelayedRequest:
 
     async def _pass_on(self, response: aiohttp.ClientResponse) -> bool:
         """Pass a stream on; False where its replica hands it over. Raises ClientError where the replica fails."""
-        own = {names.HEADER_CONTINUATION} if self._resumes else frozenset()
+        own = {names.HEADER_CONTINUATION, names.HEADER_ANSWER} if self._resumes else frozenset()
         self._service = response.headers.get(names.HEADER_SERVICE, "")
+        self._answer_id = response.headers.get(names.HEADER_ANSWER, "")
         await self._client.begin(200, _without(NOT_PASSED | own, response.headers))
         if response.headers.get(names.HEADER_CONTINUATION) != "pieces":
             self._stop_resuming()

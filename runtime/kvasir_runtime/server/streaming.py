@@ -92,6 +92,7 @@ class GenerationResponse(Response):
         headers = [(b"content-type", serializer.stream_type), *STREAM_HEADERS]
         if self._context.pieces and self._is_continuable():
             headers.append((names.HEADER_CONTINUATION.encode(), b"pieces"))
+            headers.append((names.HEADER_ANSWER.encode(), self._request.answer_id.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         # The beginning has no token in it, though the first ones are known.
         begun = replace(collector.usage(), completion_tokens=0, reasoning_tokens=0)

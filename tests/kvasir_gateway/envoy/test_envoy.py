@@ -77,7 +77,8 @@ def test_headers_of_ours_are_removed_before_anything_reads_them():
     prefixes = [m["remove_on_match"] for m in mutations[0] if "remove_on_match" in m]
     ours = {names.HEADER_DESTINATION, names.HEADER_CLUSTER, names.HEADER_STREAM, names.HEADER_FALLBACK}
     assert of_relay == ours | {names.HEADER_BACKEND, names.HEADER_BACKEND_MODEL, *names.HEADERS_RATE_LIMIT}
-    assert removed == of_relay | {names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED}
+    relays = {names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED, names.HEADER_ANSWER}
+    assert removed == of_relay | relays
     assert prefixes == [{"key_matcher": {"prefix": "x-envoy-"}}], "Envoy's own, by which timeouts and retries are set"
     assert stamped == {names.HEADER_INFLIGHT_ID: "OVERWRITE_IF_EXISTS_OR_ADD"}
 

@@ -249,6 +249,23 @@ def test_an_abort_leads_to_who_writes_the_answers_and_is_no_arrival(holding, clo
     assert holding.state().services[1] == ServiceDemand(namespace="default", name="s")
 
 
+@pytest.mark.parametrize("from_relay", [True, False])
+def test_an_abort_leads_to_where_an_answer_went_on_until_it_ends_there(holding, from_relay):
+    other, here = http_apis.new_instance("default/s"), ("10.0.0.1:8000",)
+    holding.readings["10.0.0.2:8000"] = StateReading(state=RuntimeState(phase="ready", instance=other), at_s=100.0)
+    begun = [f"cmpl-{HOLDER}{'1' * 24}", f"cmpl-{'f' * 16}{HOLDER[16:]}{'1' * 24}"]
+    for name, answer in enumerate(begun):
+        headers = {"x-kvasir-answer": answer} | ({"x-kvasir-relayed": "r"} if from_relay else {})
+        assert where(holding.pick(BODY, str(name), "/v1/completions", headers))[1][0] == "10.0.0.2:8000"
+    if from_relay:
+        ids = [*begun, f"cmpl-{other}{'2' * 24}"]
+        assert where(abort(holding, *ids)) == ("default.s", ("10.0.0.2:8000",))
+        for name in "01":
+            holding.request_ended(name, status=200, client_left=False)
+    assert where(abort(holding, begun[0])) == ("default.s", here)
+    assert abort(holding, begun[1]).body == b'{"num_aborted":0}'
+
+
 class CountedReadings(dict):
     """How often a reading was looked up."""
 

@@ -38,7 +38,8 @@ def stream(*events, cut=None, pieces=True):
     """A replica that sends these events and then ends. cut: when it is set, the connection breaks instead."""
 
     async def answer(request):
-        headers = {"content-type": "text/event-stream"} | ({names.HEADER_CONTINUATION: "pieces"} if pieces else {})
+        headers = {"content-type": "text/event-stream", names.HEADER_ANSWER: "cmpl-1", names.HEADER_SERVICE: "n/s"}
+        headers |= {names.HEADER_CONTINUATION: "pieces"} if pieces else {}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         for event in events:
@@ -101,8 +102,9 @@ async def test_a_stream_goes_on_at_another_replica(relay, inner):
         assert await response.content.readexactly(len(b"".join(EVENTS[:2]))) == b"".join(EVENTS[:2])
         cut.set()
         assert await response.read() == b"".join(EVENTS[2:]) + END
-        assert names.HEADER_CONTINUATION not in response.headers
+        assert not {names.HEADER_CONTINUATION, names.HEADER_ANSWER} & response.headers.keys()
     assert inner.bodies == [b'{"model": "m", "x": 1}', b'{"model": "m", "x": 1,"continuation":"a.b"}']
+    assert [headers.get(names.HEADER_ANSWER) for headers in inner.headers] == [None, "cmpl-1"]
     for headers in inner.headers:
         assert (headers[names.HEADER_RELAYED], headers["authorization"]) == ("id", "Bearer k")
         assert headers[names.HEADER_CONTINUATION] == "pieces"
