@@ -10,6 +10,7 @@ import torch
 from fakes import checkpoints, ggufs
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
+from fakes.loaded_weights import loaded
 from fakes.oracle import Oracle
 from kvasir_api.options import Quantization, ServeOptions
 from kvasir_runtime.kernels import quantized
@@ -20,7 +21,6 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import gguf_checkpoint, quant_formats
-from kvasir_runtime.weights.loader import kinds, load
 
 quantize = cpu_ops().quantize
 SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=2)
@@ -198,14 +198,6 @@ def family_of_shape(shape: Shape):
     config = msgspec.convert(checkpoints.config_json(shape), ModelConfig)
     spec = family_of(config).spec(config)
     return spec, parameter_shapes(spec), family_of(config).places(spec)
-
-
-def loaded(path: Path, quantization: Quantization) -> dict[str, torch.Tensor | QuantizedWeight]:
-    config = read_config(path)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(path))
-    return load(path, places, shapes, torch.float32, torch.device("cpu"), lambda read, total: None, chosen)
 
 
 def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:

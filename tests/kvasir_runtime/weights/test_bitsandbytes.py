@@ -1,5 +1,6 @@
 """Checkpoints of bitsandbytes are worth what their tables and scales say."""
 
+import functools
 from pathlib import Path
 
 import msgspec
@@ -8,18 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fakes import bitsandbytes_checkpoints, checkpoints
+from fakes import bitsandbytes_checkpoints, checkpoints, loaded_weights
 from fakes.checkpoints import Shape
-from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config
-from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.weights import quant_formats
-from kvasir_runtime.weights.loader import kinds, load
 
 SHAPE = Shape(hidden_size=128, num_layers=1, head_dim=32, intermediate_size=192)
 OUTPUT = "model.layers.0.self_attn.o_proj.weight"
@@ -33,12 +28,7 @@ def state(**changes: object) -> Tensor:
     return torch.frombuffer(bytearray(msgspec.json.encode(STATE | changes)), dtype=torch.uint8)
 
 
-def loaded(folder: Path, quantization: Quantization) -> dict[str, Weight]:
-    config = read_config(folder)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, torch.float64, torch.device("cpu"), lambda read, total: None, chosen)
+loaded = functools.partial(loaded_weights.loaded, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -10,30 +10,19 @@ from torch import Tensor
 
 from fakes import checkpoints, e2m1_checkpoints
 from fakes.checkpoints import Shape, merged
+from fakes.loaded_weights import loaded
 from kvasir_api import forecast
-from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight, numbers
-from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config, read_document
-from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.weights import e2m1, quant_formats, safetensors_checkpoint
-from kvasir_runtime.weights.loader import kinds, load
+from kvasir_runtime.models.config import read_document
+from kvasir_runtime.weights import e2m1, safetensors_checkpoint
 
 SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=1)
 STYLES = pytest.mark.parametrize("style", e2m1_checkpoints.GROUPS)
 NAME = "model.layers.0.mlp.up_proj"
-
-
-def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype = torch.float32) -> dict[str, Weight]:
-    config = read_config(folder)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
 
 
 def worth_of(weight: Weight) -> Tensor:

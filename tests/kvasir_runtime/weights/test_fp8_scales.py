@@ -9,30 +9,18 @@ from torch import Tensor
 
 from fakes import checkpoints, fp8_checkpoints
 from fakes.checkpoints import Shape
-from kvasir_api.options import Quantization, ServeOptions
+from fakes.loaded_weights import loaded
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
-from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config
-from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.weights import fp8_scales, quant_formats
-from kvasir_runtime.weights.loader import kinds, load
+from kvasir_runtime.weights import fp8_scales
 
 SIZES = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "num_layers": 1}
 # Rows and columns of a last block that is narrower: 320 is two blocks and a half.
 SHAPE = Shape(**SIZES, intermediate_size=320)
 STYLES = pytest.mark.parametrize("style", ["tensor", "channel", "block"])
-
-
-def loaded(folder: Path, quantization: Quantization) -> dict[str, Weight]:
-    config = read_config(folder)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, torch.float32, torch.device("cpu"), lambda read, total: None, chosen)
 
 
 def merged(worth: dict[str, Tensor]) -> dict[str, Tensor]:

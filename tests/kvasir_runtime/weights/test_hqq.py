@@ -1,5 +1,6 @@
 """Checkpoints of HQQ are worth what their scales and zeros say, in float64, kept or decoded."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,24 +9,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fakes import checkpoints, hqq_checkpoints
+from fakes import checkpoints, hqq_checkpoints, loaded_weights
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape, merged
 from fakes.hqq_checkpoints import Style, letters
 from fakes.oracle import Oracle
 from kvasir_api import stored_bits
-from kvasir_api.options import Quantization, ServeOptions
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 from kvasir_runtime.kernels.reference import REFERENCE
-from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config
-from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.models.family import Place
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import quant_formats
-from kvasir_runtime.weights.loader import kinds, load
 
 SHAPE = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, num_layers=1, intermediate_size=384)
 KEPT = {
@@ -52,22 +50,18 @@ ODD = {
 OUTPUT = "model.layers.0.self_attn.o_proj."
 
 
-def loaded(
-    folder: Path,
-    quantization: Quantization,
-    columns: tuple[int, int] | None = None,
-    rows: tuple[int, int] | None = None,
-) -> dict[str, Weight]:
+loaded = functools.partial(loaded_weights.loaded, dtype=torch.float64)
+
+
+def part_of_output(columns: tuple[int, int] | None, rows: tuple[int, int] | None) -> loaded_weights.Change:
     """columns, rows: first and count of those that are taken of the output's matrix."""
-    config = read_config(folder)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    if columns or rows:
+
+    def change(places: dict[str, Place], shapes: dict[str, tuple[int, ...]]) -> None:
         place = places[f"{OUTPUT}weight"]
         places[f"{OUTPUT}weight"] = replace(place, columns=columns, rows=(rows,) if rows else None)
         shapes["layers.0.output.weight"] = (rows[1] if rows else 256, columns[1] if columns else 256)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, torch.float64, torch.device("cpu"), lambda read, total: None, chosen)
+
+    return change
 
 
 def plain(weight: Weight) -> Tensor:
@@ -121,7 +115,8 @@ def test_a_rank_takes_its_part(
     tmp_path: Path, name: str, columns: tuple[int, int] | None, rows: tuple[int, int] | None
 ) -> None:
     worth = hqq_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), (KEPT | ODD)[name])
-    found = loaded(tmp_path, "none" if name in ODD else "auto", columns, rows)["layers.0.output.weight"]
+    change = part_of_output(columns, rows)
+    found = loaded(tmp_path, "none" if name in ODD else "auto", change=change)["layers.0.output.weight"]
     (left, width), (top, height) = columns or (0, 256), rows or (0, 256)
     want = worth[f"{OUTPUT}weight"][top : top + height, left : left + width]
     torch.testing.assert_close(plain(found), want, rtol=2**-22, atol=2**-24)

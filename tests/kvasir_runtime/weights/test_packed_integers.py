@@ -1,5 +1,6 @@
 """Checkpoints of integers are worth what their tools' formulas say, in float64, kept or decoded."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fakes import checkpoints, integer_checkpoints
+from fakes import checkpoints, integer_checkpoints, loaded_weights
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape, merged
 from fakes.integer_checkpoints import Style
@@ -25,7 +26,7 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import quant_formats
-from kvasir_runtime.weights.loader import kinds, load
+from kvasir_runtime.weights.loader import load
 
 SIZES = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "num_layers": 1}
 SHAPE = Shape(**SIZES, intermediate_size=384)
@@ -57,12 +58,7 @@ ODD = {
 NAMES = pytest.mark.parametrize("name", STYLES)
 
 
-def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype = torch.float64) -> dict[str, Weight]:
-    config = read_config(folder)
-    spec = family_of(config).spec(config)
-    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
+loaded = functools.partial(loaded_weights.loaded, dtype=torch.float64)
 
 
 def plain(weight: Weight) -> Tensor:
@@ -113,7 +109,7 @@ def test_requested_in_other_bits_they_are_quantized_again(
 ) -> None:
     worth = merged(integer_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), STYLES[name]))
     for ours, want in worth.items():
-        found = loaded(tmp_path, quantization, torch.float32)[ours]
+        found = loaded(tmp_path, quantization, dtype=torch.float32)[ours]
         assert isinstance(found, QuantizedWeight)
         assert found.format.name == quantization
         torch.testing.assert_close(plain(found), want, rtol=0.07, atol=0.03)

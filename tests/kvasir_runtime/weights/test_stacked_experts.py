@@ -10,19 +10,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fakes import e2m1_checkpoints, family_checkpoints
+from fakes.loaded_weights import loaded
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import act_and_mul
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight, numbers
-from kvasir_runtime.layers.sharding import shard
-from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.layers.spec import Rank
 from kvasir_runtime.models import gpt_oss
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.models.sharded_places import sharded_places
-from kvasir_runtime.weights import quant_formats
-from kvasir_runtime.weights.loader import kinds, load
 
 NAME = "model.layers.1.mlp.experts.gate_up_proj"
 PARTS = {"blocks": (16,), "scales": ()}
@@ -31,16 +28,6 @@ PARTS = {"blocks": (16,), "scales": ()}
 def written(folder: Path, *, packed: bool) -> dict[str, Tensor]:
     family_checkpoints.write(folder, "gpt-oss")
     return e2m1_checkpoints.convert_experts(folder) if packed else load_file(folder / "model.safetensors")
-
-
-def loaded(folder: Path, quantization: Quantization, dtype: torch.dtype, rank: Rank | None = None) -> dict[str, Weight]:
-    config = read_config(folder)
-    family = family_of(config)
-    whole = family.spec(config)
-    spec = shard(whole, rank or Rank())
-    shapes, places = parameter_shapes(spec), sharded_places(family.places, whole, spec)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
-    return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
 
 
 def expected(worth: dict[str, Tensor], layer: int) -> dict[str, Tensor]:

@@ -1,0 +1,37 @@
+"""What the loader makes of a checkpoint, for tests of formats."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kvasir_api.options import Quantization
+from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.layers.sharding import shard
+from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.models.family import Place
+from kvasir_runtime.models.registry import read
+from kvasir_runtime.models.sharded_places import sharded_places
+from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights.loader import kinds, load
+
+Change = Callable[[dict[str, Place], dict[str, tuple[int, ...]]], object]
+"""Of places and shapes, before anything is read."""
+
+
+def loaded(
+    folder: Path,
+    quantization: Quantization,
+    dtype: torch.dtype = torch.float32,
+    rank: Rank | None = None,
+    change: Change | None = None,
+) -> dict[str, Weight]:
+    """The weights of a rank, or of all, on the host."""
+    config, family = read(folder)
+    whole = family.spec(config)
+    spec = shard(whole, rank or Rank())
+    shapes, places = parameter_shapes(spec), sharded_places(family.places, whole, spec)
+    if change is not None:
+        change(places, shapes)
+    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
+    return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)
