@@ -78,6 +78,10 @@ async def test_of_two_services_that_differ_in_a_field_something_differs(rig, cla
     everyone = [one for pair in pairs.values() for one in pair]
     await asyncio.gather(*(begin(rig, one) for one in everyone))
     rig.kubelet.hold = True
+    for one in everyone:
+        for pod in pods(rig, one)[:1]:
+            pod.set_state(**one.effect.says)
+    await rig.heard()  # or a service that rested has been without load for a whole window
     await asyncio.gather(*(go_on(rig, one) for one in everyone))
     found = {}
 
@@ -105,10 +109,8 @@ async def begin(rig, one):
 
 
 async def go_on(rig, one):
-    """Its pods say something, then it is told what it shall do, and its new pods say something."""
+    """It is told what it shall do, and its new pods say something."""
     effect = one.effect
-    for pod in pods(rig, one)[:1]:
-        pod.set_state(**effect.says)
     if one.then == one.spec:
         return
     await rig.apply(one.name, **one.then)

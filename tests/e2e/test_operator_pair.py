@@ -12,7 +12,6 @@ from kvasir_operator.status.compose import COUNTERS_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 FLAGS = (f"--lease-namespace={names.SYSTEM_NAMESPACE}", "--allow-model-dir=/srv")
-FOLLOW_S = 20.0
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ async def test_a_leader_that_stood_still_is_followed_and_writes_nothing_more(pai
     assert second.running
     first.signal(signal.SIGSTOP)
     kubectl(first.control, "scale", "infsvc/tiny", "--replicas=2", f"--namespace={first.namespace}")
-    await second.until(lambda: leads(second), second.tail, s=FOLLOW_S)
+    await second.until(lambda: leads(second), second.tail)
     assert len(await second.until_pods(2)) == 2
     await second.until_condition("Ready")
     await quiet(second)
