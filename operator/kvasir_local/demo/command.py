@@ -30,7 +30,12 @@ REPOSITORY: Final = "kvasir/tiny"
 
 
 @click.command()
-@click.option("--load-seconds", default=60.0, show_default=True, help="How long the load lasts.")
+@click.option(
+    "--load-seconds",
+    default=60.0,
+    show_default=True,
+    help="How long the load lasts; it is repeated until a replica was added.",
+)
 @click.option("--streams", default=32, show_default=True, help="Streams that the load keeps open at once.")
 @click.option(
     "--state-dir",

@@ -41,9 +41,11 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """How long and how hard. Seconds are deadlines, but for load_s, which is how long the load lasts."""
+    """How long and how hard. Seconds are deadlines, but for load_s, which is how long a load lasts; on a busy machine
+    replicas may come later than that, so that there are up to so many loads, one after the other."""
 
     load_s: float = 60.0
+    loads: int = 4
     streams: int = 32
     bound_s: float = 30.0
     ready_s: float = 180.0
@@ -168,21 +170,21 @@ async def _answer(client: AsyncOpenAI, model: str) -> AsyncIterator[str]:
 
 
 async def scale_up_and_down(view: ServiceView, load: LoadGenerator, screen: Screen, plan: DemoPlan) -> tuple[int, int]:
-    """Runs the load, then waits for the replicas to fall again. Returns the most and the last ready replicas."""
+    """Runs the load until it has added a replica, then waits for the replicas to fall again. Returns the most and the
+    last ready replicas."""
     watch = _Watch(view, screen, load.counts)
     await watch.look("load")  # before it begins: replicas may be added within a second
-    running = asyncio.create_task(load.run(time.monotonic() + plan.load_s))
-    try:
-        while not running.done():
-            await watch.look("load")
-        await running
-        least, until = watch.first_wanted, time.monotonic() + plan.scale_down_s
-        while time.monotonic() < until and (
-            watch.last is None or watch.last.wanted > least or watch.last.ready > least
-        ):
-            await watch.look("quiet")
-    finally:
-        running.cancel()
+    for _ in range(plan.loads):
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(load.run(time.monotonic() + plan.load_s))
+            while not running.done():
+                await watch.look("load")
+        least = watch.first_wanted
+        if watch.most > least:
+            break
+    until = time.monotonic() + plan.scale_down_s
+    while time.monotonic() < until and (watch.last is None or watch.last.wanted > least or watch.last.ready > least):
+        await watch.look("quiet")
     if load.counts.broken:
         raise DemoError(f"{load.counts.broken} of the streams broke; the last said: {load.counts.last_error}")
     if watch.most <= least:
