@@ -303,12 +303,12 @@ class ControlPlane:
             answer = ask()
             if answer.ok:
                 return
+            self._progress.waiting(f"waiting for {name}… {time.monotonic() - started:.0f} s")
             if time.monotonic() > deadline:
                 raise ComponentFailedError(
                     f"{name} is not ready after {self._ready_timeout_s:.0f} s: {answer.text}\n"
                     f"The end of {self.paths.log(name)}:\n{self._end_of_log(name)}"
                 )
-            self._progress.waiting(f"waiting for {name}… {time.monotonic() - started:.0f} s")
             time.sleep(_POLL_S)
 
     def _spawn(self, name: str) -> None:
