@@ -50,7 +50,7 @@ async def streamed(life: Life, installed: ControlPlane) -> str:
 
 async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlane):
     life = bare
-    with hub.serving(files=FILES, held=True) as found:
+    with hub.serving("trickles", FILES, held=True) as found:
         data = {"token": TOKEN, "endpoint": found.url}
         life.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": data})
         apply(life, "hf://org/name", 1)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from fakes.life import DEADLINE_S, STREAMS, Life, answer
+from fakes.life import DEADLINE_S, STREAMS, Life, answers
 from kvasir_api import names
 from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
@@ -44,14 +44,16 @@ async def test_keys_are_rotated_without_a_restart_and_without_losing_a_stream(li
 
         assert [await status(key) for key in (OLD, NEW, "")] == [200, 401, 401]
         async with AsyncOpenAI(base_url=address, api_key=OLD, max_retries=0, timeout=DEADLINE_S) as client:
-            running = [asyncio.create_task(answer(client, life.namespace, TOKENS)) for _ in range(STREAMS)]
+            stop = asyncio.Event()
+            running = [asyncio.create_task(answers(client, life.namespace, stop, TOKENS)) for _ in range(STREAMS)]
             await life.until(life.busiest, "the pod generates")
             put(life, OLD, NEW)  # both, for as long as clients need to change
             await until(NEW, 200)
             assert await status(OLD) == 200
+            stop.set()  # none begins with the old key behind its end
             put(life, NEW)
             await until(OLD, 401)
-            assert {await task for task in running} == {"length"}
+            assert {end for task in running for end in await task} == {"length"}
         life.kubectl("delete", "secret", "keys")
         await until(NEW, 401)
         await life.until(lambda: life.condition("Degraded").get("reason") == "KeysMissing", "the loss is told")

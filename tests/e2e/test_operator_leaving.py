@@ -6,7 +6,7 @@ import json
 import pytest
 from openai import AsyncOpenAI
 
-from fakes.life import DEADLINE_S, STREAMS, Life, answer, answers
+from fakes.life import DEADLINE_S, STREAMS, Life, answers
 from kvasir_api import names
 from kvasir_local import kubectl, stack
 from kvasir_local.control_plane import ControlPlane
@@ -49,14 +49,16 @@ async def node_drained_under_a_stream(life: Life, address: str) -> None:
     await life.until(lambda: len(life.items("pods")) == 1, "one pod")
     node = life.items("pods")[0]["spec"]["nodeName"]
     selector = f"--pod-selector={names.LABEL_SERVICE}=tiny"
+    stop = asyncio.Event()
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
-        running = [asyncio.create_task(answer(client, life.namespace, TOKENS)) for _ in range(STREAMS)]
+        running = [asyncio.create_task(answers(client, life.namespace, stop, TOKENS)) for _ in range(STREAMS)]
         victim = await life.until(life.busiest, "the pod generates")
+        stop.set()  # none begins where no replica is
         drain = ["drain", node, selector, "--delete-emptydir-data", "--timeout=55s"]
         try:
             await asyncio.to_thread(kubectl.run, life.cluster.kubectl, *drain)
             assert victim["uid"] not in {pod["metadata"]["uid"] for pod in life.items("pods")}
-            assert {await task for task in running} == {"length"}
+            assert {end for task in running for end in await task} == {"length"}
         finally:
             kubectl.run(life.cluster.kubectl, "uncordon", node)
     await life.until_ready()

@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 import json
+import time
 
 import pytest
 
 from fakes.operator_rig import kubectl
 from kvasir_api import names
 from kvasir_kube.kinds import DEPLOYMENT, SERVICE, Kind, labels
+from kvasir_operator.loop.write_conflicts import MOST_AT_ONCE, PAUSE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 QUOTA = Kind(kind="ResourceQuota", plural="resourcequotas")
@@ -93,7 +95,7 @@ async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
     await rig.apply(replicas=1)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     ((name, _),) = [(d["metadata"]["name"], d) for d in await rig.all(DEPLOYMENT)]
-    mark, limits = rig.audit_mark(), itertools.count(3)
+    mark, limits, began = rig.audit_mark(), itertools.count(3), time.monotonic()
 
     async def change():
         spec = {"revisionHistoryLimit": next(limits)}
@@ -109,27 +111,39 @@ async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
     for _ in range(20):
         await change()
         await asyncio.sleep(0.05)
-    assert len([w for w in rig.writes_since(mark) if w.resource == "deployments" and w.code < 400]) == 5
+    written = len([w for w in rig.writes_since(mark) if w.resource == "deployments" and w.code < 400])
+    assert MOST_AT_ONCE <= written <= MOST_AT_ONCE + pauses(began)
+
+
+def pauses(began):
+    """After each of which a rival's change is restored once more; none on a machine that is not busy."""
+    return int((time.monotonic() - began) // PAUSE_S)
 
 
 async def test_a_rival_that_takes_a_child_out_of_our_watch_is_restored_as_rarely(rig):
     """Without the label the API server reports the child as deleted."""
     await rig.apply(replicas=1)
     await rig.until_condition("Ready", reason="AllReplicasReady")
-    mark = rig.audit_mark()
+    mark, began = rig.audit_mark(), time.monotonic()
     taken = {"metadata": {"labels": {names.LABEL_PART_OF: None}}}
 
     async def back():
         found = await rig.client.get(SERVICE, rig.namespace, "tiny")
         return names.LABEL_PART_OF in labels(found)
 
-    for _ in range(5):
+    for _ in range(MOST_AT_ONCE):
         await rig.client.merge(SERVICE, rig.namespace, "tiny", taken, manager="rival")
         await rig.until(back, lambda: "the label is back")
-    (note,) = await rig.events("ConflictingWriter")
+
+    async def told():
+        return await rig.events("ConflictingWriter") or None
+
+    (note,) = await rig.until(told, rig.tail)
     assert note.startswith("Service/tiny is changed repeatedly")
     await rig.client.merge(SERVICE, rig.namespace, "tiny", taken, manager="rival")
     await rig.heard()
-    assert not await back()
+    is_back = await back()
     written = [w.verb for w in rig.writes_since(mark) if w.resource == "services" and w.code < 400]
-    assert written == ["patch"] * 5
+    more = len(written) - MOST_AT_ONCE
+    assert set(written) == {"patch"}
+    assert is_back <= more <= pauses(began)

@@ -87,14 +87,19 @@ async def edited_under_streams(life: Life, address: str) -> None:
 
 async def killed_under_streams(life: Life, address: str) -> None:
     """The pod is replaced, and every client is told: none hangs, none takes a cut answer for a whole one."""
-    stop = asyncio.Event()
+    stop, ends = asyncio.Event(), list[str]()
+
+    async def stream(client: AsyncOpenAI) -> None:
+        while not stop.is_set():
+            ends.append(await answer(client, life.namespace, 900))
+
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
-        # So long that those on the victim have not ended when the kill arrives.
-        running = [asyncio.create_task(answers(client, life.namespace, stop, 900)) for _ in range(STREAMS)]
-        victim = await life.until(life.busiest, "a pod generates")
-        life.kubectl("delete", "pod", victim["name"], "--force", "--grace-period=0")
-        await life.until(lambda: victim["uid"] not in life.uids() and len(life.uids()) == 2, "a new pod")
-        await life.until_ready()
+        running = [asyncio.create_task(stream(client)) for _ in range(STREAMS)]
+        while "error" not in ends:  # until a kill comes while a stream is on the victim
+            victim = await life.until(life.busiest, "a pod generates")
+            await asyncio.to_thread(life.kubectl, "delete", "pod", victim["name"], "--force", "--grace-period=0")
+            await life.until(lambda uid=victim["uid"]: uid not in life.uids() and len(life.uids()) == 2, "a new pod")
+            await life.until_ready()
         stop.set()
-        ends = [end for task in running for end in await task]
+        await asyncio.gather(*running)
     assert set(ends) == {"error", "length"}

@@ -24,10 +24,11 @@ HOST: Final = "localhost"
 
 
 class ExternalMetrics:
-    """read: the operator's metrics in the text format. asked: how often the HPA controller has read a metric."""
+    """read: the operator's metrics in the text format. asked: how often the HPA controller has read a metric. fails:
+    while set, it is refused, so that the HPA changes nothing."""
 
     def __init__(self, read: Callable[[], Awaitable[str]]) -> None:
-        self.asked = 0
+        self.asked, self.fails = 0, False
         self._read = read
 
     def app(self) -> web.Application:
@@ -54,6 +55,8 @@ class ExternalMetrics:
         """Series of that name whose labels match, of any namespace: a provider need not hold its rules to the one that
         asks."""
         self.asked += 1
+        if self.fails:
+            return web.Response(status=503)
         wanted = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if part)
         name, now = request.match_info["metric"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         items = [

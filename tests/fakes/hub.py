@@ -19,6 +19,7 @@ Fault = Literal[
     "cut always",
     "reset always",
     "stalls",
+    "trickles",
     "too long",
     "damaged once",
     "damaged always",
@@ -55,7 +56,7 @@ class Hub:
     every revision; after a listing of one that "moves" it is LATER. digest: what is said to be that of the weights.
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
-    "stalls" the second half is sent then.
+    "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set.
     """
 
     url: str
@@ -98,7 +99,7 @@ class _Handler(HubHandler):
             return self.reply(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
         of_weights = name == WEIGHTS or name.endswith(".gguf")
-        if of_weights and body:
+        if of_weights and body and hub.fault != "trickles":
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
             return self._lead(self.path)
@@ -138,6 +139,8 @@ class _Handler(HubHandler):
         rest, status = content[first:], 206 if first else 200
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        if fault == "trickles":
+            return self._trickle(rest, headers, status)
         cut = fault in ("cut always", "reset always", "stalls") or (fault == "cut once" and times == 1)
         self.reply(rest[: len(rest) // 2] if cut else rest, headers, length=len(rest), status=status)
         if fault == "stalls":
@@ -148,6 +151,16 @@ class _Handler(HubHandler):
         if cut:
             self.close_connection = True
         return None
+
+    def _trickle(self, rest: bytes, headers: dict[str, str], status: int) -> None:
+        """Slow enough to last until `open` is set, and never silent, which clients accept for seconds only."""
+        self.reply(b"", headers, length=len(rest), status=status)
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < len(rest) - 1 and not self.hub.open.wait(0.2):
+                self.wfile.write(rest[sent : sent + 1])
+                sent += 1
+            self.wfile.write(rest[sent:])
 
     def _refuse(self, status: int, code: str) -> None:
         body = b"{}" if self.command == "GET" else b""

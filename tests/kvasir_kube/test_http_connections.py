@@ -98,7 +98,7 @@ async def test_no_more_connections_are_open_than_may_be(pod):
     targets = {stub.name: base(stub) for stub in stubs}
     async with StateReader(most_open=4) as reader:
         for _ in range(3):
-            assert set(await reader.states(targets, deadline_s=20.0)) == set(targets)
+            assert set(await reader.states(targets, deadline_s=60.0)) == set(targets)
             assert sum(connections(stub) for stub in stubs) <= 4
     await asyncio.gather(*(stub.stop() for stub in stubs))
 
@@ -107,7 +107,7 @@ async def test_a_pod_is_read_again_and_again_on_one_connection(pod):
     seen = []
     async with StateReader() as reader:
         for _ in range(5):
-            await reader.states({"good": base(pod)}, deadline_s=5.0)
+            await reader.states({"good": base(pod)}, deadline_s=60.0)
             seen.append(connections(pod))
     assert (seen, pod.state_reads) == ([1] * 5, 5)
 
@@ -115,11 +115,11 @@ async def test_a_pod_is_read_again_and_again_on_one_connection(pod):
 async def test_a_pod_that_ended_the_connection_is_read_on_another(pod):
     """As a server does that waits a few seconds for the next request: the reading of that moment is not lost."""
     async with StateReader() as reader:
-        assert await reader.states({"good": base(pod)}, deadline_s=5.0)
+        assert await reader.states({"good": base(pod)}, deadline_s=60.0)
         for runner in pod._runners:
             for connection in list(runner.server.connections):
                 connection.transport.abort()
-        assert await reader.states({"good": base(pod)}, deadline_s=5.0)
+        assert await reader.states({"good": base(pod)}, deadline_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_every_framing_of_an_answer_is_read(response):
     pieces = [response[index : index + 7] for index in range(0, len(response), 7)]
     async with scripted(*pieces) as (target,), StateReader() as reader:
         for _ in range(2):
-            assert (await reader.states({"pod": target}, deadline_s=5.0))["pod"].running == 7
+            assert (await reader.states({"pod": target}, deadline_s=60.0))["pod"].running == 7
 
 
 @pytest.mark.parametrize(

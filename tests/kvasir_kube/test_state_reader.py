@@ -60,7 +60,7 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(pods):
         assert await reader.states(targets, deadline_s=0.2) == {}
         slow.hold_state.set()
         slow.set_state(running=2)
-        readings = await reader.states(targets, deadline_s=5.0)
+        readings = await reader.states(targets, deadline_s=60.0)
     assert readings["slow"].running == 2
 
 
@@ -97,9 +97,9 @@ async def test_a_drain_is_requested_and_reverted(pods):
 
 async def test_a_drain_does_not_wait_for_a_reading_of_the_same_pod(pods):
     async with StateReader() as reader:
-        reading = asyncio.create_task(reader.states({"slow": base(pods["slow"])}, deadline_s=20.0))
+        reading = asyncio.create_task(reader.states({"slow": base(pods["slow"])}, deadline_s=60.0))
         await asyncio.sleep(0)  # its connection is being opened
-        assert await reader.drain(base(pods["slow"]), on=True, deadline_s=10.0)
+        assert await reader.drain(base(pods["slow"]), on=True, deadline_s=60.0)
         pods["slow"].hold_state.set()
         assert (await reading)["slow"].phase == "draining"
 
@@ -115,7 +115,7 @@ async def test_sets_of_prefixes_are_followed_and_read_as_a_whole_where_they_cann
         seen = []
         for digest in (both, gone, gone):
             good.set_state(instance="0123abcd", prefixes=digest)
-            readings = await reader.states(targets, deadline_s=5.0, prefixes=followed)
+            readings = await reader.states(targets, deadline_s=60.0, prefixes=followed)
             assert readings["good"].prefixes == digest
             seen.append((followed["good"].after, set(followed["good"].hashes)))
     assert seen == [(2, {one, two}), (3, {two}), (WHOLE, set())]
@@ -166,7 +166,7 @@ async def test_the_set_of_a_pod_that_is_gone_is_forgotten_and_that_of_a_late_one
     for stub in (late, gone):
         stub.set_state(instance=stub.name, prefixes=told)
     async with StateReader() as reader:
-        await reader.states(targets, deadline_s=5.0, prefixes=followed)
+        await reader.states(targets, deadline_s=60.0, prefixes=followed)
         assert [each.hashes for each in followed.values()] == [{b"1" * 8}] * 2
         late.hold_state = asyncio.Event()
         await gone.stop()

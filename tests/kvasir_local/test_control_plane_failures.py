@@ -37,7 +37,7 @@ def test_a_member_that_hangs_is_given_up(tmp_path):
     log = StatePaths(root=tmp_path / "state").log(component_flags.ETCD)
 
     class UntilItSpoke(SilentProgress):
-        """Waits for the line of a program that a busy machine starts late."""
+        """Waits for the line of a program that a busy machine starts late; before that, another cluster may start."""
 
         def waiting(self, text):
             deadline = time.monotonic() + 60

@@ -29,7 +29,7 @@ def replica(tmp_path_factory, sink):
     keys = ("--api-key", "key-of-a", "--api-key", "key-of-b")
     env = {names.ENV_SERVICE: "default/real", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     traced = ("--otlp-traces-endpoint", sink.url, "--otlp-sample-percent", "0")
-    with api_process(model, *keys, *traced, env=env, faults={"step_s": 0.005}) as found:
+    with api_process(model, *keys, *traced, env=env, faults={"step_s": 0.1}) as found:
         yield found
 
 

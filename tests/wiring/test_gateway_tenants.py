@@ -109,18 +109,20 @@ async def test_limits_are_in_headers_that_clients_read(front):
     await published(front, team)
     forged = dict.fromkeys(names.HEADERS_RATE_LIMIT, "999")
     left = []
-    for _ in range(3):
-        answer = await asked(front, "k-limits", extra_headers=forged)
+    while True:  # not three times: one comes back every 20 s, which may have passed
+        try:
+            answer = await asked(front, "k-limits", extra_headers=forged)
+        except openai.RateLimitError as error:
+            refused = error
+            break
         assert answer.headers["x-ratelimit-limit-requests"] == "3"
         assert answer.headers["x-ratelimit-limit-tokens"] == "100000"
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 100_000
         assert answer.headers["x-ratelimit-reset-requests"].endswith("s")
         left.append(answer.headers["x-ratelimit-remaining-requests"])
-    assert left == ["2", "1", "0"]
-    with pytest.raises(openai.RateLimitError) as refused:
-        await asked(front, "k-limits")
-    headers = refused.value.response.headers
-    assert refused.value.code == "rate_limit_exceeded"
+    assert (left[:1], left[-1:], len(left) >= 3) == (["2"], ["0"], True)
+    headers = refused.response.headers
+    assert refused.code == "rate_limit_exceeded"
     assert 1 <= int(headers["retry-after"]) <= 20
     assert headers["x-ratelimit-remaining-requests"] == "0"
 

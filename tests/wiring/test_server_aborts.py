@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("server-aborts")  # its process is shared b
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     model = checkpoints.write(tmp_path_factory.mktemp("model") / "tiny")
-    with api_process(model, faults={"step_s": 0.005}) as running:
+    with api_process(model, faults={"step_s": 0.1}) as running:
         yield running
 
 

@@ -203,7 +203,7 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest(model, tmp_path):
 
 
 def test_a_replica_that_is_told_to_end_serves_those_who_do_not_know_it_yet(model):
-    with api_process(model, "--pod-revision", "abc", "--drain-timeout", "2") as server:
+    with api_process(model, "--pod-revision", "abc", "--drain-timeout", "600") as server:
         server.signal()
         server.until("draining", lambda: server.state()["phase"] == "draining")
         assert server.ask("/readyz", ops=True).status == 503
@@ -250,7 +250,7 @@ def test_the_control_plane_can_drain_and_take_it_back(model):
 def test_a_killed_engine_is_an_error_for_everybody_and_the_end(model, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    with api_process(model, faults={"gate": str(gate), "step_s": 0.005}) as server:
+    with api_process(model, faults={"gate": str(gate), "step_s": 0.05}) as server:
         under_way = Stream(server, max_tokens=4000)
         server.until("it to stream", lambda: 'first_token_seconds_count{model_name="tiny"} 1.0' in _metrics(server))
         gate.unlink()
@@ -309,7 +309,7 @@ def test_the_openai_client_sees_an_error_inside_a_stream(model, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
     with (
-        api_process(model, faults={"gate": str(gate), "step_s": 0.005}) as server,
+        api_process(model, faults={"gate": str(gate), "step_s": 0.05}) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client,
     ):
         stream = client.completions.create(model="tiny", prompt="x", max_tokens=4000, stream=True)

@@ -83,7 +83,7 @@ def test_the_second_replica_has_what_the_first_is_asked_most(model, tmp_path):
         cached(first, f"asked once {SYSTEM}")
         hit_rate(draw, first)
         before = hit_rate(draw, first)
-        with starting(model, tmp_path, *room) as (second, load):
+        with starting(model, tmp_path, *room, "--prefix-warmup-seconds", "600") as (second, load):
             assert told(second, ops(first)).json == {"peers": 1}
             load()
             second.wait_ready()
@@ -179,7 +179,7 @@ def test_peers_come_too_late_once_those_that_were_named_are_read(model, tmp_path
         asked.set()
         connection.recv(1)
 
-    with peer(asks) as base, starting(model, tmp_path, "--prefix-warmup-seconds", "8") as (server, load):
+    with peer(asks) as base, starting(model, tmp_path, "--prefix-warmup-seconds", "600") as (server, load):
         assert told(server, base).json == {"peers": 1}
         load()
         assert asked.wait(DEADLINE_S)

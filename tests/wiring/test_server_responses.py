@@ -29,6 +29,20 @@ def client(engine):
         yield made
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """Its longest answer takes three minutes, so that what is done meanwhile comes before its end."""
+    with scripted(tmp_path_factory.mktemp("slow"), *ARGS, faults={"step_s": 0.1}) as running:
+        running.says("")
+        yield running
+
+
+@pytest.fixture
+def slow_client(slow):
+    with slow.server.strict_openai() as made:
+        yield made
+
+
 def create(client, text="the plan", **fields):
     return client.responses.create(model="tiny", input=text, **fields)
 
@@ -204,7 +218,7 @@ def test_what_is_not_stored_is_not_found(engine, client):
         client.responses.delete(kept.id)
 
 
-def test_the_background_is_asked_and_cancelled_by_id(engine, client):
+def test_the_background_is_asked_by_id(engine, client):
     engine.says("the operator")
     begun = create(client, background=True)
     assert (begun.status, begun.background, begun.output) == ("queued", True, [])
@@ -212,23 +226,25 @@ def test_the_background_is_asked_and_cancelled_by_id(engine, client):
     assert (done.status, done.output_text) == ("completed", "the operator")
     with pytest.raises(openai.BadRequestError, match="completed already"):
         client.responses.cancel(begun.id)
-    engine.says("")
-    endless = create(client, background=True, max_output_tokens=1900)
-    cancelled = client.responses.cancel(endless.id)
+
+
+def test_the_background_is_cancelled_by_id(slow, slow_client):
+    endless = create(slow_client, background=True, max_output_tokens=1900)
+    cancelled = slow_client.responses.cancel(endless.id)
     assert cancelled.status == "cancelled"
-    assert client.responses.cancel(endless.id).status == "cancelled"
-    engine.server.until("idle", lambda: engine.server.state()["running"] == 0)
-    assert engine.server.state()["kv"]["pinned_tokens"] == 0
+    assert slow_client.responses.cancel(endless.id).status == "cancelled"
+    slow.server.until("idle", lambda: slow.server.state()["running"] == 0)
+    assert slow.server.state()["kv"]["pinned_tokens"] == 0
 
 
-def test_a_cancelled_stream_ends_as_incomplete(engine, client):
-    engine.says("")
-    stream = create(client, stream=True, max_output_tokens=1900)
+def test_a_cancelled_stream_ends_as_incomplete(slow_client):
+    stream = create(slow_client, stream=True, max_output_tokens=1900)
     response_id = next(stream).response.id
-    assert client.responses.retrieve(response_id).status == "in_progress"
+    assert slow_client.responses.retrieve(response_id).status == "in_progress"
     with pytest.raises(openai.BadRequestError, match="not finished"):
-        create(client, previous_response_id=response_id)
-    cancelled = client.responses.cancel(response_id)
+        create(slow_client, previous_response_id=response_id)
+    assert next(event for event in stream if event.type == "response.output_text.delta")
+    cancelled = slow_client.responses.cancel(response_id)
     events = list(stream)
     assert events[-1].type == "response.incomplete"
     assert events[-1].response == cancelled
@@ -237,12 +253,11 @@ def test_a_cancelled_stream_ends_as_incomplete(engine, client):
     assert cancelled.output[0] == events[-2].item
 
 
-def test_a_client_that_leaves_cancels(engine, client):
-    engine.says("")
-    with create(client, stream=True, max_output_tokens=1900) as stream:
+def test_a_client_that_leaves_cancels(slow, slow_client):
+    with create(slow_client, stream=True, max_output_tokens=1900) as stream:
         response_id = next(stream).response.id
-    engine.server.until("cancelled", lambda: client.responses.retrieve(response_id).status == "cancelled")
-    engine.server.until("idle", lambda: engine.server.state()["running"] == 0)
+    slow.server.until("cancelled", lambda: slow_client.responses.retrieve(response_id).status == "cancelled")
+    slow.server.until("idle", lambda: slow.server.state()["running"] == 0)
 
 
 def test_what_is_kept_is_bounded(tmp_path):

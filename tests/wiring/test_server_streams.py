@@ -27,6 +27,13 @@ def server(model):
         yield running
 
 
+@pytest.fixture(scope="module")
+def slow(model):
+    """Its longest answer takes two minutes, so that a client leaves before the end of it."""
+    with api_process(model, "--served-model-name", "tiny", faults={"step_s": 0.03}) as running:
+        yield running
+
+
 @pytest.fixture
 def client(server):
     with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as made:
@@ -186,30 +193,31 @@ async def test_32_streams_at_once_are_whole_and_in_order(server: ApiProcess):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_frees_its_blocks(server: ApiProcess, stream):
+def test_a_client_that_hangs_up_frees_its_blocks(slow: ApiProcess, stream):
     body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 4000, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    with socket.create_connection(server.http) as connection:
+    with socket.create_connection(slow.http) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
-        server.until("it to run", lambda: server.state()["running"] == 1)
-    server.until("its blocks to be free", lambda: server.state()["kv"]["pinned_tokens"] == 0)
-    server.until("the count", lambda: 'finish_reason="abort"' in server.ask("/metrics").body.decode())
+        slow.until("it to run", lambda: slow.state()["running"] == 1)
+    slow.until("its blocks to be free", lambda: slow.state()["kv"]["pinned_tokens"] == 0)
+    slow.until("the count", lambda: 'finish_reason="abort"' in slow.ask("/metrics").body.decode())
 
 
-def test_a_reader_that_stops_reading_stalls_no_other(server: ApiProcess, client):
+def test_a_reader_that_stops_reading_stalls_no_other(slow: ApiProcess):
     body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 4000, "n": 16, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    slow = socket.socket()
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    slow.connect(server.http)
+    stopped = socket.socket()
+    stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stopped.connect(slow.http)
     try:
-        slow.sendall(head.encode() + b"\r\n\r\n" + body)
-        server.until("it to run", lambda: server.state()["running"] == 16)
-        answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=64)
+        stopped.sendall(head.encode() + b"\r\n\r\n" + body)
+        slow.until("it to run", lambda: slow.state()["running"] == 16)
+        with openai.OpenAI(base_url=slow.base_url, api_key="none", max_retries=0) as client:
+            answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=64)
         assert answer.usage.completion_tokens == 64
     finally:
-        slow.close()
-    server.until("its blocks to be free", lambda: server.state()["running"] == 0)
+        stopped.close()
+    slow.until("its blocks to be free", lambda: slow.state()["running"] == 0)
 
 
 def test_what_is_measured_is_exposed(server: ApiProcess, client):

@@ -102,7 +102,7 @@ def test_ids_of_another_tenant_are_unknown(model, options):
         head = {**JSON, "authorization": f"Bearer {key}"}
         return server.ask(path, body, headers=head, method=method)
 
-    with api_process(model, *KEYS, *options, faults={"step_s": 0.005}) as server, client_of(server, "key-of-a") as of_a:
+    with api_process(model, *KEYS, *options, faults={"step_s": 0.1}) as server, client_of(server, "key-of-a") as of_a:
         stream = of_a.completions.create(model="tiny", prompt="hello ", max_tokens=3000, stream=True)
         running = next(stream).id
         late = of_a.responses.create(model="tiny", input="hi", max_output_tokens=3000, background=True).id
