@@ -4,7 +4,7 @@ What a gateway had held came at another time than it arrived at pods, and is no 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import inf, sqrt
 from operator import add, attrgetter, sub
@@ -46,20 +46,21 @@ def arrival_rate(window: LoadWindow, *, residence_s: float, now: float) -> Arriv
     if not counts:
         return ArrivalRate()
     # Each list is of stretches that end now, the shortest first.
-    columns = zip(*[c[:5] for c in reversed(counts)], strict=True)
-    spans_s, arrived, expired, refused, released = map(_running_sums, columns)
-    arrivals = list(map(sub, arrived, released))
-    # Of requests that were refused before, more may come again in a stretch than are refused in it.
-    turned_away = [max(0.0, number) for number in refused] if any(refused) else refused
-
-    came = list(map(add, arrivals, turned_away))
+    spans, arrived, expired, refused, released = zip(*[c[:5] for c in reversed(counts)], strict=True)
+    spans_s, came = list(accumulate(spans)), list(accumulate(arrived))
+    if any(released):
+        came = list(map(sub, came, accumulate(released)))
+    if any(refused):
+        # Of requests that were refused before, more may come again in a stretch than are refused in it.
+        came = list(map(add, came, [max(0.0, number) for number in accumulate(refused)]))
 
     def rate(i: int) -> ArrivalRate:
         # A few arrivals in the first second must not look like many per second.
         stretch_s = max(spans_s[i], FAST_S)
-        return ArrivalRate(came[i] / stretch_s, (expired[i] + turned_away[i]) / stretch_s)
+        turned_away = sum(expired[: i + 1]) + max(0.0, sum(refused[: i + 1]))
+        return ArrivalRate(came[i] / stretch_s, turned_away / stretch_s)
 
-    slow, spread = rate(-1), dispersion(window)
+    slow, spread = rate(len(came) - 1), dispersion(window)
     found, usual = slow, slow.all
     for i in range(bisect_left(spans_s, least_s), len(came)):
         number, span_s = came[i], spans_s[i]
@@ -98,10 +99,6 @@ def _growth(stretches: Sequence[Stretch | LoadSample], now: float) -> float:
     rises.remove(inf)
     least, most = min(rises), max(rises)
     return least / RECENT_S if least > LEAST_RISE * most else 0.0
-
-
-def _running_sums(values: Iterable[float]) -> list[float]:
-    return list(accumulate(values))
 
 
 def _scaled(rate: ArrivalRate, factor: float) -> ArrivalRate:

@@ -13,7 +13,7 @@ def imbalance(readings: Mapping[str, RuntimeState]) -> tuple[float, str]:
         return 0.0, ""
     full = {name: _fullness(reading) for name, reading in readings.items()}
     busiest = max(sorted(full), key=full.__getitem__)
-    others = fmean(share for name, share in full.items() if name != busiest)
+    others = fmean([share for name, share in full.items() if name != busiest])
     return full[busiest] - others, busiest
 
 
