@@ -8,6 +8,7 @@ none, it reads which modules are left in full.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 BLOCK: Final = [128, 128]
@@ -23,7 +24,6 @@ _LEFT: Final = (
 )
 """Fields that list modules which are left in full; each tool has its own."""
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+")
-_END: Final = r"(?:\.|$)"
 _FIRST_GPTQ: Final = ("gptq", None)
 """Names of the first layout of GPTQ, which stores zeros less 1."""
 
@@ -112,7 +112,7 @@ def _named(entries: list[str], method: str) -> Callable[[str], bool]:
         return lambda module: any(entry in module for entry in entries)
     names = {entry.replace("language_model.", "") for entry in entries if _PLAIN_NAME.fullmatch(entry)}
     patterns = [_pattern(entry, method) for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
-    return lambda module: not names.isdisjoint(_parts(module)) or any(one.match(module) for one in patterns)
+    return lambda module: not names.isdisjoint(_parts(module)) or any(matches(module) for matches in patterns)
 
 
 def _parts(module: str) -> set[str]:
@@ -127,17 +127,27 @@ def _parts(module: str) -> set[str]:
     }
 
 
-def _pattern(entry: str, method: str) -> re.Pattern[str]:
+def _pattern(entry: str, method: str) -> Callable[[str], bool]:
     """Regular expressions match from the beginning of a name where they are marked as such (re:), else from that of a
     part up to the end of one; those of modelopt, and what is no regular expression, have * for anything.
+
+    The config of a stranger may have any, so that both kinds are matched without backtracking; for that reason what
+    looks ahead is no regular expression here.
     """
-    wildcards = re.escape(entry).replace(r"\*", ".*") + _END
+    from jsonschema_rs import Draft202012Validator, RegexOptions
+
+    literal = "".join(f"[{sign}]" if sign in "[?" else sign for sign in entry)
+
+    def has_wildcards(module: str) -> bool:
+        return fnmatchcase(module, literal) or fnmatchcase(module, f"{literal}.*")
+
     if method == "modelopt":
-        return re.compile(wildcards)
+        return has_wildcards
+    written = entry[3:] if entry.startswith("re:") else rf"(?:.*\.)?(?:{entry})(?:\.|$)"
     try:
-        return re.compile(entry[3:] if entry.startswith("re:") else rf"(?:.*\.)?(?:{entry}){_END}")
-    except re.error:
-        return re.compile(wildcards)
+        return Draft202012Validator({"pattern": f"^(?:{written})"}, pattern_options=RegexOptions()).is_valid
+    except ValueError:
+        return has_wildcards
 
 
 def _gptq(config: Mapping[str, Any]) -> str:

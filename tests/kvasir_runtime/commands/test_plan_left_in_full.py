@@ -26,6 +26,7 @@ from kvasir_api import inspection
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.commands import model_facts
 from kvasir_runtime.commands.plan import fit_report, plan
+from kvasir_runtime.models import quantization_config
 from kvasir_runtime.runner.startup.build import build
 
 SHAPE = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, num_layers=2, intermediate_size=384)
@@ -146,6 +147,21 @@ def test_what_names_no_module_counts_none(field: str, entry: object) -> None:
     quantization = integer_checkpoints.described(integer_checkpoints.Style(method="gptq")) | {field: [entry]}
     shape = model_facts.shape_of(checkpoints.config_json(SHAPE) | {"quantization_config": quantization})
     assert (shape.stored_sixteenths, shape.stored_plain) == (12, 0)
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "modelopt"])
+def test_no_pattern_of_a_config_is_tried_for_long(method: str) -> None:
+    """With backtracking each of these takes longer than the test may."""
+    hostile = ["re:(([a-z.])+)+[0-9]", "(a|a)*(b|b)*(.|a)*[0-9]", "a*" * 40 + "b", "(.*a){40}[0-9]"]
+    is_left = quantization_config.left_in_full({"quant_method": method, "ignore": hostile})
+    assert not is_left("a" * 128)
+
+
+def test_wildcards_mean_themselves_alone() -> None:
+    entries = {"quant_method": "modelopt", "exclude_modules": ["model.layers.?*", "model.[a-z]*", "*.mlp*"]}
+    is_left = quantization_config.left_in_full(entries)
+    assert is_left("model.layers.1.mlp.up_proj")
+    assert not is_left("model.layers.1.self_attn.q_proj")
 
 
 def test_more_experts_than_any_model_has_are_not_looked_at() -> None:
