@@ -159,6 +159,7 @@ async def measure(
             await rig.until(lambda: reached(seen.ready, services), lambda: f"{len(seen.ready)} ready", s=deadline_s)
         run.at_once = made.times(seen)
         say(f"{services} services ready after {run.phases[-1].seconds:.1f} s")
+        await rig.until(lambda: rests(rig), lambda: "a while without a write", s=deadline_s)
         with phase(run, rig, "idle"):
             await pause(idle_s)
         made = Made()
