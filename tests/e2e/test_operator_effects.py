@@ -109,7 +109,7 @@ async def begin(rig, one):
 
 
 async def go_on(rig, one):
-    """It is told what it shall do, and its new pods say something."""
+    """Applies the rest of the service's spec and sets the state of its new pods."""
     effect = one.effect
     if one.then == one.spec:
         return

@@ -104,14 +104,12 @@ def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
 
 def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
     """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
-    from kvasir_runtime.models.registry import FAMILIES
-
     try:
         shape = forecast.shape(config)
         return replace(shape, stored_plain=_stored_plain(config, shape)) if shape.stored_sixteenths else shape
     except ValueError as error:
-        known, architecture = {name for family in FAMILIES for name in family.architectures}, architecture_of(config)
-        if architecture in known or "architectures" not in config:
+        architecture = architecture_of(config)
+        if is_supported(architecture) or "architectures" not in config:
             raise
         raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
 
