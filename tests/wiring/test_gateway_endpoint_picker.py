@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from fakes.gateway import gateway, grant, until
 from fakes.pool_proxy import pool_proxy
 from fakes.stub_runtime import stub_runtimes
+from kvasir_gateway import choice_records
 from kvasir_gateway.hold_queue import HoldLimits
 from kvasir_gateway.picker.endpoint_picker_server import DUPLEX, EndpointPickerSettings
 from kvasir_gateway.picker.ext_proc_messages import PROCESS
@@ -40,16 +41,24 @@ async def asked(front, url, model, **fields):
         return response.status, await response.read(), response.headers
 
 
+async def loads_are_known(front, model, number):
+    """Whether the picker's last choice counted what so many pods say of themselves."""
+    await front.post(model, headers={"x-request-id": "load"})
+    _, page = await front.page("/choices/load")
+    record = choice_records.decode(json.dumps(json.loads(page)["record"]).encode())
+    return [one.load is not None for one in record.candidates] == [True] * number
+
+
 @pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods, mode):
     busy, idle, elsewhere = pods
     chosen = settings()
     async with gateway(endpoint_picker=chosen, max_body_bytes=400_000) as front:
+        busy.set_state(waiting=9, waiting_uncached_tokens=50_000)  # before the picker knows it
         front.objects.serve("s", busy, idle)
         front.objects.serve("other", elsewhere)
         front.objects.route("routed", rules=[{"targets": [{"service": "s"}]}])
         await until(lambda: front.routes("s"), "s")
-        busy.set_state(waiting=9, waiting_uncached_tokens=50_000)
         ports = [pod.http_port for pod in (busy, idle)]
         async with pool_proxy(ports, picker=chosen.port, mode=mode, subset=True) as url:
 
@@ -60,7 +69,9 @@ async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods,
                     return False
                 return (status, body) == (200, idle.whole())
 
-            await until(goes_to_the_idle_one, "the proxy and a reading of the busy pod")
+            # One answer of the idle one may be chance.
+            await until(lambda: loads_are_known(front, "s", 2), "a reading of both pods")
+            await until(goes_to_the_idle_one, "the proxy")
             assert [(await asked(front, url, "s"))[1] for _ in range(5)] == [idle.whole()] * 5
             long = [{"role": "user", "content": "é" * 50_000}]
             _, _, headers = await asked(front, url, "s", messages=long, headers={"x-kvasir-relayed": "x"})
