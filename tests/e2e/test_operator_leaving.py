@@ -11,7 +11,7 @@ from kvasir_api import names
 from kvasir_local import kubectl, stack
 from kvasir_local.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 TOKENS = 900
 
 
@@ -54,7 +54,7 @@ async def node_drained_under_a_stream(life: Life, address: str) -> None:
         running = [asyncio.create_task(answers(client, life.namespace, stop, TOKENS)) for _ in range(STREAMS)]
         victim = await life.until(life.busiest, "the pod generates")
         stop.set()  # none begins where no replica is
-        drain = ["drain", node, selector, "--delete-emptydir-data", "--timeout=55s"]
+        drain = ["drain", node, selector, "--delete-emptydir-data", f"--timeout={DEADLINE_S:g}s"]
         try:
             await asyncio.to_thread(kubectl.run, life.cluster.kubectl, *drain)
             assert victim["uid"] not in {pod["metadata"]["uid"] for pod in life.items("pods")}

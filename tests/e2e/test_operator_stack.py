@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from openai import AsyncOpenAI
 
-from fakes.life import DEADLINE_S, SETTLE_S, STREAMS, Life, answer, answers
+from fakes.life import DEADLINE_S, STREAMS, Life, answer, answers
 from kvasir_api import names
 from kvasir_local import kubectl, stack
 from kvasir_local.control_plane import ControlPlane
 
 IDLE_S = 60.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 async def test_a_service_lives_through_it_all(life: Life, installed: ControlPlane):
@@ -55,10 +55,10 @@ async def idle(life: Life, address: str) -> None:
         return (scaling.get("rawReplicas"), scaling.get("limitedBy")) == (0, "floor")
 
     await life.until(forgotten, "no demand")
-    for _ in range(6):
-        if not await life.writes(SETTLE_S):
+    for _ in range(3):  # a pod that a busy machine keeps from answering is news
+        if not (written := await life.writes(IDLE_S)):
             break
-    assert await life.writes(IDLE_S) == []
+    assert written == []
 
 
 async def operator_replaced(life: Life) -> None:

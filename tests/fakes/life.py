@@ -19,7 +19,6 @@ SAMPLE: Final = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml
 DEADLINE_S: Final = 90.0
 HANG_S: Final = 120.0
 """Of a whole answer, which on a busy machine waits for others; the client gives up a silent one after DEADLINE_S."""
-SETTLE_S: Final = 10.0
 STREAMS: Final = 4
 
 
@@ -100,12 +99,18 @@ class Life:
     def state_of(self, pod: dict[str, Any]) -> state.RuntimeState:
         """What a pod says."""
         url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
-        with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as response:
             return state.decode(response.read())
 
     def busiest(self) -> dict[str, Any] | None:
-        """Metadata of the pod with most streams, once it has half of them."""
-        running = [(self.state_of(pod).running, pod["metadata"]) for pod in self.pods()]
+        """Metadata of the pod with most streams, once it has half of them and all pods listen."""
+        pods = self.pods()
+        if not all(pod["status"].get("podIP") for pod in pods):
+            return None  # a new one, of which the condition Ready does not know yet
+        try:
+            running = [(self.state_of(pod).running, pod["metadata"]) for pod in pods]
+        except OSError:
+            return None
         count, metadata = max(running, key=lambda found: found[0])
         return metadata if count >= STREAMS / 2 else None
 
