@@ -22,7 +22,9 @@ pytestmark = pytest.mark.xdist_group("server-messages")  # its process is shared
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    with scripted(tmp_path_factory.mktemp("messages"), *ARGS, faults={"cached": 3}) as running:
+    folder = tmp_path_factory.mktemp("messages")
+    faults = {"cached": 3, "step_s": 0.2, "pace": str(folder / "pace")}
+    with scripted(folder, *ARGS, faults=faults) as running:
         yield running
 
 
@@ -222,9 +224,11 @@ def test_the_client_raises_its_own_errors(engine, client):
 
 def test_an_abort_is_an_error_event(engine, client):
     engine.says("")
+    engine.script.with_name("pace").touch()  # the answer lasts for more than a minute
     stream = create(client, max_tokens=400, stream=True)
     answer_id = next(stream).message.id
     aborted = engine.server.ask("/abort_requests", {"request_ids": [answer_id]}, headers={**JSON, "x-api-key": "k"})
     assert aborted.json == {"num_aborted": 1}
     with pytest.raises(anthropic.APIStatusError, match="aborted"):
         list(stream)
+    engine.script.with_name("pace").unlink()

@@ -229,19 +229,22 @@ def test_errors_are_ollamas_and_name_the_field(engine, path, fields, status, nam
     assert named in answer.json["error"]
 
 
-def test_the_client_raises_its_own_errors(engine, client):
+def test_the_client_raises_its_own_errors(client):
     with pytest.raises(ollama.ResponseError, match="does not exist") as caught:
         chat(client, model="other")
     assert caught.value.status_code == 404
-    engine.says("")
-    url = engine.server.base_url.removesuffix("/v1")
-    other = ollama.Client(url, headers={"x-request-id": "one"})
-    stream = other.chat("tiny", CHAT, stream=True)
-    next(stream)
-    assert engine.server.ask("/abort_request", {"rid": "one"}).json == {"num_aborted": 1}
-    with pytest.raises(ollama.ResponseError, match="aborted"):
-        list(stream)
-    other._client.close()
+
+
+def test_the_client_raises_the_error_of_an_abort(tmp_path):
+    with scripted(tmp_path, *ARGS, faults={"step_s": 0.5}) as engine:  # the answer lasts for almost a minute
+        engine.says("")
+        made = ollama.Client(engine.server.base_url.removesuffix("/v1"), headers={"x-request-id": "one"})
+        stream = made.chat("tiny", CHAT, stream=True)
+        next(stream)
+        assert engine.server.ask("/abort_request", {"rid": "one"}).json == {"num_aborted": 1}
+        with pytest.raises(ollama.ResponseError, match="aborted"):
+            list(stream)
+        made._client.close()
 
 
 def test_every_path_needs_the_key(tmp_path):
