@@ -1,10 +1,10 @@
 """One tensor of a checkpoint, in any file format: the place of its bytes and how to decode them. Read by `loader`."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import torch
 from torch import Tensor
@@ -221,11 +221,26 @@ def _name(dtype: torch.dtype | None) -> str:
 
 def whole(stored: CheckpointTensor) -> Tensor:
     """A small tensor of a plain type, all of it, on the host. Raises ModelError, also for an empty one."""
+    return whole_of_each([stored])[stored.name]
+
+
+def whole_of_each(stored: Iterable[CheckpointTensor]) -> dict[str, Tensor]:
+    """`whole` of many small tensors, by their names: each file is opened once."""
+    of_file = dict[Path, list[CheckpointTensor]]()
+    for one in stored:
+        of_file.setdefault(one.path, []).append(one)
+    found = dict[str, Tensor]()
+    for path, tensors in of_file.items():
+        with path.open("rb") as stream:
+            found |= {one.name: _read(one, stream) for one in sorted(tensors, key=lambda one: one.start)}
+    return found
+
+
+def _read(stored: CheckpointTensor, stream: BinaryIO) -> Tensor:
     if not stored.num_bytes:
         raise ModelError(f"{stored.path}: tensor {stored.name} is empty")
-    with stored.path.open("rb") as stream:
-        stream.seek(stored.start)
-        raw = stream.read(stored.num_bytes)
+    stream.seek(stored.start)
+    raw = stream.read(stored.num_bytes)
     if len(raw) != stored.num_bytes:
         raise ModelError(f"{stored.path} is truncated: tensor {stored.name}")
     return stored.decoded(torch.frombuffer(bytearray(raw), dtype=torch.uint8), stored.shape[0] if stored.shape else 1)

@@ -31,6 +31,7 @@ from kvasir_runtime.weights.checkpoint_tensor import (
     expect_dtype,
     expect_shape,
     whole,
+    whole_of_each,
     widest_group,
 )
 
@@ -41,8 +42,14 @@ _UNREAD: Final = {
     "zero_scale": "its scales and zeros are one tensor (offload_meta)",
     "weight": "which of both holds the numbers is not known",
 }
-_LETTERS: Final = 7
-"""Of the name of a packing."""
+_INTEGERS: Final = (torch.int32, torch.int64)
+_FACTS: Final[dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]] = {
+    "shape": ((2,), _INTEGERS),
+    "axis": ((), _INTEGERS),
+    "group_size": ((), _INTEGERS),
+    "packing": ((7,), (torch.uint8,)),
+}
+"""Shapes and types of the small tensors that describe a matrix; the name of a packing has seven letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +87,8 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     """Tensors with each matrix of HQQ as one, under the name of the matrix. Raises ModelError."""
     named = {one.name: one for one in stored}
     stems = dict.fromkeys(name.removesuffix(".W_q") for name in named if name.endswith(".W_q"))
-    found = [_joined(named, stem) for stem in stems]
+    facts = whole_of_each(_checked(named, stem, part) for stem in stems for part in _FACTS)
+    found = [_joined(named, stem, facts) for stem in stems]
     for name, one in named.items():
         stem, _, part = name.rpartition(".")
         if stem not in stems or part == "bias":
@@ -88,16 +96,26 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     return found
 
 
-def _joined(named: Mapping[str, CheckpointTensor], stem: str) -> CheckpointTensor:
-    """The matrix of one module."""
-    others = ("scale", "zero", "shape", "axis", "group_size", "packing")
+def _checked(named: Mapping[str, CheckpointTensor], stem: str, part: str) -> CheckpointTensor:
+    """One of _FACTS of a module whose other tensors can be read."""
     values = named[f"{stem}.W_q"]
-    for part in _UNREAD:
-        if odd := named.get(f"{stem}.{part}"):
-            raise ModelError(f"{odd.path}: tensor {odd.name} beside {values.name} is not read: {_UNREAD[part]}")
-    scale, zero, shape, axis, size, packing = (beside(named, stem, "W_q", part) for part in others)
-    how = _packing(packing)
-    (rows, columns), (along,), (group,) = _integers(shape, (2,)), _integers(axis, ()), _integers(size, ())
+    for other in _UNREAD:
+        if odd := named.get(f"{stem}.{other}"):
+            raise ModelError(f"{odd.path}: tensor {odd.name} beside {values.name} is not read: {_UNREAD[other]}")
+    found, (shape, dtypes) = beside(named, stem, "W_q", part), _FACTS[part]
+    expect_dtype(found, *dtypes)
+    expect_shape(found, shape)
+    return found
+
+
+def _joined(named: Mapping[str, CheckpointTensor], stem: str, facts: Mapping[str, Tensor]) -> CheckpointTensor:
+    """The matrix of one module. facts: by the names of their tensors."""
+    values = named[f"{stem}.W_q"]
+    scale, zero, axis, size, packing = (
+        beside(named, stem, "W_q", part) for part in ("scale", "zero", "axis", "group_size", "packing")
+    )
+    how = _packing(packing, facts[packing.name])
+    (rows, columns), along, group = facts[f"{stem}.shape"].tolist(), int(facts[axis.name]), int(facts[size.name])
     if along not in (0, 1):
         raise ModelError(f"{axis.path}: tensor {axis.name} is {along}, expected 0 or 1")
     if min(rows, columns, group) < 1 or rows * columns % group:
@@ -162,16 +180,8 @@ def _tables(matrix: _Matrix, device: torch.device) -> tuple[Tensor, Tensor]:
     return whole(matrix.scale).float().to(device), whole(matrix.zero).float().to(device)
 
 
-def _packing(stored: CheckpointTensor) -> _Packing:
-    expect_dtype(stored, torch.uint8)
-    expect_shape(stored, (_LETTERS,))
-    name = bytes(whole(stored).tolist()).decode("ascii", "replace")
+def _packing(stored: CheckpointTensor, letters: Tensor) -> _Packing:
+    name = bytes(letters.tolist()).decode("ascii", "replace")
     if name not in _PACKINGS:
         raise ModelError(f"{stored.path}: tensor {stored.name} is {name!r}, expected one of {', '.join(_PACKINGS)}")
     return _PACKINGS[name]
-
-
-def _integers(stored: CheckpointTensor, shape: tuple[int, ...]) -> list[int]:
-    expect_dtype(stored, torch.int32, torch.int64)
-    expect_shape(stored, shape)
-    return [int(one) for one in whole(stored).flatten().tolist()]

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights import hqq, quant_formats, safetensors_checkpoint
 
 SHAPE = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, num_layers=1, intermediate_size=384)
 KEPT = {
@@ -146,6 +147,24 @@ def test_facts_name_the_bits_and_the_forecast_counts_them(tmp_path: Path, name: 
     matrices = sum(rows * columns for rows, columns in ((512, 256), (256, 256), (768, 256), (256, 384)))
     others = 2 * (2 * 320 * 256 + 3 * 256)
     assert facts.weights_bytes == others + matrices * stored_bits.sixteenths(hqq_checkpoints.described(style)) // 16
+
+
+class CountedPath(type(Path())):  # type: ignore[misc]
+    """A path that counts how often it is opened."""
+
+    opened = 0
+
+    def open(self, *arguments: Any, **named: Any) -> Any:
+        type(self).opened += 1
+        return super().open(*arguments, **named)
+
+
+def test_a_file_is_opened_once_for_what_describes_its_matrices(tmp_path: Path) -> None:
+    hqq_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), KEPT["4"])
+    stored = list(safetensors_checkpoint.stored(tmp_path / "model.safetensors"))
+    CountedPath.opened = 0
+    assert len(hqq.joined(replace(one, path=CountedPath(one.path)) for one in stored)) < len(stored)
+    assert CountedPath.opened == 1
 
 
 @pytest.mark.parametrize(
