@@ -59,6 +59,7 @@ class ModelShape:
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     stored_sixteenths: of a byte that a number of these matrices takes as the checkpoint has it; 0 where it has them in full.
     stored_plain: numbers of matrices that such a checkpoint leaves in full, which only a reader of names knows.
+    stored_kept: what the sixteenths are with each quantization that leaves some numbers as such a checkpoint has them.
     """
 
     layers: int
@@ -83,11 +84,12 @@ class ModelShape:
     latent_row: int = 0
     stored_sixteenths: int = 0
     stored_plain: int = 0
+    stored_kept: tuple[tuple[str, int], ...] = ()
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
 
-        With auto a checkpoint stays in its own bits.
+        With auto a checkpoint stays in its own bits, as do numbers of it that are in as many as the quantization has.
         """
         _, head = self._sixteenths(dtype, quantization)
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
@@ -104,8 +106,9 @@ class ModelShape:
     def _matrices_bytes(self, dtype: str, quantization: str) -> int:
         """Of those of the layers, as held."""
         layers, _ = self._sixteenths(dtype, quantization)
-        plain = self.stored_plain if quantization == "auto" else 0
-        return plain * BYTES[dtype] + (self.matrices - plain) * layers // 16
+        stored = dict(self.stored_kept).get(quantization, layers)
+        full = 16 * BYTES[dtype] if quantization == "auto" else layers
+        return (self.stored_plain * full + (self.matrices - self.stored_plain) * stored) // 16
 
     def host_weights_bytes(self, dtype: str, quantization: str, limit_bytes: int) -> tuple[int, int]:
         """Bytes of the layers that stay on the host, and by how much fewer they leave on the device, where buffers for them are.
@@ -266,6 +269,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
         stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows),
+        stored_kept=stored_bits.kept(config.get("quantization_config"), routed / matrices, rows),
     )
 
 

@@ -18,7 +18,7 @@ from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 
-SCHEMA: Final = 6
+SCHEMA: Final = 7
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
 MOST_PARAMETERS: Final = 10**15
@@ -158,6 +158,8 @@ def _check(shape: forecast.ModelShape) -> None:
     for name, smallest in least.items():
         if getattr(shape, name) < smallest:
             raise ValueError(f"facts of a model whose {name} is {getattr(shape, name)}, expected at least {smallest}")
+    if any(sixteenths < 1 for _, sixteenths in shape.stored_kept):
+        raise ValueError(f"facts of a model whose stored_kept is {shape.stored_kept}, expected at least 1 for each")
     if min(shape.group_layers) < 1 or sum(shape.group_layers) != shape.layers:
         raise ValueError(f"facts of a model of {shape.layers} layers in groups of {list(shape.group_layers)}")
 

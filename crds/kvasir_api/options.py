@@ -61,7 +61,7 @@ class RuntimeOptions(OptionsBase):
     )
     quantization: Quantization = option(
         "auto",
-        "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading; fp8 is made for cards.",
+        "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading (in-place quantization, ISQ), also what has other bits; fp8 is made for cards.",
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT

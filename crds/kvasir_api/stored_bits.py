@@ -27,26 +27,71 @@ def sixteenths(config: object, experts_fraction: float = 0.0, columns: Iterable[
     experts_fraction: 0..1 of these numbers that are in experts, which some checkpoints hold in fewer bits than the others.
     columns: of the rows of these matrices. Of those that a checkpoint quantizes: which ones it leaves hangs on their names.
     """
-    rows = [one for one in columns if one > 0]
     if not isinstance(config, Mapping):
         return 0
     method = config.get("quant_method")
-    if method in ("fp8", "bitsandbytes"):
-        return EIGHT_BITS
-    if method == "modelopt":
-        return NVFP4 if config.get("quant_algo") == "NVFP4" else EIGHT_BITS
     if method == "mxfp4":
         return math.ceil(MXFP4 * experts_fraction + SIXTEEN_BITS * (1 - experts_fraction))
     if method == "gguf":
-        return max(0, min(_MOST, int(config.get("sixteenths") or 0)))  # counted from the header of the file
+        return _counted(config, "sixteenths")
+    return max(_each(config, columns), default=0)
+
+
+def kept(config: object, experts_fraction: float = 0.0, columns: Iterable[int] = ()) -> tuple[tuple[str, int], ...]:
+    """What `sixteenths` is with each `--quantization` that leaves numbers as the checkpoint has them, since they are in
+    its bits already: pairs of the option and sixteenths. Any other one quantizes all numbers again.
+
+    experts_fraction, columns: as above.
+    """
+    if not isinstance(config, Mapping):
+        return ()
+    method = config.get("quant_method")
+    if method == "mxfp4":
+        return (("int8", math.ceil(MXFP4 * experts_fraction + EIGHT_BITS * (1 - experts_fraction))),)
+    if method == "gguf":
+        four = _counted(config, "int4_sixteenths")
+        return (("int4", four),) if four else ()
+    each = _each(config, columns)
+    found = {
+        "fp8": EIGHT_BITS if _has_blocks(config) else 0,
+        "int8": max((one for one in each if one > EIGHT_BITS), default=0),
+        "int4": max((one for one in each if 0 < one < EIGHT_BITS), default=0),
+    }
+    return tuple((option, one) for option, one in found.items() if one)
+
+
+def _counted(config: Mapping[str, Any], field: str) -> int:
+    """From the header of a GGUF file."""
+    return max(0, min(_MOST, int(config.get(field) or 0)))
+
+
+def _has_blocks(config: Mapping[str, Any]) -> bool:
+    """Whether the scales of e4m3 are those of blocks; those of rows take nearly nothing."""
+    weights = [group.get("weights") for group in _groups(config) if isinstance(group, Mapping)]
+    return (config.get("quant_method") == "fp8" and bool(config.get("weight_block_size"))) or any(
+        isinstance(one, Mapping) and (one.get("type"), one.get("strategy")) == ("float", "block") for one in weights
+    )
+
+
+def _groups(config: Mapping[str, Any]) -> list[object]:
+    """Of compressed-tensors."""
+    groups = config.get("config_groups")
+    is_theirs = config.get("quant_method") == "compressed-tensors"
+    return [*groups.values()] if is_theirs and isinstance(groups, Mapping) else []
+
+
+def _each(config: Mapping[str, Any], columns: Iterable[int]) -> list[int]:
+    """Sixteenths by each description of a config."""
+    rows, method = [one for one in columns if one > 0], config.get("quant_method")
+    if method in ("fp8", "bitsandbytes"):
+        return [EIGHT_BITS]
+    if method == "modelopt":
+        return [NVFP4 if config.get("quant_algo") == "NVFP4" else EIGHT_BITS]
     if method in ("gptq", "awq"):
-        return _of(config.get("bits"), config.get("group_size"), rows)
+        return [_of(config.get("bits"), config.get("group_size"), rows)]
     if method == "hqq":
         return _hqq(config.get("quant_config"), rows)
-    groups = config.get("config_groups")
-    if method != "compressed-tensors" or not isinstance(groups, Mapping):
-        return 0
-    return max((_of_group(group, rows) for group in groups.values()), default=0)
+    return [_of_group(group, rows) for group in _groups(config)]
 
 
 def _of_group(group: object, rows: list[int]) -> int:
@@ -58,12 +103,12 @@ def _of_group(group: object, rows: list[int]) -> int:
     return _of(weights.get("num_bits"), weights.get("group_size"), rows)
 
 
-def _hqq(config: object, rows: list[int]) -> int:
-    """Of one description, or of the kinds of layers that each have one, that which takes most."""
+def _hqq(config: object, rows: list[int]) -> list[int]:
+    """Of one description, or of the kinds of layers that each have one."""
     if not isinstance(config, Mapping):
-        return 0
+        return []
     each = [config] if "weight_quant_params" in config else config.values()
-    return max((_of_lines(one, rows) for one in each), default=0)
+    return [_of_lines(one, rows) for one in each]
 
 
 def _of_lines(config: object, rows: list[int]) -> int:

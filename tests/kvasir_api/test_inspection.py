@@ -42,10 +42,11 @@ def test_anything_else_is_refused(document: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("schema", 1, "schema 1, expected 6"),
+        ("schema", 1, "schema 1, expected 7"),
         ("layers", 0, "without layers"),
         ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
         ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
+        ("stored_kept", [["int4", 0]], "stored_kept is .*expected at least 1"),
         ("attentions", [], "0 attentions for 1 groups"),
         ("group_layers", [], "1 attentions for 0 groups"),
         ("group_layers", [16, 16], "1 attentions for 2 groups"),

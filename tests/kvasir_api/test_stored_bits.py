@@ -47,6 +47,35 @@ def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> No
     assert stored_bits.sixteenths(config) == want
 
 
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        (None, ()),
+        ({"quant_method": "other"}, ()),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, (("int4", 10),)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, (("int4", 12),)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 64}, ()),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ()),
+        ({"quant_method": "fp8"}, ()),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, (("fp8", 17),)),
+        (packed(**BLOCKS), (("fp8", 17),)),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (("int8", 20),)),
+        ({"quant_method": "mxfp4"}, (("int8", 18),)),
+        ({"quant_method": "gguf", "sixteenths": 14}, ()),
+        ({"quant_method": "gguf", "sixteenths": 14, "int4_sixteenths": 11}, (("int4", 11),)),
+        (
+            {"quant_method": "hqq", "quant_config": {"mlp.up_proj": hqq(), "mlp.down_proj": hqq(nbits=8)}},
+            (("int4", 10),),
+        ),
+    ],
+)
+def test_what_an_option_of_as_many_bits_leaves_as_it_is(config: dict[str, object] | None, want: object) -> None:
+    assert stored_bits.kept(config, experts_fraction=0.9) == want
+
+
 @pytest.mark.parametrize(
     ("config", "columns", "want"),
     [

@@ -41,14 +41,16 @@ def precision_fits(
     card: Card | None = None,
     price_per_hour: float = 0.0,
 ) -> list[PrecisionFit]:
-    """One row for each precision; of a checkpoint that is in fewer bits already, only that one.
+    """One row for each precision; of a checkpoint that is in fewer bits already, its own and those that take less.
 
     fit: the forecast of memory with other options. card: for speeds. price_per_hour: of the device.
     """
-    rows = []
-    for name in PRECISIONS[device] if not facts.shape.stored_sixteenths else ("auto",):
+    rows: list[PrecisionFit] = []
+    for name in PRECISIONS[device]:
         chosen = options.model_copy(update={"quantization": name})
         found = fit(chosen)
+        if rows and facts.shape.stored_sixteenths and found.weights_bytes >= rows[0].weights_bytes:
+            continue
         speeds = inspection.predicted(facts, chosen, device=device, memory_bytes=memory_bytes, card=card)
         batch = speeds.batch_tokens_per_s if found.verdict == "Fits" else 0.0
         row = PrecisionFit(

@@ -11,6 +11,8 @@ _SIXTEENTHS: Final = {"F32": 64, "F16": 32, "BF16": 32, "Q4_0": 10, "Q4_1": 10, 
 """Of a byte for a number: plain ones, and those that stay in 4 bits with scales for 32 columns, which of Q4_K are
 float32. All others are held in 8 bits."""
 _EIGHT_BITS: Final = 17
+_FOUR_BITS: Final = 10
+"""Of what `--quantization int4` quantizes again."""
 _PLAIN: Final = ("F32", "F16", "BF16")
 _MATRIX: Final = re.compile(r"(blk\.\d+\.)(.+)\.weight")
 _ROUTERS: Final = ("ffn_gate_inp", "ffn_gate_inp_shexp")
@@ -23,15 +25,15 @@ def config_with_bits(file: GgufFile) -> dict[str, Any]:
 
     Raises ModelError as `config` does.
     """
-    document, size = config(file), _sixteenths(file)
-    return document | ({"quantization_config": {"quant_method": "gguf", "sixteenths": size}} if size else {})
+    document, products = config(file), _products(file)
+    if not (size := _sixteenths(file, products)):
+        return document
+    counts = {"sixteenths": size} | ({"int4_sixteenths": four} if (four := _in_four_bits(products)) else {})
+    return document | {"quantization_config": {"quant_method": "gguf", **counts}}
 
 
-def _sixteenths(file: GgufFile) -> int:
-    """Of a byte, for each number of the layers' matrices, rounded up; 0 where all are plain.
-
-    A head in few bits counts by what it takes less than in 16 bits, a copy of the table for it by all that it takes.
-    """
+def _products(file: GgufFile) -> list[list[TensorEntry]]:
+    """Matrices of the layers, those together that are computed in one product."""
     products = defaultdict[str, list[TensorEntry]](list)
     for name, entry in file.tensors.items():
         matrix = _MATRIX.fullmatch(name)
@@ -39,7 +41,15 @@ def _sixteenths(file: GgufFile) -> int:
             continue
         shared = _TOGETHER.fullmatch(matrix[2])
         products[matrix[1] + (f"{matrix[2][:4]}{shared[1] or ''}" if shared else matrix[2])].append(entry)
-    held = [(entry, _held(parts)) for parts in products.values() for entry in parts]
+    return [*products.values()]
+
+
+def _sixteenths(file: GgufFile, products: list[list[TensorEntry]]) -> int:
+    """Of a byte, for each number of the layers' matrices, rounded up; 0 where all are plain.
+
+    A head in few bits counts by what it takes less than in 16 bits, a copy of the table for it by all that it takes.
+    """
+    held = [(entry, _held(parts)) for parts in products for entry in parts]
     if all(entry.kind.name in _PLAIN for entry, _ in held):
         return 0
     total = sum(_elements(entry) * size for entry, size in held)
@@ -49,6 +59,15 @@ def _sixteenths(file: GgufFile) -> int:
     elif head is None and table is not None and table.kind.name not in _PLAIN:
         total += _elements(table) * _held([table])
     return max(1, -(-total // sum(_elements(entry) for entry, _ in held)))
+
+
+def _in_four_bits(products: list[list[TensorEntry]]) -> int:
+    """The same with `--quantization int4`, which leaves those of 4 bits as they are; 0 where there are none."""
+    held = [(_held(parts), sum(_elements(entry) for entry in parts)) for parts in products]
+    if all(size >= _EIGHT_BITS for size, _ in held):
+        return 0
+    total = sum(count * (size if size < _EIGHT_BITS else _FOUR_BITS) for size, count in held)
+    return -(-total // sum(count for _, count in held))
 
 
 def _held(parts: list[TensorEntry]) -> int:

@@ -60,6 +60,19 @@ def test_processors_have_no_fp8(model):
     assert [*rows(model, "--memory", "24GiB", "--device", "cpu")] == ["auto", "int8", "int4"]
 
 
+@pytest.mark.parametrize(
+    ("stored", "want"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ["auto", "fp8", "int8", "int4"]),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, ["auto", "int4"]),
+    ],
+)
+def test_a_checkpoint_in_fewer_bits_has_those_that_take_less_too(tmp_path, stored, want):
+    """Of its own bits by the head, which it has in full."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | {"quantization_config": stored}))
+    assert [*rows(str(tmp_path), "--memory", "24GiB", *L4)] == want
+
+
 def test_the_table_has_speeds_and_prices_where_they_are_known(model):
     plain = CliRunner().invoke(plan, [model, "--memory", "24GiB", "--device", "cuda"]).output
     assert "PRECISION  FITS  WEIGHTS    KV TOKENS  REQUESTS\nauto       yes   14.96 GiB  27,791     3.39\n" in plain
@@ -67,9 +80,3 @@ def test_the_table_has_speeds_and_prices_where_they_are_known(model):
     assert "REQUESTS  TOKENS/S ALONE  IN A BATCH  PRICE OF A MILLION\n" in priced
     small = CliRunner().invoke(plan, [model, "--memory", "16GiB", *L4]).output
     assert re.search(r"^auto +no +14\.96 GiB +0 +0\.00 +- +- +-$", small, re.MULTILINE), small
-
-
-def test_a_checkpoint_in_fewer_bits_stays_as_it_is(tmp_path):
-    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "quantization_config": quantized}))
-    assert [*rows(str(tmp_path), "--memory", "24GiB", *L4)] == ["auto"]
