@@ -70,9 +70,10 @@ class DrainServer:
         return web.Response(text="the gateway takes requests\n")
 
     async def _num_active(self) -> int:
-        """Requests in Envoy, which also has those that an earlier picker chose for; without an answer the own count."""
-        active = await self._admin.active_requests()
-        return self._picker.inflight.total() if active is None else active
+        """Requests in Envoy, which also has those that an earlier picker chose for; without an answer, as of an Envoy
+        that is late, the own count with as many of those as it had last."""
+        active, inherited = await self._admin.active_requests(), self._picker.ends.inherited
+        return self._picker.inflight.total() + sum(inherited.values()) if active is None else active
 
 
 class _Lock:

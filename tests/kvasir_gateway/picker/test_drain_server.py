@@ -7,11 +7,12 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from fakes.gateway import service, table
 from kvasir_gateway.__main__ import gateway
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy.admin import EnvoyAdmin
 from kvasir_gateway.inflight import InflightRequest
-from kvasir_gateway.picker.drain_server import DRAIN_LOCK, DRAIN_SOCKET, DrainServer, request_drain
+from kvasir_gateway.picker.drain_server import DRAIN_LOCK, DRAIN_SOCKET, POLL_S, DrainServer, request_drain
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.request_parser import RequestBounds
@@ -61,6 +62,19 @@ async def test_without_an_envoy_that_answers_the_own_count_decides(health, picke
     assert (health.missing(), is_locked(tmp_path)) == ("draining", False)
     await request_drain(tmp_path, on=False)
     assert (health.draining, is_locked(tmp_path)) == (False, True)
+
+
+async def test_an_envoy_that_is_late_ends_no_drain_before_the_streams_of_an_earlier_picker(health, picker, tmp_path):
+    services = table([service("s")], [])
+    picker.ends.observe_active({"default.s": 1}, services)
+    drained = asyncio.create_task(request_drain(tmp_path, on=True))
+    async with asyncio.timeout(60):
+        while not health.draining:  # noqa: ASYNC110 - a look at plain data
+            await asyncio.sleep(0.005)
+    done, _ = await asyncio.wait({drained}, timeout=3 * POLL_S)
+    assert not done
+    picker.ends.observe_active({}, services)
+    assert await drained == "drained"
 
 
 @pytest.mark.parametrize("undo", [[], ["--undo"]])
