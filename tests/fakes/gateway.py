@@ -70,7 +70,7 @@ class FakeObjects:
         self.synced.set()
         self.gateway_urls: list[str] = []
         self._services: dict[str, Json] = {}
-        self._pods, self._routes = dict[str, Json](), dict[str, Json]()
+        self._pods, self._routes = dict[str, tuple[tuple[int, int], Json]](), dict[str, Json]()
         self._workloads: dict[str, tuple[Json, ...]] = {}
 
     def services(self) -> Iterable[Json]:
@@ -79,7 +79,7 @@ class FakeObjects:
 
     def pods(self) -> Iterable[Json]:
         """All pods."""
-        return list(self._pods.values())
+        return [made for _, made in self._pods.values()]
 
     def workloads(self) -> Iterable[Json]:
         """What stands between the services and their pods."""
@@ -106,11 +106,9 @@ class FakeObjects:
         self._services[name] = service(name, model=model)
         self._services[name]["spec"]["runtime"] = {"tenantHeader": tenant_header}
         self._workloads.setdefault(name, workloads(self._services[name]))
-        for key in [key for key in self._pods if key.startswith(f"{name}/")]:
-            del self._pods[key]
+        self._pods = {key: found for key, found in self._pods.items() if not key.startswith(f"{name}/")}
         for stub in pods:
-            tls = isinstance(stub, StubRuntime) and stub.tls is not None
-            self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port, tls=tls)
+            self._put(name, stub, tls=isinstance(stub, StubRuntime) and stub.tls is not None)
         self.changed.set()
 
     def route(self, name: str, **spec: Any) -> None:
@@ -122,14 +120,19 @@ class FakeObjects:
 
     def edit(self, name: str, stub: StubRuntime, **fields: Any) -> None:
         """Replace fields of one pod, see pod()."""
-        self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port, **fields)
+        self._put(name, stub, **fields)
         self.changed.set()
+
+    def _put(self, name: str, stub: StubRuntime | RunningPod, **fields: Any) -> None:
+        """An address has one pod: what an earlier test left behind may have had this port."""
+        ports = stub.http_port, stub.ops_port
+        self._pods = {key: other for key, other in self._pods.items() if other[0] == ports or other[0][0] != ports[0]}
+        self._pods[f"{name}/{stub.name}"] = ports, pod(name, stub.name, http=ports[0], ops=ports[1], **fields)
 
     def drop(self, name: str) -> None:
         """Delete a service with its pods."""
         del self._services[name], self._workloads[name]
-        for key in [key for key in self._pods if key.startswith(f"{name}/")]:
-            del self._pods[key]
+        self._pods = {key: found for key, found in self._pods.items() if not key.startswith(f"{name}/")}
         self.changed.set()
 
 
