@@ -1,12 +1,16 @@
-"""A reader of /state whose pods say what a test puts into a table, by base URL."""
+"""A reader of /state whose pods say what a test puts into a table, by base URL; and what a real gateway has read."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvasir_api import names
 from kvasir_api.state import GatewayState, RuntimeState
 from kvasir_kube.pod_tls import PodTls
 from kvasir_kube.state_reader import Sign, unsigned
+
+if TYPE_CHECKING:
+    from fakes.gateway import Gateway
 
 
 class FakeReader:
@@ -53,3 +57,13 @@ class FakeReader:
         self.given.append((base, sealed))
         self.signed.append(sign("POST", names.PATH_CONTINUATION_KEYS))
         return base not in self.deaf
+
+
+async def has_read(front: "Gateway", model: str, number: int, **fields: Any) -> bool:
+    """Whether the picker knows what so many pods say of themselves, all of a service: its choice for a request counted
+    it. fields: of that request."""
+    headers = {**fields.pop("headers", {}), "x-request-id": "load"}
+    await front.post(model, headers=headers, **fields)
+    _, page = await front.page(f"{names.PATH_CHOICES}/load")
+    found = json.loads(page).get("record", {"candidates": ()})["candidates"]
+    return len(found) == number and None not in [one["load"] for one in found]

@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 
 from fakes.gateway import gateway, grant, until
 from fakes.pool_proxy import pool_proxy
+from fakes.readings import has_read
 from fakes.stub_runtime import stub_runtimes
-from kvasir_gateway import choice_records
 from kvasir_gateway.hold_queue import HoldLimits
 from kvasir_gateway.picker.endpoint_picker_server import DUPLEX, EndpointPickerSettings
 from kvasir_gateway.picker.ext_proc_messages import PROCESS
@@ -41,14 +41,6 @@ async def asked(front, url, model, **fields):
         return response.status, await response.read(), response.headers
 
 
-async def loads_are_known(front, model, number):
-    """Whether the picker's last choice counted what so many pods say of themselves."""
-    await front.post(model, headers={"x-request-id": "load"})
-    _, page = await front.page("/choices/load")
-    record = choice_records.decode(json.dumps(json.loads(page)["record"]).encode())
-    return [one.load is not None for one in record.candidates] == [True] * number
-
-
 @pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods, mode):
     busy, idle, elsewhere = pods
@@ -70,7 +62,7 @@ async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods,
                 return (status, body) == (200, idle.whole())
 
             # One answer of the idle one may be chance.
-            await until(lambda: loads_are_known(front, "s", 2), "a reading of both pods")
+            await until(lambda: has_read(front, "s", 2), "a reading of both pods")
             await until(goes_to_the_idle_one, "the proxy")
             assert [(await asked(front, url, "s"))[1] for _ in range(5)] == [idle.whole()] * 5
             long = [{"role": "user", "content": "é" * 50_000}]

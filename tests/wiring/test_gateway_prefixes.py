@@ -11,7 +11,9 @@ import pytest
 from fakes import checkpoints
 from fakes.api_process import HERE, api_process
 from fakes.gateway import RunningPod, gateway, until
+from fakes.readings import has_read
 from kvasir_api import names
+from kvasir_local import addresses
 
 pytestmark = pytest.mark.xdist_group("gateway-prefixes")
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
@@ -27,15 +29,22 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(model):
-    """Two, which start at the same time."""
+    """Two, which start at the same time, at ports that no connection takes before a successor listens there."""
     with contextlib.ExitStack() as stack:
-        env = {names.ENV_SERVICE: "default/paced"}
+        env, free = {names.ENV_SERVICE: "default/paced"}, iter(addresses.free_ports(4))
         started = [
-            stack.enter_context(api_process(model, *ARGS, command=FAKE, env=env, wait="listening")) for _ in range(2)
+            stack.enter_context(
+                api_process(model, *ARGS, *at_ports(http, ops), command=FAKE, env=env, wait="listening")
+            )
+            for http, ops in zip(free, free, strict=True)
         ]
         for server in started:
             server.wait_ready()
         yield started
+
+
+def at_ports(http, ops):
+    return "--port", str(http), "--ops-port", str(ops)
 
 
 def pods_of(servers):
@@ -44,15 +53,12 @@ def pods_of(servers):
 
 @contextlib.asynccontextmanager
 async def front(servers):
-    """A gateway that routes to them."""
+    """A gateway that routes to them, and has read both: before, all prompts go to the one that it has read."""
     async with gateway() as running:
         running.objects.serve("paced", *pods_of(servers))
-
-        async def routes():
-            async with running.client.get(f"{running.url}/v1/models") as answer:
-                return "paced" in await answer.text()
-
-        await until(routes, "the service is known")
+        key = {"authorization": "Bearer key-of-a"}
+        one = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "headers": key}
+        await until(lambda: has_read(running, "paced", len(servers), **one), "both were read")
         yield running
 
 
@@ -69,41 +75,34 @@ def next_turn(messages, number):
     return [*messages, {"role": "assistant", "content": "an answer"}, asked]
 
 
-async def ask(client, messages):
-    """Which process answered, and whether most of the prompt was in its cache; of a gateway that knows its pods."""
+async def ask(running, client, messages):
+    """Which process answered, and whether most of the prompt was in its cache. The next one is chosen once this one
+    has ended for the gateway too, whose client may have its answer before."""
     made = await client.chat.completions.create(model="paced", messages=messages, max_tokens=1, temperature=0)
+
+    async def has_ended():
+        return await running.inflight("paced") == 0
+
+    await until(has_ended, "the request has ended")
     cached = made.usage.prompt_tokens_details.cached_tokens or 0
     return made.id.removeprefix("chatcmpl-")[:8], 2 * cached > made.usage.prompt_tokens
-
-
-async def first(client, messages):
-    """The same while the gateway may not have read its pods yet."""
-    found = []
-
-    async def answered():
-        with contextlib.suppress(openai.APIStatusError):
-            found.append(await ask(client, messages))
-        return bool(found)
-
-    await until(answered, "the first request is answered")
-    return found[0]
 
 
 async def test_every_turn_of_a_conversation_goes_where_it_is_cached(servers):
     async with front(servers) as running, client_of(running) as client:
         talks = [talk(number) for number in range(4)]
-        homes = [(await first(client, messages))[0] for messages in talks]
+        homes = [(await ask(running, client, messages))[0] for messages in talks]
         assert len(set(homes)) == 2, "cold prompts take turns"
         for turn in range(2):
             talks = [next_turn(messages, turn) for messages in talks]
-            assert [await ask(client, messages) for messages in talks] == [(home, True) for home in homes]
+            assert [await ask(running, client, messages) for messages in talks] == [(home, True) for home in homes]
         await running.stop_picker()
         running.start_picker()
         await until(running.is_ready, "the new picker is ready")
         for messages, home in zip(talks, homes, strict=True):
 
             async def is_known(messages=messages, home=home):
-                return await ask(client, messages) == (home, True)
+                return await ask(running, client, messages) == (home, True)
 
             await until(is_known, "the new picker knows what each replica holds")
 
@@ -111,19 +110,19 @@ async def test_every_turn_of_a_conversation_goes_where_it_is_cached(servers):
 async def test_tenants_with_one_text_find_their_own_prefixes_alone(servers):
     async with front(servers) as running, client_of(running) as a, client_of(running, "key-of-b") as b:
         messages = talk("both")
-        home_a, cached_a = await first(a, messages)
-        home_b, cached_b = await ask(b, messages)
+        home_a, cached_a = await ask(running, a, messages)
+        home_b, cached_b = await ask(running, b, messages)
         assert (cached_a, cached_b) == (False, False)
         assert home_a != home_b, "the prefix of one tenant draws no other one, so cold prompts take turns"
         for _ in range(2):
-            assert await ask(a, messages) == (home_a, True)
-            assert await ask(b, messages) == (home_b, True)
+            assert await ask(running, a, messages) == (home_a, True)
+            assert await ask(running, b, messages) == (home_b, True)
 
 
 async def test_a_stored_response_is_found_by_its_id_through_the_service_that_made_it(servers):
     async with front(servers) as running, client_of(running) as client:
         running.objects.serve("other", *pods_of(servers))
-        await first(client, talk("stored"))
+        await ask(running, client, talk("stored"))
         made = await client.responses.create(model="paced", input="x", max_output_tokens=1)
 
         async def status(expected=200):
@@ -147,7 +146,7 @@ async def test_a_stored_response_is_found_by_its_id_through_the_service_that_mad
 async def test_a_killed_replica_is_credited_nothing_and_its_successor_neither(servers, model):
     async with front(servers) as running, client_of(running) as client:
         messages = talk("killed")
-        home, _ = await first(client, messages)
+        home, _ = await ask(running, client, messages)
         instances = [server.state()["instance"][:8] for server in servers]
         dead, alive = servers[instances.index(home)], instances[1 - instances.index(home)]
         dead.signal(signal.SIGKILL)
@@ -155,18 +154,18 @@ async def test_a_killed_replica_is_credited_nothing_and_its_successor_neither(se
 
         async def is_answered_elsewhere():
             try:
-                return (await ask(client, messages))[0] == alive
+                return (await ask(running, client, messages))[0] == alive
             except openai.APIStatusError:
                 return False
 
         await until(is_answered_elsewhere, "the other replica answers")
-        ports = ("--port", str(dead.http[1]), "--ops-port", str(dead.ops[1]))
-        with api_process(model, *ARGS, *ports, command=FAKE) as again:
+        with api_process(model, *ARGS, *at_ports(dead.http[1], dead.ops[1]), command=FAKE) as again:
             instance = again.state()["instance"][:8]
 
             async def takes_requests():
-                number = time.monotonic_ns()
-                return (await ask(client, talk(number)))[0] == instance
+                with contextlib.suppress(openai.APIStatusError):
+                    return (await ask(running, client, talk(time.monotonic_ns())))[0] == instance
+                return False
 
             await until(takes_requests, "the successor gets prompts that no replica holds")
-            assert [await ask(client, messages) for _ in range(4)] == [(alive, True)] * 4
+            assert [await ask(running, client, messages) for _ in range(4)] == [(alive, True)] * 4
