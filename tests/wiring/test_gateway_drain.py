@@ -33,15 +33,16 @@ async def test_draining_waits_for_the_last_stream(pods):
         pod.hold_tokens = asyncio.Event()
         async with asked(front, "last") as response:
             drained = asyncio.create_task(front.drain())
-            await until(lambda: not_ready(front), "not ready while draining")
+            await until(lambda: drains(front), "not ready while draining")
             assert not drained.done()
             pod.hold_tokens.set()
             assert await response.read() == pod.whole()
         assert await drained == "drained"
 
 
-async def not_ready(front):
-    return not await front.is_ready()
+async def drains(front):
+    """Not just that it is not ready, which it is for a moment where Envoy is late too."""
+    return await front.page(names.PATH_LIVEZ) == (200, "draining\n") and not await front.is_ready()
 
 
 async def test_a_drain_is_taken_back(pods):
@@ -56,7 +57,7 @@ async def test_a_drain_is_taken_back(pods):
         )
         assert (await front.post("back"))[2]["connection"] == "close"
         await front.drain(on=False)
-        assert await front.is_ready()
+        await until(front.is_ready, "ready again, where Envoy is not late")
         assert await front.page(names.PATH_LIVEZ) == (200, "ok\n")
 
         async def kept():
@@ -68,7 +69,7 @@ async def test_a_drain_is_taken_back(pods):
         pod.hold_tokens = asyncio.Event()
         async with asked(front, "back") as response:
             drained = asyncio.create_task(front.drain())
-            await until(lambda: not_ready(front), "it drains")
+            await until(lambda: drains(front), "it drains")
             await front.drain(on=False)
             with pytest.raises(OSError, match="the gateway takes requests again"):
                 await drained
@@ -95,13 +96,13 @@ async def test_a_picker_that_is_new_drains_the_streams_of_the_one_before_and_tak
         pod.hold_tokens = asyncio.Event()
         async with asked(front, "inherits") as response:
             draining = asyncio.create_task(front.drain())
-            await until(lambda: not_ready(front), "it drains")
+            await until(lambda: drains(front), "it drains")
             await front.stop_picker()
             await asyncio.gather(draining, return_exceptions=True)
             front.start_picker()
             await until(front.is_ready, "the next picker is ready")
             again = asyncio.create_task(front.drain())
-            await until(lambda: not_ready(front), "it drains too")
+            await until(lambda: drains(front), "it drains too")
             done, _ = await asyncio.wait({again}, timeout=0.5)
             assert not done
             pod.hold_tokens.set()

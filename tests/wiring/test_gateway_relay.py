@@ -147,7 +147,18 @@ async def test_clients_that_have_all_connections_leave_the_relay_its_own(pods):
     async with gateway(relay=True, max_connections=2) as running:
         running.objects.serve("tiny", pods[0])
         await until(lambda: running.has_ready("tiny", 1), "tiny")
-        idle = [await asyncio.open_connection("127.0.0.1", running.port)]
+        idle = []
+
+        async def answers():
+            idle.append(await asyncio.open_connection("127.0.0.1", running.port))
+            reader, writer = idle[-1]
+            try:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                return (await reader.readline()).startswith(b"HTTP/1.1 200")
+            except ConnectionError:
+                return False
+
+        await until(answers, "Envoy has taken the first of two connections")
 
         async def resumed():
             try:
@@ -162,16 +173,6 @@ async def test_clients_that_have_all_connections_leave_the_relay_its_own(pods):
             _, inner = await asyncio.open_unix_connection(str(running.directory / INNER_SOCKET))
             inner.close()
             await inner.wait_closed()
-
-        async def answers():
-            idle.append(await asyncio.open_connection("127.0.0.1", running.port))
-            reader, writer = idle[-1]
-            try:
-                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-                return (await reader.readline()).startswith(b"HTTP/1.1 200")
-            except ConnectionError:
-                return False
-
         await until(answers, "the second of two connections")
         assert [await answers() for _ in range(3)] == [False] * 3
         for _, writer in idle:
