@@ -27,7 +27,7 @@ GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
-"""Of the float32 beside each int8 row of one token and head."""
+"""Of the float32 beside each int8 or int4 row of one token and head."""
 
 BFLOAT16: Final = (8, 0)
 """Compute capability from which on cards multiply in bfloat16: Ampere and later."""
@@ -120,7 +120,7 @@ class ModelShape:
         return count * each, max(0, count - weight_offload.BUFFERS) * each
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token in every layer, and what blocks leave empty. dtype: as above, or int8 or fp8."""
+        """Bytes of keys and values of one token in every layer, and what blocks leave empty. dtype: as above, or int8, int4 or fp8."""
         token_bytes = self.layer_bytes_per_token(dtype)
         return cache_groups.bytes_per_token(
             self.attentions,
@@ -135,7 +135,8 @@ class ModelShape:
         if self.keeps_nothing:
             return 0
         width = self.latent_row or self.head_dim
-        row = width + KV_SCALE_BYTES if dtype == "int8" else width * (1 if dtype == "fp8" else BYTES[dtype])
+        rows = {"fp8": width, "int8": width + KV_SCALE_BYTES, "int4": width // 2 + KV_SCALE_BYTES}
+        row = rows[dtype] if dtype in rows else width * BYTES[dtype]
         return row if self.latent_row else 2 * self.kv_heads * row
 
     @property
@@ -290,6 +291,19 @@ def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.
 def _dtype(config: Mapping[str, Any]) -> str:
     named = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return named if named in BYTES else "float32"
+
+
+def int4_cache_refusal(*, latent: bool, head_dim: int, device: str) -> str:
+    """Why a KV cache of a model cannot have 4 bits; empty where it can.
+
+    latent: whether a token has one compressed row for all heads. device: cpu or cuda, whose kernels read whole words.
+    """
+    if latent:
+        return "kv_cache_dtype int4 is for keys and values of heads, and this model caches compressed rows; take int8"
+    unit = 2 if device == "cpu" else 8
+    if head_dim % unit:
+        return f"kv_cache_dtype int4 needs heads of a multiple of {unit} on {device}, head_dim is {head_dim}; take int8"
+    return ""
 
 
 def fit(

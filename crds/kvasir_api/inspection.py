@@ -195,6 +195,9 @@ def predicted(
     """
     if not facts.supported:
         return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
+    refusal = cache_refusal(facts.shape, options, device)
+    if refusal:
+        return Prediction(verdict="Unknown", message=refusal)
     dtype = dtype_of(facts, options, device)
     if device == "cpu":  # which the runtime refuses: nothing would be saved there
         options = options.model_copy(update={"weights_host_bytes": 0})
@@ -204,6 +207,13 @@ def predicted(
         held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
     known = roofline(facts, options, card) if card else None
     return _with_speeds(held, known, options) if known and held.kv_tokens else held
+
+
+def cache_refusal(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> str:
+    """Why the model cannot have the KV cache of the options; empty where it can."""
+    if options.kv_cache_dtype != "int4":
+        return ""
+    return forecast.int4_cache_refusal(latent=shape.latent_row > 0, head_dim=shape.head_dim, device=device)
 
 
 def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> Prediction:

@@ -15,7 +15,7 @@ from kvasir_api.option_fields import OptionsBase, option
 from kvasir_api.speculation import OPTION, RULE
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KvCacheDtype = Literal["auto", "int8", "fp8"]
+KvCacheDtype = Literal["auto", "int8", "int4", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["auto", "none", "fp8", "int8", "int4"]
 Reduction = Literal["FewerSequences", "Int8KvCache", "Int8Weights", "Int4Weights"]
@@ -68,7 +68,7 @@ class RuntimeOptions(OptionsBase):
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",
-        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included, fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
+        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included, int4 a quarter, and is coarser (no latent attention), fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
     )
     kv_cache_tokens: int = option(
         0,

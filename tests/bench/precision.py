@@ -2,7 +2,8 @@
 
 Rewrites a checkpoint in full precision in the formats that the hub has, each number rounded to the nearest (no
 calibration, which the tools of GPTQ and AWQ have, and lose less by), and compares the logits of a text with those of
-the model in float32: decoded (`--quantization none`), and as they are served (`auto`).
+the model in float32: decoded (`--quantization none`), and as they are served (`auto`). Then what caches in fewer
+bits cost it, beside weights and activations in float32, so that nothing else is rounded.
 """
 
 import shutil
@@ -14,15 +15,20 @@ from pathlib import Path
 import torch
 
 from fakes import bitsandbytes_checkpoints, e2m1_checkpoints, fp8_checkpoints, hqq_checkpoints, integer_checkpoints
+from fakes.by_hand import runner_of
 from fakes.integer_checkpoints import Style
 from kvasir_api.options import ServeOptions
+from kvasir_runtime.accuracy_messages import Deviation
 from kvasir_runtime.bench import accuracy
+from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.runner.accuracy import deviation, logits
 
 ROOT = Path(__file__).parents[2]
 MODEL, TEXT = ROOT / "operator/kvasir_local/demo/model", ROOT / "docs/faq.md"
 TOKENS = 2048
 OURS = ("fp8", "int8", "int4")
+CACHES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": kv_quant.FLOAT8, "int4": kv_quant.INT4}
 STORED: dict[str, Callable[[Path], object]] = {
     "fp8, a scale for each row": lambda folder: fp8_checkpoints.convert(folder, "channel"),
     "W8A8, a scale for each row": lambda folder: integer_checkpoints.convert(
@@ -54,10 +60,11 @@ def main(model: Path) -> None:
 
     def row(name: str, folder: Path, quantization: str, dtype: str = "bfloat16") -> None:
         other, held = logits(options(folder, texts, dtype=dtype, quantization=quantization), texts)
-        found = deviation(name, base, other, texts)
+        show(name, deviation(name, base, other, texts), f"{held / 2**20:.2f}")
+
+    def show(name: str, found: Deviation, held: str = "") -> None:
         change = found.perplexity / found.base_perplexity - 1
-        agrees = found.top1_agreement_fraction
-        print(f"{name:38}{held / 2**20:12.2f}{agrees:14.2%}{found.mean_kl:12.2e}{change:+12.2%}")
+        print(f"{name:38}{held:>12}{found.top1_agreement_fraction:14.2%}{found.mean_kl:12.2e}{change:+12.2%}")
 
     print(f"{'float32':38}{base_bytes / 2**20:12.2f}")
     row("bfloat16", model, "none")
@@ -69,6 +76,11 @@ def main(model: Path) -> None:
             convert(folder)
             row(f"{name}, decoded", folder, "none", "float32")
             row(name, folder, "auto")
+    for name, cached in CACHES.items():
+        # fp8 is for cards: the references compute it here too.
+        runner = runner_of(model, ops=REFERENCE, cache_dtype=cached)
+        other = [runner.logits(tuple(text)) for text in texts]
+        show(f"KV cache in {name}", deviation(name, base, other, texts))
 
 
 def options(model: Path, texts: list[list[int]], *, dtype: str, quantization: str) -> ServeOptions:

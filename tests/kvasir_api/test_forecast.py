@@ -133,6 +133,7 @@ def test_a_state_counts_as_a_block_that_has_as_many_bytes() -> None:
 def test_an_8_bit_cache_holds_nearly_twice_as_many_tokens() -> None:
     model = forecast.shape(LLAMA_8B)
     assert model.kv_bytes_per_token("int8") == 2 * 32 * 8 * (128 + 4)
+    assert model.kv_bytes_per_token("int4") == 2 * 32 * 8 * (64 + 4)
     assert model.kv_bytes_per_token("fp8") == 2 * 32 * 8 * 128
     wide, narrow = (
         forecast.fit(

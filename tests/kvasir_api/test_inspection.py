@@ -178,6 +178,16 @@ def test_what_is_not_served_is_unknown() -> None:
     assert (found.verdict, found.message) == ("Unknown", "architecture LlamaForCausalLM is not known")
 
 
+def test_a_cache_of_4_bits_is_refused_where_it_cannot_be() -> None:
+    assert (
+        judged(64, "cuda", kv_cache_dtype="int4").kv_tokens > 1.9 * judged(64, "cuda", kv_cache_dtype="int8").kv_tokens
+    )
+    latent = msgspec.structs.replace(facts(), shape=replace(facts().shape, latent_row=576))
+    found = judged(64, "cuda", of=latent, kv_cache_dtype="int4")
+    assert found.verdict == "Unknown"
+    assert found.message.endswith("this model caches compressed rows; take int8")
+
+
 @pytest.mark.parametrize(
     ("memory_gib", "options", "want"),
     [

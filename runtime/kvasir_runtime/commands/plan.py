@@ -78,11 +78,8 @@ def fit_report(
 
     Raises ValueError that names what is wrong with a config.json.
     """
-    if options.weights_host_bytes and device == "cpu":
-        raise ValueError(weight_offload.NOT_ON_CPU)
-    if options.tensor_parallel_size > 1 and device != "cpu":
-        raise ValueError("--tensor-parallel-size is for CPUs: on CUDA one device computes")
     shape = model_facts.shape_of(config)
+    _check_options(shape, options, device)
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     architecture = model_facts.architecture_of(config)
     longest = options.max_model_len or shape.max_positions
@@ -123,6 +120,17 @@ def fit_report(
         ),
         drafter=beside,
     )
+
+
+def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: host_resources.Device) -> None:
+    """Raises ValueError for what the runtime refuses at start."""
+    if options.weights_host_bytes and device == "cpu":
+        raise ValueError(weight_offload.NOT_ON_CPU)
+    if options.tensor_parallel_size > 1 and device != "cpu":
+        raise ValueError("--tensor-parallel-size is for CPUs: on CUDA one device computes")
+    refusal = inspection.cache_refusal(shape, options, device)
+    if refusal:
+        raise ValueError(refusal)
 
 
 def _drafter_size(

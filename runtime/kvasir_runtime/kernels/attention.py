@@ -12,7 +12,7 @@
 
 query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in attn_metadata
 cache:   (2, num_blocks, block_size, kv_heads, head_dim), a layer of kernels.kv_cache; position j of s lies in block
-         block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.kv_quant has them
+         block_tables[s, j / block_size]; query's dtype, or a type of fewer bits with rows as kernels.kv_quant has them
 softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
          no value belongs to, where a head may put what it gives to no position; neither scaled nor capped
 value_dim: of a cache of latent rows, both of whose halves are the same memory: a value is the first value_dim numbers
@@ -104,7 +104,7 @@ def cpu(
     value_dim: int = 0,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """As reference, with ways of its own for long chunks and single tokens. A cache of 8 bits takes the reference."""
+    """As reference, with ways of its own for long chunks and single tokens. A cache in fewer bits: the reference."""
     if cache.dtype != query.dtype:
         return reference(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim, slopes)
     if value_dim:
@@ -263,8 +263,8 @@ def _gathered(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Prefill, chunks, decode, several tokens each, all mixed; grouped heads; short and long windows and chunks;
-    scattered and shared blocks; caps and sinks; caches of the same type and of 8 bits; lengths on the device, padding;
-    latent rows, of which all or a part are values.
+    scattered and shared blocks; caps and sinks; caches of the same type and of fewer bits; lengths on the device,
+    padding; latent rows, of which all or a part are values.
     """
     shapes = (
         ((1,), (1,)),
@@ -285,6 +285,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                 if dtype == torch.float16:
                     continue
                 yield query, kv_quant.stored(cache, torch.int8), attn_metadata, scale, window, softcap
+                yield query, kv_quant.stored(cache, kv_quant.INT4), attn_metadata, scale, window, softcap
                 if max(query_lens) < 100:
                     if kv_heads == 2:
                         slopes = torch.rand(heads, generator=generator) / 4

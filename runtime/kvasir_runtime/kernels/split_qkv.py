@@ -8,7 +8,7 @@
 
 qkv:      (tokens, heads + 2 * kv_heads, head_dim), contiguous, bias included
 norm:     (heads + kv_heads, head_dim) or None; cos, sin: (tokens, 1, head_dim), as for kernels.rope
-cache:    (2, num_blocks, block_size, kv_heads, head_dim), or of 8 bits, as for kernels.write_kv
+cache:    (2, num_blocks, block_size, kv_heads, head_dim), or of fewer bits, as for kernels.write_kv
 slots:    (tokens,) int64, -1 of padding, as for kernels.write_kv
 out:      (tokens, heads, head_dim), contiguous in head_dim; values are copied exactly
 Error as of norm and rotation together; a fused kernel rounds once where the three round four times.
@@ -50,7 +50,7 @@ def cpu(qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """One token and many, equal and grouped heads, widths that are no power of two, with and without norms,
-    caches of the same type and of 8 bits, tokens of padding."""
+    caches of the same type and of fewer bits, tokens of padding."""
     for tokens, heads, kv_heads, head_dim in ((1, 1, 1, 8), (5, 6, 2, 16), (19, 4, 4, 80)):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for normed in (False, True):
@@ -60,6 +60,6 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                 cos, sin = torch.cat((angle.cos(),) * 2, dim=-1), torch.cat((-angle.sin(), angle.sin()), dim=-1)
                 slots = torch.randperm(24, generator=generator)[:tokens]
                 slots[2:3] = -1
-                for cached in (dtype, torch.int8, kv_quant.FLOAT8):
+                for cached in (dtype, torch.int8, kv_quant.INT4, kv_quant.FLOAT8):
                     cache = torch.zeros(2, 6, 4, kv_heads, kv_quant.width(head_dim, cached), dtype=cached)
                     yield qkv, norm, 1e-6, cos.to(dtype), sin.to(dtype), cache, slots

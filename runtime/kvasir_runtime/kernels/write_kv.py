@@ -36,11 +36,11 @@ def _scatter(half: Tensor, rows: Tensor, blocks: Tensor, places: Tensor) -> None
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Scattered slots, one token and many, with padding, a cache of the same type and both of 8 bits."""
+    """Scattered slots, one token and many, with padding, a cache of the same type and those of fewer bits."""
     for tokens in (1, 5, 40):
         key, value = torch.randn(2, tokens, 2, 8, generator=generator).unbind(0)
         slots = torch.randperm(48, generator=generator)[:tokens]
         if tokens == 5:
             slots[1::3] = -1
-        for dtype in (torch.float32, torch.int8, kv_quant.FLOAT8):
+        for dtype in (torch.float32, torch.int8, kv_quant.INT4, kv_quant.FLOAT8):
             yield key, value, torch.zeros(2, 6, 8, 2, kv_quant.width(8, dtype), dtype=dtype), slots

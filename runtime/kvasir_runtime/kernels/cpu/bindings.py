@@ -16,6 +16,7 @@ from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
+from kvasir_runtime.kernels.kv_quant import INT4
 from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.sample import Draws
 
@@ -214,7 +215,7 @@ class CpuKernels:
 
 def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
     """Whether the C++ computes attention with these types of the model and its cache."""
-    return model in TYPES and cache in (model, torch.int8) and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
+    return model in TYPES and cache in (model, torch.int8, INT4) and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
 
 
 def cpu_kernels(library: Library) -> CpuKernels:

@@ -1,5 +1,6 @@
 #include "elementwise.h"
 
+#include "hadamard.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -111,6 +112,22 @@ KVASIR_INLINE void put_int8(const float* from, int64_t dim, uint8_t* to) {
   __builtin_memcpy(to + dim, &scale, sizeof scale);
 }
 
+// A row of an INT4 cache: as `quantize` in kernels/kv_int4.py. from is consumed.
+KVASIR_INLINE void put_int4(float* from, int64_t dim, uint8_t* to) {
+  hadamard(from, dim, down_of(dim));
+  float most = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    const float size = __builtin_fabsf(from[i]);
+    most = size > most ? size : most;
+  }
+  const float scale = most / 15, inverse = most > 0 ? 7.5f / most : 0;
+  const auto code = [&](float x) {
+    return static_cast<uint32_t>(static_cast<int32_t>((x * inverse + 7.5f) + 12582912.0f - 12582912.0f)) & 15;
+  };
+  for (int64_t i = 0; i < dim; i += 2) to[i / 2] = static_cast<uint8_t>(code(from[i]) | code(from[i + 1]) << 4);
+  __builtin_memcpy(to + dim / 2, &scale, sizeof scale);
+}
+
 template <class T>
 KVASIR_INLINE void widened(const T* from, int64_t dim, float* to) {
   int64_t i = 0;
@@ -126,7 +143,9 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
   const T *cos = static_cast<const T*>(a.cos) + row * dim, *sin = static_cast<const T*>(a.sin) + row * dim;
   float head[HEAD];
   const int64_t slot = a.slots[token], size = a.block_size;
-  const int64_t row_bytes = a.cache_type == kvasir::INT8 ? dim + 4 : dim * static_cast<int64_t>(sizeof(T));
+  const int64_t row_bytes = a.cache_type == kvasir::INT8   ? dim + 4
+                            : a.cache_type == kvasir::INT4 ? dim / 2 + 4
+                                                           : dim * static_cast<int64_t>(sizeof(T));
   uint8_t* kept = slot < 0 ? nullptr : a.cache + slot / size * a.block_bytes + slot % size * a.kv_heads * row_bytes;
   for (int64_t h = 0; h < a.heads + a.kv_heads; ++h) {
     turned(qkv + h * dim, norms ? norms + h * dim : nullptr, a.eps, cos, sin, dim, head);
@@ -140,6 +159,10 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
       put_int8(head, dim, kept);
       widened(value, dim, head);
       put_int8(head, dim, kept + a.value_offset);
+    } else if (a.cache_type == kvasir::INT4) {
+      put_int4(head, dim, kept);
+      widened(value, dim, head);
+      put_int4(head, dim, kept + a.value_offset);
     } else {
       put(head, dim, reinterpret_cast<T*>(kept));
       __builtin_memcpy(kept + a.value_offset, value, dim * sizeof(T));

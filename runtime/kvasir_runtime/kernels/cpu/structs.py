@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.kv_quant import INT4
 from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.sample import DRAW, MOST_TOP_K, Draws
 
-TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, INT4: 3}
 _POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 
 

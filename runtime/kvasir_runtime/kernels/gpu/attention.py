@@ -95,7 +95,7 @@ def attend(
         how = {**sizes, "TILE": chosen.tile, "ONE_BLOCK": one_block}
         key = ("plan", reach := window or chunk, processors, *how.values())
         plan = attn_metadata.once(key, lambda: _plan(starts, lens, pieces, reach, processors * _WANTED, how))
-    out = query.new_empty((tokens, heads * head))
+    query, out = _turned_alike(query, cache, heads * head)
     rows = pieces * kv_heads * block_m or 1
     parts = torch.empty((rows, head), dtype=torch.float32, device=query.device)
     logs = torch.empty((rows,), dtype=torch.float32, device=query.device)
@@ -117,7 +117,23 @@ def attend(
             ONE_TOKEN=attn_metadata.longest_query == 1 and tokens == sequences, **sizes, **shape,
             **options(max(2048, 16 * shape["PADDED"])),
         )  # fmt: skip
-    return out
+    return _turned_back(out, query, cache)
+
+
+def _turned_alike(query: Tensor, cache: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Queries as the rows of the cache are turned, and room for results: (tokens, columns)."""
+    if kv_quant.kind(cache) != kv_quant.INT4.value:
+        return query, query.new_empty((query.shape[0], columns))
+    # Zeros for padding too, which is turned back.
+    room = query.new_zeros((query.shape[0], columns), dtype=torch.float32)
+    return kv_quant.turned(query, query.dtype), room
+
+
+def _turned_back(out: Tensor, query: Tensor, cache: Tensor) -> Tensor:
+    """Sums of the cache's rows as sums of values, in query's dtype."""
+    if kv_quant.kind(cache) != kv_quant.INT4.value:
+        return out
+    return kv_quant.turned(out.view(query.shape), query.dtype).flatten(1)
 
 
 def _group(heads: int, kv_heads: int, value_dim: int) -> int:

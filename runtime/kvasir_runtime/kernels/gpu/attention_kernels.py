@@ -8,7 +8,7 @@ split; then of each its first piece.
 import triton
 import triton.language as tl
 
-from kvasir_runtime.kernels.gpu.kv_quant import FLOAT8, INT8
+from kvasir_runtime.kernels.gpu.kv_quant import FLOAT8, INT4, INT8
 
 # Splits of one block at most, and elements of a sequence in a plan.
 ROOM = tl.constexpr(64)
@@ -104,7 +104,7 @@ def _scores(
     scores = tl.dot(rows, tl.trans(keys.to(rows.dtype)), input_precision=PRECISION)
     if TAIL > 0:
         scores = tl.dot(tails, tl.trans(key_tails.to(tails.dtype)), scores, input_precision=PRECISION)
-    if KIND == INT8:
+    if KIND >= INT8:
         scores *= key_scales[None, :]
     scores *= log2_scale
     if CAPPED:
@@ -116,7 +116,7 @@ def _scores(
 @triton.jit
 def _add(total, weights, content, scales, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):
     """total + weights x content; WIDE is the type of the product."""
-    if KIND == INT8:
+    if KIND >= INT8:
         if tl.float16 == WIDE:
             # Small scales would leave float16's range as factors of the weights.
             content = (content.to(tl.float32) * scales[:, None]).to(WIDE)
@@ -134,6 +134,17 @@ def _first_seen(position, window, chunk, WINDOWED: tl.constexpr, CHUNKED: tl.con
     if CHUNKED:
         first = tl.maximum(first, position // chunk * chunk)
     return first
+
+
+@triton.jit
+def _numbers(rows, dims, mask, KIND: tl.constexpr):
+    """(positions, dims) of what rows point at; of INT4 the odd integers that their scale is to be multiplied by."""
+    if KIND == INT4:
+        codes = tl.load(rows + (dims // 2)[None, :], mask=mask, other=0).to(tl.int32)
+        numbers = (((codes >> (dims % 2 * 4)[None, :]) & 15) * 2 - 15).to(tl.float32)
+    else:
+        numbers = tl.load(rows + dims[None, :], mask=mask, other=0.0)
+    return numbers
 
 
 @triton.jit
@@ -170,13 +181,13 @@ def _advance(
         places = block * block_stride + (at % BLOCK_SIZE) * SLOT
         inside = dims < HEAD
         mask = inside[None, :] & (known | (not MASKED))[:, None]
-        if KIND == INT8:
-            words = (places + (HEAD + TAIL)) // 4
+        if KIND >= INT8:
+            words = (places + (HEAD // 2 if KIND == INT4 else HEAD + TAIL)) // 4
             key_scales = tl.load(scales + words, mask=known, other=0.0)
             value_scales = tl.load(scales + values // 4 + words, mask=known, other=0.0)
         else:
             key_scales, value_scales = known, known  # which nothing reads
-        keys = tl.load(cache + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        keys = _numbers(cache + places[:, None], dims, mask, KIND)
         key_tails = keys  # which nothing reads where TAIL is 0
         if TAIL > 0:
             tail_mask = (rest < TAIL)[None, :] & (known | (not MASKED))[:, None]
@@ -194,7 +205,7 @@ def _advance(
         shrink = tl.exp2(peaks - peak)
         content = keys
         if not LATENT:
-            content = tl.load(cache + values + places[:, None] + dims[None, :], mask=mask, other=0.0)
+            content = _numbers(cache + values + places[:, None], dims, mask, KIND)
         sums = sums * shrink + tl.sum(weights, 1)
         total = _add(total * shrink[:, None], weights, content, value_scales, KIND, PRECISION, rows.dtype)
         peaks = peak
@@ -228,7 +239,7 @@ def attend(
     """One block of query tokens, one key head, all of the block's positions or a piece of them.
 
     ROW: elements from a key head to the next, SLOT: from a position to the next; scales: the cache as float32, where
-    KIND is INT8. log2_scale: what scores are multiplied by, log2(e) included; with a cap, half of what is wanted
+    rows have scales. log2_scale: what scores are multiplied by, log2(e) included; with a cap, half of what is wanted
     divided by it. cap: times log2(e). HEAD, TAIL: numbers of a key, all but the last TAIL of which are LATENT's value.
     """
     kv_head, piece = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS

@@ -1,6 +1,7 @@
 """Norms of heads, rotation and the write to the cache in one kernel: the product is read once, nothing is kept between.
 
-Where the cache has 8 bits the rows are rounded to them on the way. The bias is part of the product.
+Where the cache has 8 bits the rows are rounded to them on the way; with 4 bits keys are kept behind the queries, and a
+second kernel turns and packs whole rows. The bias is part of the product.
 
 A program takes some heads of a token, be they of queries, keys or values, as two tiles: first and second halves.
 """
@@ -9,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvasir_runtime.kernels.gpu import kv_quant
-from kvasir_runtime.kernels.gpu.kv_quant import INT8
+from kvasir_runtime.kernels.gpu import kv_quant, write_kv
+from kvasir_runtime.kernels.gpu.kv_quant import INT4, INT8
 from kvasir_runtime.kernels.gpu.options import options
 
 _ELEMENTS = 2048
@@ -24,15 +25,19 @@ def launch(
     heads = all_heads - 2 * kv_heads
     padded = triton.next_power_of_2(head // 2)
     block = min(triton.next_power_of_2(all_heads), max(1, _ELEMENTS // (2 * padded)))
-    query = qkv.new_empty((tokens, heads, head))
+    kind = kv_quant.kind(cache)
+    kept = heads + kv_heads if kind == INT4.value else heads
+    query = qkv.new_empty((tokens, kept, head))
     _split_qkv[(tokens, -(-all_heads // block))](
         qkv, qkv if norm is None else norm, cos, sin, query, cache, kv_quant.scales(cache), slots, eps,
         *cache.stride()[:2],
         BLOCK_SIZE=block_size,
         HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, ROW=row, PADDED=padded, BLOCK=block, NORMED=norm is not None,
-        KIND=kv_quant.kind(cache), **options(2 * block * padded),
+        KIND=kind, KEPT=kept, **options(2 * block * padded),
     )  # fmt: skip
-    return query
+    if kept > heads:
+        write_kv.launch(query[:, heads:], qkv[:, kept:], cache, slots)
+    return query[:, :heads]
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -40,7 +45,7 @@ def _split_qkv(
     qkv, norm, cos, sin, query, cache, scales, slots, eps, values, block_stride,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROW: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, NORMED: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr, KIND: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -64,10 +69,12 @@ def _split_qkv(
     left = tl.where(rotated[:, None], first * c - second * s, first).to(query.dtype.element_ty)
     right = tl.where(rotated[:, None], second * c + first * s, second).to(query.dtype.element_ty)
 
-    mine = (head < HEADS)[:, None] & inside
-    target = query + token * (HEADS * 2 * HALF) + lanes
+    mine = (head < KEPT)[:, None] & inside
+    target = query + token * (KEPT * 2 * HALF) + lanes
     tl.store(target, left, mask=mine)
     tl.store(target + HALF, right, mask=mine)
+    if KIND == INT4:
+        return
     # Heads behind the queries lie in the cache as they lie here: keys, then values a constant further.
     slot = tl.load(slots + token)
     if slot < 0:

@@ -154,7 +154,7 @@ def _one_line(error: BaseException) -> str:
 def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device) -> EngineFacts:
     """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
     spec, cache_dtype, batch_tokens = loaded.model.spec, loaded.cache_dtype, _batch_tokens(options, loaded, device)
-    row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
+    row_bytes = kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
     block_size = spec.block_size(options.block_size, *row_bytes)
     return EngineFacts(
         device=placement.device_name(device),

@@ -110,13 +110,7 @@ def load(
     formats = quant_formats.formats(options.quantization, spec.layer, shapes, files.places, kinds, floating=False)
     weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
     check_memory(facts.weights_bytes + weights_bytes, device, files.folder)
-    cache_dtype = placement.choose_cache_dtype(
-        options.kv_cache_dtype,
-        dtype,
-        device,
-        head_dim=spec.layer.head_dim,
-        capability=placement.capability(device),
-    )
+    cache_dtype = placement.cache_dtype_of(options, spec.layer, dtype, device)
     with torch.inference_mode():
         tensors = loader.load(
             files.folder,

@@ -102,10 +102,8 @@ def load_model(
     if rank.index == 0:  # before the others have taken theirs
         check_memory(weights_bytes * rank.count, device, folder)
         _check_forecast(options, sizes, device, dtype, total_bytes * rank.count)
-    cache_dtype = placement.choose_cache_dtype(
-        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
-    )
-    row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
+    cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
+    row_bytes = kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
     token_bytes = spec.kv_bytes_per_token(*row_bytes, spec.block_size(options.block_size, *row_bytes))
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // rank.count)
     with torch.inference_mode():
@@ -155,10 +153,8 @@ def _through_transformers(
 
     found = load_transformers.load(options, folder, document, dtype, device, ops, check_bytes)
     spec, weights_bytes, sizes = found.decoder.spec, found.weights_bytes, _sizes(document)
-    cache_dtype = placement.choose_cache_dtype(
-        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
-    )
-    token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
+    cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
+    token_bytes = spec.kv_bytes_per_token(kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype))
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes + beside_bytes, _limit_bytes(device))
     return LoadedModel(
         folder=folder,
@@ -342,7 +338,7 @@ def _sizes(document: Mapping[str, Any]) -> forecast.ModelShape | None:
 
 
 def _work(sizes: forecast.ModelShape, weights_bytes: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> StepWork:
-    names = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    names = {torch.int8: "int8", kv_quant.FLOAT8: "fp8", kv_quant.INT4: "int4"}
     return StepWork(
         shape=sizes,
         weights_bytes=weights_bytes,

@@ -6,9 +6,10 @@ from typing import Final
 import torch
 
 from kvasir_api import forecast
-from kvasir_api.options import Device, Dtype, KvCacheDtype
+from kvasir_api.options import Device, Dtype, KvCacheDtype, ServeOptions
 from kvasir_runtime.errors import DriverTooOldError, ModelError
-from kvasir_runtime.kernels.kv_quant import FLOAT8
+from kvasir_runtime.kernels.kv_quant import FLOAT8, INT4
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.runner.startup import cuda_driver
 
 LOG = logging.getLogger(__name__)
@@ -53,11 +54,18 @@ def choose_dtype(
 
 
 def choose_cache_dtype(
-    wanted: KvCacheDtype, dtype: torch.dtype, device: torch.device, *, head_dim: int, capability: tuple[int, int]
+    wanted: KvCacheDtype,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    head_dim: int,
+    capability: tuple[int, int],
+    latent: bool = False,
 ) -> torch.dtype:
     """The dtype of the KV cache of an option; auto is that of the model. capability: of the card, (0, 0) of a CPU.
 
-    Raises ModelError for fp8 where nothing computes it, and for int8 on CUDA where rows are no whole words.
+    latent: whether a token has one compressed row in place of keys and values. Raises ModelError for fp8 where nothing
+    computes it, for int8 on CUDA where rows are no whole words, and for int4 as `forecast.int4_cache_refusal`.
     """
     if wanted == "auto":
         return dtype
@@ -66,9 +74,26 @@ def choose_cache_dtype(
             what = "a CPU" if device.type == "cpu" else "capability {}.{}".format(*capability)
             raise ModelError(f"kv_cache_dtype fp8 needs a CUDA device of capability 8.9, this is {what}; take int8")
         return FLOAT8
+    if wanted == "int4":
+        refusal = forecast.int4_cache_refusal(latent=latent, head_dim=head_dim, device=device.type)
+        if refusal:
+            raise ModelError(refusal)
+        return INT4
     if device.type != "cpu" and head_dim % 4:
         raise ModelError(f"kv_cache_dtype int8 needs heads of a multiple of 4 on CUDA, head_dim is {head_dim}")
     return torch.int8
+
+
+def cache_dtype_of(options: ServeOptions, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """`choose_cache_dtype` for a model of dtype on a device."""
+    return choose_cache_dtype(
+        options.kv_cache_dtype,
+        dtype,
+        device,
+        head_dim=spec.head_dim,
+        capability=capability(device),
+        latent=spec.latent is not None,
+    )
 
 
 def capability(device: torch.device) -> tuple[int, int]:

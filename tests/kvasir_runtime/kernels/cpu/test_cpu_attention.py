@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fakes.cache_layers import layer_of
-from kvasir_runtime.kernels import attention
+from kvasir_runtime.kernels import attention, kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import bindings, build, structs
 from kvasir_runtime.kernels.cpu.bindings import CpuKernels
@@ -74,14 +74,38 @@ def test_every_variant_agrees_and_neighbours_change_no_bit(
             assert torch.equal(variant.attention(parts[index], kept, alone, scale, window, chunk=chunk), mine)
 
 
-@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (300, 0), (0, 290)])
+@pytest.mark.parametrize("cached", [torch.int8, kv_quant.INT4])
+@pytest.mark.parametrize("heads", HEADS)
+def test_every_variant_reads_a_cache_of_fewer_bits(
+    variant: CpuKernels, heads: tuple[int, int, int, int], cached: torch.dtype
+) -> None:
+    query, cache, tables = case(heads, BATCHES[0])
+    scale, (query_lens, kv_lens) = heads[2] ** -0.5, BATCHES[0]
+    kept, attn_metadata = layer_of(kv_quant.stored(cache, cached)), AttentionMetadata(query_lens, kv_lens, tables)
+    for dtype, worst in WORST.items():
+        given = query.to(dtype)
+        want = attention.reference(given.float(), kept, attn_metadata, scale, 100)
+        got = variant.attention(given, kept, attn_metadata, scale, 100)
+        torch.testing.assert_close(got.float(), want, atol=2 * worst, rtol=worst)
+        parts = given.split(list(query_lens))
+        for index, mine in enumerate(got.split(list(query_lens))):
+            one = slice(index, index + 1)
+            alone = AttentionMetadata(query_lens[one], kv_lens[one], tables[one])
+            assert torch.equal(variant.attention(parts[index], kept, alone, scale, 100), mine)
+
+
+@pytest.mark.parametrize(
+    ("window", "chunk", "cached"),
+    [(0, 0, torch.float32), (300, 0, torch.float32), (0, 290, torch.float32), (0, 0, kv_quant.INT4)],
+)
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_token_has_the_same_bits_however_much_of_its_sequence_comes_with_it(
-    variant: CpuKernels, heads: tuple[int, int, int, int], window: int, chunk: int
+    variant: CpuKernels, heads: tuple[int, int, int, int], window: int, chunk: int, cached: torch.dtype
 ) -> None:
     """All at once, as a prompt is, or one by one, as an answer is: so that one that is computed again is the same."""
     length = 800
     query, cache, tables = case(heads, ((length,), (length,)))
+    cache = layer_of(kv_quant.stored(cache, cached))
     whole = variant.attention(query, cache, AttentionMetadata((length,), (length,), tables), 0.3, window, chunk=chunk)
     for count in (1, 7, 64, 300):
         for end in (count, 255 + count, 256 + count, 400 + count, 500 + count):

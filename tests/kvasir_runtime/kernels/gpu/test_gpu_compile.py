@@ -12,7 +12,7 @@ from fakes.hopper import Hopper
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.gpu.ops import TRITON
-from kvasir_runtime.kernels.kv_quant import FLOAT8
+from kvasir_runtime.kernels.kv_quant import FLOAT8, INT4
 from kvasir_runtime.kernels.sample import Draws
 
 BFLOAT16 = torch.bfloat16
@@ -58,6 +58,8 @@ ATTENTION = {
     ),
     "decode-int8": Served(cached=torch.int8),
     "prefill-int8": Served(cached=torch.int8, **PREFILL),
+    "decode-int4": Served(cached=INT4),
+    "prefill-int4": Served(cached=INT4, **PREFILL),
     "decode-float8": Served(cached=FLOAT8),
     "prefill-float8": Served(cached=FLOAT8, **PREFILL),
     "prefill-gemma2": Served(**GEMMA2, **PREFILL),
@@ -87,7 +89,7 @@ def test_attention_compiles(hopper: Hopper, name: str) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head", "normed"), [(32, 8, 128, False), (28, 4, 80, True)])
-@pytest.mark.parametrize("cached", [BFLOAT16, torch.int8, FLOAT8])
+@pytest.mark.parametrize("cached", [BFLOAT16, torch.int8, INT4, FLOAT8])
 def test_what_follows_a_projection_compiles(
     hopper: Hopper, heads: int, kv_heads: int, head: int, normed: bool, cached: torch.dtype
 ) -> None:

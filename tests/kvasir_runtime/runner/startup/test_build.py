@@ -75,6 +75,10 @@ def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> 
         ("int8", "cpu", (0, 0), 18, torch.int8),
         ("int8", "cuda", (8, 0), 128, torch.int8),
         ("int8", "cuda", (9, 0), 18, "kv_cache_dtype int8 needs heads of a multiple of 4 on CUDA, head_dim is 18"),
+        ("int4", "cpu", (0, 0), 18, torch.uint8),
+        ("int4", "cuda", (8, 0), 24, torch.uint8),
+        ("int4", "cpu", (0, 0), 17, "int4 needs heads of a multiple of 2 on cpu, head_dim is 17; take int8"),
+        ("int4", "cuda", (9, 0), 20, "int4 needs heads of a multiple of 8 on cuda, head_dim is 20; take int8"),
         ("fp8", "cuda", (9, 0), 18, torch.float8_e4m3fn),
         ("fp8", "cuda", (8, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is capability 8.0; take int8"),
         ("fp8", "cpu", (0, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is a CPU; take int8"),
@@ -92,6 +96,12 @@ def test_type_of_the_cache(
         return
     with pytest.raises(ModelError, match=dtype):
         choose()
+
+
+def test_a_cache_of_4_bits_holds_no_compressed_rows(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "latent", Shape(family="deepseek_v2"))
+    with pytest.raises(ModelError, match="int4 is for keys and values of heads"):
+        built(folder, kv_cache_tokens=512, kv_cache_dtype="int4")
 
 
 def test_progress_rises_to_ready(folder: Path) -> None:

@@ -65,6 +65,7 @@ def test_the_same_service_and_model_have_the_same_file(model, facts):
     [
         {"served_model_name": ("b",)},
         {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "int4"},
         {"quantization": "int8"},
         {"batch_invariant": True},
         {"max_model_len": 100},

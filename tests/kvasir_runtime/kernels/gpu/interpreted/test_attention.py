@@ -80,7 +80,7 @@ def both(
     block_size=st.sampled_from([4, 16, 32]),
     tile=st.sampled_from([16, 32]),
     processors=st.sampled_from([1, 16]),
-    cached=st.sampled_from([torch.float32, torch.float32, torch.int8, kv_quant.FLOAT8]),
+    cached=st.sampled_from([torch.float32, torch.float32, torch.int8, kv_quant.INT4, kv_quant.FLOAT8]),
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
     with_sinks=st.booleans(),
     with_slopes=st.booleans(),
@@ -131,9 +131,9 @@ def test_head_sizes_agree_with_the_reference(head: int, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("head", [64, 80, 256])
-@pytest.mark.parametrize("cached", [torch.int8, kv_quant.FLOAT8])
+@pytest.mark.parametrize("cached", [torch.int8, kv_quant.INT4, kv_quant.FLOAT8])
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
-def test_caches_of_8_bits_agree_in_float16(head: int, cached: torch.dtype, softcap: float) -> None:
+def test_caches_of_fewer_bits_agree_in_float16(head: int, cached: torch.dtype, softcap: float) -> None:
     sizes = {"heads": 4, "kv_heads": 2, "window": 33, "block_size": 16, "block_m": 16, "tile": 32, "processors": 16}
     how = {
         "dtype": torch.float16,

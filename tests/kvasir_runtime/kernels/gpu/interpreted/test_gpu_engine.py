@@ -17,7 +17,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from fakes.overlapping import Overlapping
 from kvasir_runtime.kernels.backends import ops_for
-from kvasir_runtime.kernels.kv_quant import FLOAT8
+from kvasir_runtime.kernels.kv_quant import FLOAT8, INT4
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
@@ -33,7 +33,7 @@ SHAPES = {
     "qwen3-next": Shape(family="qwen3_next", std=0.2),
     "deepseek-v2": Shape(family="deepseek_v2", std=0.2),
 }
-CACHES = [*((name, None) for name in SHAPES), ("llama", FLOAT8), ("deepseek-v2", torch.int8)]
+CACHES = [*((name, None) for name in SHAPES), ("llama", FLOAT8), ("qwen3", INT4), ("deepseek-v2", torch.int8)]
 
 
 @pytest.mark.parametrize(("name", "cached"), CACHES)
