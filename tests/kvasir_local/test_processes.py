@@ -41,7 +41,7 @@ def until(condition, timeout_s=60.0):
 def test_a_process_lives_until_it_is_stopped(started):
     process = started(SLEEP)
     assert processes.alive(process)
-    assert processes.stop([process], grace_s=10) == []
+    assert processes.stop([process], grace_s=60) == []
     assert not processes.alive(process)
 
 

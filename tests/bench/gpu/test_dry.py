@@ -100,8 +100,14 @@ def test_a_section_of_a_process_keeps_what_it_had_when_it_was_cut(tmp_path: Path
         "time.sleep(600)\n"
     )
     lines: list[str] = []
-    how = children.ended([sys.executable, "-c", script], 1.0, lambda line: lines.append(line.strip()), {}, grace_s=0.5)
-    assert how.said == "cut: the time was over"
+    limit_s = 1.0
+    while len(lines) < 3:  # until it was not cut before a busy machine had started it
+        lines.clear()
+        how = children.ended(
+            [sys.executable, "-c", script], limit_s, lambda line: lines.append(line.strip()), {}, grace_s=0.5
+        )
+        assert how.said == "cut: the time was over"
+        limit_s *= 2
     assert lines[:2] == ["cell 0", "cell 1"]
     deadline = time.monotonic() + 60  # it was sent a SIGKILL, which a busy machine carries out later
     while _runs(Path(f"/proc/{lines[2]}/stat")):
@@ -117,7 +123,7 @@ def _runs(stat: Path) -> bool:
 
 
 def test_a_section_that_breaks_is_said_with_its_last_words() -> None:
-    how = children.ended([sys.executable, "-c", "raise SystemExit('no such card')"], 20.0, print, {})
+    how = children.ended([sys.executable, "-c", "raise SystemExit('no such card')"], 60.0, print, {})
     assert how.said == "failed with 1: ...no such card"
 
 

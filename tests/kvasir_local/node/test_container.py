@@ -160,14 +160,14 @@ async def test_commands_run_inside_and_are_stopped_when_late(bench: Bench, tmp_p
     (tmp_path / "vol").mkdir()
     mounts = (Mount(source=str(tmp_path / "vol"), path="/inside", read_only=False),)
     found = await bench.start("sleep", "1000", mounts=mounts)
-    assert await found.run(["sh", "-c", "touch /inside/x; hostname; echo $NAME; exit 5"], timeout_s=20) == (
+    assert await found.run(["sh", "-c", "touch /inside/x; hostname; echo $NAME; exit 5"], timeout_s=60) == (
         5,
         "pod-1\nvalue",
     )
     assert (tmp_path / "vol" / "x").exists()
     with pytest.raises(TimeoutError):
         await found.run(["sleep", "1000"], timeout_s=0.1)
-    code, output = await found.run(["no-such-program"], timeout_s=20)
+    code, output = await found.run(["no-such-program"], timeout_s=60)
     assert (code, "no-such-program" in output) == (128, True)
 
 

@@ -33,7 +33,7 @@ async def port() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-async def check(wanted: Any, *, timeout_s: float = 10) -> tuple[bool, str]:
+async def check(wanted: Any, *, timeout_s: float = 60) -> tuple[bool, str]:
     result = await prober.run_check(wanted, pod_ip="127.0.0.1", container=NOWHERE, timeout_s=timeout_s)
     return result.passed, result.message
 

@@ -123,7 +123,7 @@ def with_worker(folder, work):
             return await asyncio.wait_for(work(worker), 300)
         finally:
             process.stdin.close()
-            assert await asyncio.wait_for(process.wait(), 10) == 0, "it ends with its input"
+            assert await asyncio.wait_for(process.wait(), 60) == 0, "it ends with its input"
 
     return asyncio.run(run())
 

@@ -143,7 +143,7 @@ def test_a_mask_that_does_not_come_delays_its_own_row_alone(root: Path, way: str
     def after(found: dict[str, list[int]]) -> None:
         others = [len(tokens) for name, tokens in found.items() if name != "slow"]
         if min(others) == 12 and not come.is_set():
-            assert len(found["slow"]) == 3
+            assert len(found["slow"]) <= 3, "of those before it too, none is waited for"
             come.set()
 
     whole = answers(made(root, way, lambda _: None), depth, after=lambda _: None)

@@ -156,10 +156,11 @@ SLOW = Grammar(kind="json_schema", text='{"type":"integer","multipleOf":999983}'
 
 
 def test_who_waits_too_long_for_a_turn_may_come_again(folder):
-    """Slow grammars take all turns; what is known already needs none."""
+    """Slow grammars take all turns, those of a worker that stands still; what is known already needs none."""
 
     async def work(asking):
         await asking.checked(job(GOOD))
+        os.kill(asking.worker_pid, signal.SIGSTOP)
         slow = [
             Grammar(kind="json_schema", text=SLOW.text.replace("999983", str(999_983 - 2 * number)))
             for number in range(4)
@@ -169,6 +170,7 @@ def test_who_waits_too_long_for_a_turn_may_come_again(folder):
         with pytest.raises(Refused) as raised:
             await asking.checked(job(GBNF))
         assert await asking.checked(job(GOOD)) == job(GOOD)
+        os.kill(asking.worker_pid, signal.SIGCONT)
         for trial in trials:
             trial.cancel()
         await asyncio.gather(*trials, return_exceptions=True)
