@@ -23,6 +23,7 @@ from fakes import (
     hqq_checkpoints,
     integer_checkpoints,
 )
+from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.integer_checkpoints import Style
 from fakes.loaded_weights import loaded
@@ -137,6 +138,27 @@ def test_the_forecast_counts_it(written: Written, name: str, target: Quantizatio
     held = sum(num_bytes(weight) for weight in loaded(folder, target, torch.bfloat16).values())
     shape = model_facts.shape_of(model_config.read_config(str(folder)))
     assert 0.98 * held <= shape.weights_bytes("bfloat16", target) <= 1.06 * held
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        (name, target)
+        for name in ("fp8-block", "gptq-8", "awq", "nf4", "mxfp4", "q6_k", "act-order-experts")
+        for target in TARGETS[1:]
+        if target != SOURCES[name].kept
+    ],
+)
+def test_the_engine_answers_as_from_the_numbers_in_full(written: Written, name: str, target: Quantization) -> None:
+    """By the kernels of this machine, which quantize too."""
+    found, wanted = (answer(folder, target) for folder in written(name))
+    assert found == wanted
+
+
+def answer(folder: Path, target: Quantization) -> list[int]:
+    stream = Stream(prompt=tuple(range(3, 30)))
+    Hand(runner_of(folder, quantization=target, num_blocks=32, max_sequences=2)).run([stream], 8)
+    return list(stream.answer)
 
 
 def check(source: Source, target: Quantization, folder: Path, judge: Path, rank: Rank) -> None:
