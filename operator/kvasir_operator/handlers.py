@@ -36,6 +36,8 @@ IDLE_TIMEOUT_S: Final = 0.01
 LIST_PAGE: Final = 50
 """Objects of a list that kopf decodes at once. All are whole, and nearly all are known."""
 LOOK_S: Final = 0.5
+END_S: Final = 3.0
+"""So long kopf may take to end its watches, which wait for 2 s for their workers."""
 IDENTITY: Final[Any] = "kvasir-operator"
 """Of kopf's peering, which is off. Without one kopf looks up its user's name, and users of containers have none."""
 WATCHER: Final = "watcher for "
@@ -86,27 +88,49 @@ async def _guarded(
     )
     watchers: set[asyncio.Task[Any]] = set()
     began, died = time.monotonic(), None
-    while not everything.done() and not stop.is_set():
-        await asyncio.wait({everything}, timeout=LOOK_S)
-        watchers |= {task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)}
-        died = _death(watchers, age_s=time.monotonic() - began)
-        if died is not None and not stop.is_set():
-            stop.set()
-            await asyncio.wait({everything})
-            raise died
-    await everything
+    try:
+        while not everything.done() and not stop.is_set() and died is None:
+            await asyncio.wait({everything}, timeout=LOOK_S)
+            watchers |= _watchers()
+            died = None if stop.is_set() else _death(watchers, age_s=time.monotonic() - began)
+    finally:
+        stop.set()  # kopf waits for it in a thread, without whose end this loop does not end
+    await _ended(everything)
+    error = everything.exception()
+    if error is not None and all(task.cancelled() for task in watchers if task.done()):
+        died = _as_kube_error(f"kopf ended: {error}", error)  # by a watch that lived for less than a look
+    if died is not None:
+        raise died
+
+
+def _watchers() -> set[asyncio.Task[Any]]:
+    """Tasks of watches that are not done."""
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)}
+
+
+async def _ended(everything: asyncio.Task[None]) -> None:
+    """Wait for kopf, which waits for its watches: before Python 3.12 wait_for may swallow a cancellation, so those that
+    go on are cancelled again."""
+    while not everything.done():
+        await asyncio.wait({everything}, timeout=END_S)
+        for task in _watchers():
+            task.cancel()
 
 
 def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | None:
-    """Why not every kind is watched; None when all are, or may be soon."""
-    for task in watchers:
-        if task.done():
-            error = None if task.cancelled() else task.exception()
-            words = f"{task.get_name()} ended: {error or 'no reason was reported'}"
-            return KubeError(words, status=int(getattr(error, "status", 0) or 0))
+    """Why not every kind is watched; None when all are, or may be soon. With one that dies kopf cancels the others."""
+    ended = [task for task in watchers if task.done()]
+    for task in sorted(ended, key=asyncio.Task.cancelled):
+        error = None if task.cancelled() else task.exception()
+        return _as_kube_error(f"{task.get_name()} ended: {error or 'no reason was reported'}", error)
     if len(watchers) < len(WATCHED) and age_s > COMPLETE_S:
         return KubeError(f"only {len(watchers)} of {len(WATCHED)} kinds are known to the API server", status=404)
     return None
+
+
+def _as_kube_error(words: str, error: BaseException | None) -> KubeError:
+    """With the status that kopf's error has, 0 for none."""
+    return KubeError(words, status=int(getattr(error, "status", 0) or 0))
 
 
 def store_events(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:

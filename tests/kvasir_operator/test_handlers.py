@@ -1,5 +1,7 @@
-"""Very many events, and watches that start again and again: what they cost in requests, reconciles and memory."""
+"""Very many events, and watches that start again and again: what they cost in requests, reconciles and memory, and that
+their thread ends."""
 
+import asyncio
 import contextlib
 import gc
 import pwd
@@ -8,12 +10,14 @@ import threading
 import tracemalloc
 
 import kopf
+import pytest
 
-from fakes import virtual_loop
+from fakes import kopf_api, virtual_loop
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import LoopBench
 from fakes.virtual_loop import elapse
 from kvasir_kube import kinds
+from kvasir_kube.client import Access
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import POD
 from kvasir_operator import handlers
@@ -135,3 +139,38 @@ def test_watches_begin_where_the_user_of_the_process_has_no_name(monkeypatch):
     with contextlib.suppress(KubeError):
         handlers.watch(lambda *_: None, namespace="", access=access, stop=stop)
     assert asked.is_set()
+
+
+async def test_a_watch_that_dies_at_once_ends_the_thread_with_its_status():
+    """Before anything has looked for its task. kopf ends by itself then, but for a thread of its own."""
+    stop = threading.Event()
+    with kopf_api.refusing(403) as server:
+
+        async def access():
+            return Access(server=server, ca_path="", certificate_path="", key_path="", token="", verify=False)
+
+        watching = asyncio.to_thread(handlers.watch, lambda *_: None, namespace="", access=access, stop=stop)
+        try:
+            with pytest.raises(KubeError, match="made up") as raised:
+                await asyncio.wait_for(asyncio.shield(running := asyncio.ensure_future(watching)), 60)
+        finally:
+            stop.set()
+            await asyncio.wait({running})
+    assert raised.value.status == 403
+
+
+async def test_a_watch_that_loses_its_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(handlers, "END_S", 0.01)
+
+    async def watcher():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def kopf_itself():
+        task = asyncio.create_task(watcher(), name=f"{handlers.WATCHER}pods.v1")
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+
+    await asyncio.wait_for(handlers._ended(asyncio.create_task(kopf_itself())), 60)
