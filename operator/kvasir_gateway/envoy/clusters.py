@@ -26,6 +26,10 @@ POLICIES: Final = "extensions.load_balancing_policies"
 UPSTREAM_IDLE_S: Final = 4
 """Idle connections are closed before the pod does it (uvicorn: 5 s), so that none is used while it closes."""
 
+CONNECT_S: Final = 1
+TLS_CONNECT_S: Final = 5
+"""A handshake is answered by the pod's event loop, which may be late; a connection alone by its kernel."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedCluster:
@@ -59,6 +63,7 @@ def cluster(
     made.name = made.load_assignment.cluster_name = name
     made.load_assignment.endpoints.extend(_endpoints(list(addresses), last_resort, tls.server_names if tls else {}))
     if tls:
+        made.connect_timeout.FromSeconds(TLS_CONNECT_S)
         made.transport_socket_matches.extend(upstream_tls.socket_matches(tls))
     return made
 
@@ -68,7 +73,7 @@ def _common() -> pb.Cluster:
     """What all clusters have."""
     return pb.Cluster(
         type=pb.Cluster.STATIC,
-        connect_timeout=Duration(seconds=1),
+        connect_timeout=Duration(seconds=CONNECT_S),
         typed_extension_protocol_options={HTTP_OPTIONS: _http_options()},
         circuit_breakers=pb.CircuitBreakers(
             thresholds=[

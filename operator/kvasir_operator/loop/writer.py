@@ -352,7 +352,10 @@ class Writer:
         patch = {"metadata": {"uid": r.uid, **metadata}}
         try:
             written = await self._cluster.merge(POD, seen.namespace, r.name, patch, manager=names.MANAGER)
-        except (NotFoundError, ConflictError):
+        except NotFoundError:
+            self._store.drop(POD, (seen.namespace, r.name), r.uid)
+            return None
+        except ConflictError:
             return None
         self._telemetry.wrote(POD.kind)
         return written

@@ -42,3 +42,8 @@ def test_a_cluster_without_such_hosts_has_no_sockets_of_its_own():
 def test_another_authority_changes_the_clusters():
     other = cluster(UpstreamTls(authority_file="/shared/other.crt", server_names=TLS.server_names))
     assert clusters.encoded(other).version != clusters.encoded(cluster()).version
+
+
+def test_a_pod_has_time_for_a_handshake():
+    """Its event loop answers it, of a connection alone its kernel."""
+    assert (cluster().connect_timeout.ToSeconds(), cluster(None).connect_timeout.ToSeconds()) == (5, 1)

@@ -1,4 +1,4 @@
-"""Drains of a whole operator on a fake cluster while its clock is corrected."""
+"""Drains of a whole operator on a fake cluster: its clock is corrected, and no watch delivers the end of a pod."""
 
 import pytest
 
@@ -32,3 +32,24 @@ async def test_a_clock_that_jumps_cuts_no_drain_short_and_prolongs_none(jump):
     await bench.turn(10)
     await bench.turn(1)
     assert cost() == str(DRAINED_COST)
+
+
+async def test_a_pod_that_is_gone_is_said_to_have_drained_once():
+    """Its deletion was never delivered: the API server's answer to the mark shows it."""
+    bench = Bench()
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    bench.say(0, running=3, remaining_tokens=900)
+    await bench.turn()
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    bench.say(1, phase="draining")
+    await bench.operator.resync.once()
+    del bench.cluster.objects[POD.plural]["default", "p1"]
+    for _ in range(5):
+        bench.clock.advance(2)
+        await bench.operator.scaler.tick()
+        await bench.operator.reconciler.reconcile(("default", "tiny"))
+    assert len(bench.events("Drained")) == 1
+    assert bench.operator.store.get(POD, ("default", "p1")) is None
