@@ -84,7 +84,7 @@ ALERTS: Final = (
         "KvCacheExhausted", "warning", "10m",
         f"sum {_BY} (rate(kvasir_preemptions_total[5m])) > 0.1",
         f"{_OF} computes {{{{ $value | humanize }}}} sequences per second again, because its KV cache is full.",
-        "Let the autoscaler add replicas, lower runtime.maxSequences, or set runtime.kvCacheDtype to an 8-bit type.",
+        "Let the autoscaler add replicas, lower runtime.maxSequences, or set runtime.kvCacheDtype to a type of fewer bits.",
     ),
     _alert(
         "LoadUneven", "warning", "10m",

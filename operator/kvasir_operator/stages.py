@@ -75,6 +75,7 @@ class Resolved:
 
     revision: the one that the spec describes, existing or about to be made. unavailable_classes: classes that found no
     node for its pods, those of this moment included. reductions: rungs of spec.reductions that were taken, likewise.
+    reductions_left: those that would reduce something more.
     """
 
     observed: Observed
@@ -83,6 +84,7 @@ class Resolved:
     revision: Revision | None = None
     unavailable_classes: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    reductions_left: tuple[Reduction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

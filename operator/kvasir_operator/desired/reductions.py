@@ -27,9 +27,15 @@ def taken(seen: Observed, hash_: str) -> tuple[Reduction, ...]:
     return tuple(rung for rung in seen.spec.reductions if rung in before.reductions)
 
 
+def left(seen: Observed, before: tuple[Reduction, ...]) -> tuple[Reduction, ...]:
+    """Rungs that would reduce something and were not taken, the next one first."""
+    runtime = reduced(seen, before).spec.runtime
+    return tuple(rung for rung in seen.spec.reductions if rung not in before and _reduced(runtime, rung) != runtime)
+
+
 def with_next(seen: Observed, before: tuple[Reduction, ...]) -> tuple[Reduction, ...]:
-    """With the next rung; the same when all were taken."""
-    following = next((rung for rung in seen.spec.reductions if rung not in before), None)
+    """With the next rung; the same when none is left."""
+    following = next(iter(left(seen, before)), None)
     return tuple(rung for rung in seen.spec.reductions if rung in before or rung == following)
 
 
@@ -49,15 +55,18 @@ def reduced(seen: Observed, rungs: tuple[Reduction, ...]) -> Observed:
 
 
 def _reduced(runtime: RuntimeOptions, rung: Reduction) -> RuntimeOptions:
+    """What is in as few bits already, or in fewer, stays as it is."""
     match rung:
         case "FewerSequences":
             return runtime.model_copy(update={"max_sequences": max(1, runtime.max_sequences // 2)})
-        case "Int8KvCache":
+        case "Int8KvCache" if runtime.kv_cache_dtype == "auto":
             return runtime.model_copy(update={"kv_cache_dtype": "int8"})
-        case "Int8Weights":
+        case "Int8Weights" if runtime.quantization in ("auto", "none"):
             return runtime.model_copy(update={"quantization": "int8"})
         case "Int4Weights":
             return runtime.model_copy(update={"quantization": "int4"})
+        case _:
+            return runtime
 
 
 def _too_large(replica: Replica) -> bool:

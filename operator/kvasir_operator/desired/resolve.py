@@ -27,7 +27,8 @@ def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolv
         rungs, found = more, _resolved(reductions.reduced(seen, more), settings, hash_, now=now)
     if found.revision is not None:
         rungs = reductions.taken_now(seen, rungs, revision=found.revision.id, now=now)
-    return replace(found, observed=seen, reductions=rungs)
+    left = reductions.left(seen, rungs)
+    return replace(found, observed=seen, reductions=rungs, reductions_left=left)
 
 
 def _resolved(seen: Observed, settings: OperatorSettings, hash_: str, *, now: float) -> Resolved:

@@ -122,10 +122,10 @@ def _exhausted(found: StatusInputs) -> str:
     rules = found.seen.spec.autoscaling
     if rules is not None and rules.mode == "Active" and not _at_max(found):
         return f"{trouble}: the autoscaler adds a replica"
-    if rest := [rung for rung in found.seen.spec.reductions if rung not in found.resolved.reductions]:
+    if rest := found.resolved.reductions_left:
         return f"{trouble}: {rest[0]} of spec.reductions is taken when that goes on for five minutes"
     field = (found.scaler.most_field or MAX_FIELD) if rules is not None else "spec.replicas"
-    return f"{trouble}: raise {field}, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to 8 bits"
+    return f"{trouble}: raise {field}, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to fewer bits"
 
 
 def _worse(found: StatusInputs) -> list[tuple[str, str]]:

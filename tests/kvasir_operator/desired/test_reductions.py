@@ -128,6 +128,31 @@ def test_what_each_rung_makes_of_the_runtime(taken, runtime):
     assert (made.max_sequences, made.kv_cache_dtype, made.quantization) == runtime
 
 
+@pytest.mark.parametrize(
+    ("runtime", "rungs", "left"),
+    [
+        ({"kvCacheDtype": "int4"}, ["Int8KvCache", "FewerSequences"], ("FewerSequences",)),
+        ({"kvCacheDtype": "fp8"}, ["Int8KvCache"], ()),
+        ({"quantization": "int4"}, ["Int8Weights", "Int4Weights"], ()),
+        ({"quantization": "fp8"}, ["Int8Weights", "Int4Weights"], ("Int4Weights",)),
+        ({"maxSequences": 1}, ["FewerSequences", "Int8KvCache"], ("Int8KvCache",)),
+        ({}, ["Int4Weights", "Int8Weights"], ("Int4Weights", "Int8Weights")),
+    ],
+)
+def test_what_takes_less_already_is_not_made_larger(runtime, rungs, left):
+    """Keys and values in 4 bits were taken back to 8 where replicas had no memory."""
+    seen = world(failed(), rungs=rungs, runtime=runtime)
+    assert now(seen) == left[:1]
+    assert resolved(seen, SETTINGS).reductions_left == left
+    assert reductions.reduced(seen, tuple(rung for rung in rungs if rung not in left)).spec == seen.spec
+
+
+def test_weights_in_4_bits_stay_so():
+    seen = world(failed(), rungs=["Int4Weights", "Int8Weights"], taken=["Int4Weights"])
+    assert now(seen) == ("Int4Weights",)
+    assert reductions.reduced(seen, ("Int4Weights", "Int8Weights")).spec.runtime.quantization == "int4"
+
+
 def test_a_rung_is_another_revision_and_the_service_keeps_its_spec():
     whole, less = (resolved(world(taken=taken), SETTINGS) for taken in ((), ("Int8KvCache",)))
     assert whole.revision.id != less.revision.id

@@ -48,7 +48,7 @@ def test_an_exhausted_cache_is_over_when_no_sequence_lost_it_for_a_minute(preemp
 @pytest.mark.parametrize(
     ("autoscaling", "advice"),
     [
-        (None, "raise spec.replicas, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to 8 bits"),
+        (None, "raise spec.replicas, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to fewer bits"),
         ({"maxReplicas": 3}, "the autoscaler adds a replica"),
         ({"maxReplicas": 2}, "raise spec.autoscaling.maxReplicas, lower spec.runtime.maxSequences"),
         ({"maxReplicas": 3, "mode": "Advisory"}, "raise spec.autoscaling.maxReplicas"),
