@@ -46,7 +46,8 @@ def quantize(x: Tensor) -> Tensor:
     most = turned.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(most > 0, 7.5 / most, 0.0)
     codes = (turned * inverse + 7.5).round().nan_to_num().to(torch.uint8)
-    scale = (most / 15).contiguous().view(torch.uint8)
+    # A copy in any case: of no row with one head the last stride may be 0.
+    scale = (most / 15).clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return torch.cat((codes[..., ::2] | codes[..., 1::2] << 4, scale), dim=-1)
 
 

@@ -20,7 +20,8 @@ def quantize(x: Tensor) -> Tensor:
     wide = x.float()
     most = wide.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(most > 0, 127 / most, 0.0)
-    scale = (most / 127).contiguous().view(torch.int8)
+    # A copy in any case: of no row with one head the last stride may be 0.
+    scale = (most / 127).clone(memory_format=torch.contiguous_format).view(torch.int8)
     return torch.cat(((wide * inverse).round().to(torch.int8), scale), dim=-1)
 
 

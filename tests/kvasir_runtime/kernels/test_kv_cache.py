@@ -11,6 +11,12 @@ def made(dtype: torch.dtype) -> kv_cache.KvCache:
     return kv_cache.allocate(groups=[(0, 1, 2)], layouts=[layout] * 3, num_blocks=5, block_size=4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, kv_quant.INT4, kv_quant.FLOAT8])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_step_of_padding_alone_has_no_rows(dtype: torch.dtype, heads: int) -> None:
+    assert kv_quant.stored(torch.zeros(0, heads, 8), dtype).shape == (0, heads, kv_quant.width(8, dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, kv_quant.INT4, kv_quant.FLOAT8])
 def test_layers_and_halves_lie_one_behind_the_other_in_each_block(dtype: torch.dtype) -> None:
     cache = made(dtype)
