@@ -61,8 +61,9 @@ def kept(config: object, experts_fraction: float = 0.0, columns: Iterable[int] =
 
 
 def _counted(config: Mapping[str, Any], field: str) -> int:
-    """From the header of a GGUF file."""
-    return max(0, min(_MOST, int(config.get(field) or 0)))
+    """From the header of a GGUF file; 0 where a config.json that anything wrote has no integer."""
+    count = config.get(field)
+    return max(0, min(_MOST, count)) if isinstance(count, int) else 0
 
 
 def _has_blocks(config: Mapping[str, Any]) -> bool:

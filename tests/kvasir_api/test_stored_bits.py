@@ -13,6 +13,13 @@ def hqq(**weights: object) -> dict[str, object]:
     return {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1} | weights, "scale_quant_params": None}
 
 
+@pytest.mark.parametrize("forged", [[1], {"a": 1}, "x", float("inf"), float("nan"), -3, 10**30])
+def test_a_config_that_only_claims_to_be_of_gguf_raises_nothing(forged: object) -> None:
+    config = {"quant_method": "gguf", "sixteenths": forged, "int4_sixteenths": forged}
+    assert stored_bits.sixteenths(config) in (0, 64)
+    assert stored_bits.kept(config) in ((), (("int4", 64),))
+
+
 @pytest.mark.parametrize(
     ("config", "want"),
     [
