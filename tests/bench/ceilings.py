@@ -10,7 +10,7 @@ import torch
 
 from bench import probes
 from bench.limits import Ceilings
-from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels import linear, quantized
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.linear import packed, takes
 from kvasir_runtime.kernels.quantized import QuantFormat
@@ -59,7 +59,7 @@ def ways_to_read(num_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
         pieces = data.nbytes // PIECE
         ways["loads"] = pieces * PIECE, lambda: loads(data.data_ptr(), pieces)
     weight, x = torch.ones(OUTER, INNER).bfloat16(), torch.ones(1, INNER).bfloat16()
-    if takes(found, weight):
+    if takes(weight):
         layers = [packed(found, weight, None) for _ in range(max(1, num_bytes // weight.nbytes))]
         ways["products"] = len(layers) * weight.nbytes, lambda: [layer(x) for layer in layers]
     return ways
@@ -76,9 +76,8 @@ def _products(rows: int, dtype: torch.dtype) -> float:
 
 def _torchs(rows: int) -> Callable[[], object]:
     x, weight = torch.randn(rows, INNER).bfloat16(), torch.randn(OUTER, INNER).bfloat16()
-    onednn = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda: product(x, onednn, None, "none", [], "")
+    product = linear.cpu(weight, None)  # oneDNN's where it has one, else torch's
+    return lambda: product(x)
 
 
 def _torchs_int8(rows: int) -> Callable[[], object]:
@@ -99,7 +98,7 @@ def _ours(rows: int, dtype: torch.dtype) -> list[Callable[[], object]]:
         weight = quantized.empty(QuantFormat(bits=8), OUTER, INNER, torch.device("cpu"))
         weight.values.random_(-127, 127)
         weight.scales.fill_(0.01)
-    if not takes(found, weight):
+    if not takes(weight):
         return []
     layer, x = packed(found, weight, None), torch.randn(rows, INNER).bfloat16()
     return [lambda: layer(x)]

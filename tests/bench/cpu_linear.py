@@ -21,7 +21,7 @@ from torch import Tensor
 from bench import probes
 from kvasir_runtime.kernels import linear, quantized
 from kvasir_runtime.kernels.cpu.library import Library, absence, library
-from kvasir_runtime.kernels.cpu.linear import packed, takes
+from kvasir_runtime.kernels.cpu.linear import packed
 from kvasir_runtime.kernels.quantized import QuantFormat
 
 Call = Callable[[], object]
@@ -97,7 +97,7 @@ def _weights(found: Library, bits: int, outputs: int, k: int, num_bytes: int) ->
     if bits == 16:
         plain = torch.randn(outputs, k).bfloat16()
         made = {"onednn": [linear.cpu(plain.clone(), None) for _ in range(copies)]}
-        return {"ours": [packed(found, plain, None) for _ in range(copies)], **made} if takes(found, plain) else made
+        return {"ours": [packed(found, plain, None) for _ in range(copies)], **made}
     weight = quantized.empty(QuantFormat(bits=bits), outputs, k, torch.device("cpu"))
     weight.values.random_(0, 127)
     weight.scales.fill_(0.01)

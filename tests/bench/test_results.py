@@ -38,7 +38,7 @@ def test_memory_is_read_in_every_way_that_the_processor_has() -> None:
     own = set()
     if found is not None:
         own |= {"loads"} if probes.library(found.isa).has("ceiling_read") else set()
-        own |= {"products"} if found.has("pack_bf16") else set()
+        own |= {"products"}
     assert {name: num_bytes for name, (num_bytes, _) in ways.items()} == dict.fromkeys({"sum", *own}, 32 << 20)
     assert float(ways["sum"][1]()) == 8 << 20  # type: ignore[arg-type]
     for _, read in ways.values():

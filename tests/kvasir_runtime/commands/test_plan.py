@@ -137,8 +137,8 @@ def test_sizes_are_read_as_people_write_them(text, want):
 @pytest.mark.parametrize(
     ("cpu", "wanted", "checkpoint", "device", "want"),
     [
-        ("flags : fpu avx512_bf16", "auto", "bfloat16", "cpu", "bfloat16"),
-        ("flags : fpu avx2", "auto", "bfloat16", "cpu", "float32"),
+        ("flags : fpu avx2", "auto", "bfloat16", "cpu", "bfloat16"),
+        ("flags : fpu avx", "auto", "bfloat16", "cpu", "float32"),
         ("Features : fp bf16", "auto", "float16", "cpu", "bfloat16"),
         ("flags : fpu avx2", "auto", "float16", "cuda", "float16"),
         ("flags : fpu avx2", "bfloat16", "float32", "cpu", "bfloat16"),

@@ -31,7 +31,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Quantizing, whole steps and sampling of rows have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py,
 # runner/sampling/test_host_sampler.py, cpu/test_collectives.py.
 NOT_COMPARED = (
-    *("name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes", "collectives"),
+    *(
+        "name",
+        "fallback",
+        "quantize",
+        "decoder_step",
+        "row_sampler",
+        "set_threads",
+        "invariant_dtypes",
+        "packs_bfloat16",
+        "collectives",
+    ),
 )
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in NOT_COMPARED]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}

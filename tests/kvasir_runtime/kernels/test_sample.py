@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
-from kvasir_runtime.kernels.cpu.library import Library, library
+from kvasir_runtime.kernels.cpu.library import Library, library, variants
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.gumbel import HIGHEST, LOWEST, gumbel, keys, mix32, mix64
 from kvasir_runtime.kernels.ops import Ops
@@ -19,11 +18,10 @@ from kvasir_runtime.kernels.sample import Draws
 
 
 def in_cpp() -> list[Ops]:
-    """A table for each instruction set that this processor has: a variant contains those before it."""
+    """A table for each variant that this processor runs."""
     if (found := library()) is None:
         return []
-    variants = list(build.VARIANTS)[: list(build.VARIANTS).index(found.isa) + 1]
-    made = {isa: cpu_kernels(Library(isa=isa, handle=found.handle)) for isa in variants}
+    made = {isa: cpu_kernels(Library(isa=isa, handle=found.handle)) for isa in variants(found.handle)}
     return [replace(CPU, name=isa, sample=kernels.sample) for isa, kernels in made.items()]
 
 

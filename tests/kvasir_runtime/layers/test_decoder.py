@@ -8,7 +8,6 @@ import torch
 
 from kvasir_api.cache_groups import FULL
 from kvasir_runtime.kernels.cpu.library import library
-from kvasir_runtime.kernels.cpu.linear import takes
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
@@ -50,7 +49,7 @@ def test_ids_become_the_rows_of_the_table(ops, tied):
 
 def test_a_table_that_is_the_head_too_is_kept_once():
     found = library()
-    if found is None or not takes(found, torch.empty(0, dtype=torch.bfloat16)):
+    if found is None:
         pytest.skip("no C++ kernels for bfloat16 here")
     decoder, _, table = built(cpu_ops(), tied=True)
     assert table() is None

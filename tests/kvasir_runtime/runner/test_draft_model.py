@@ -70,8 +70,6 @@ def near(root: Path, name: str) -> Path:
 
 def runner(root: Path, name: str, num_blocks: int = 1024) -> ModelRunner:
     dtype = torch.bfloat16 if name == "whole-step" else torch.float32
-    if name == "whole-step" and not found.has("step"):
-        pytest.skip("this processor has no whole step")
     folder = written(root, name, MODELS[name])
     return runner_of(folder, num_blocks=num_blocks, max_sequences=12, ops=cpu_ops(batch_invariant=True), dtype=dtype)
 

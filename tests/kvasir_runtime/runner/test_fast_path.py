@@ -27,7 +27,7 @@ from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, Grammar, Logprobs, SamplingConfig
 
 pytestmark = pytest.mark.skipif(
-    (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
+    (found := library()) is None, reason="this processor or installation has no C++ kernels"
 )
 
 PLAIN = SamplingConfig(max_tokens=50, temperature=0.0)

@@ -22,7 +22,6 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu.library import library
-from kvasir_runtime.kernels.cpu.linear import takes
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import QuantFormat
@@ -83,7 +82,7 @@ def test_answers_are_the_best_whatever_the_company(root: Path, name: str) -> Non
 
 def test_experts_as_they_were_read_are_dropped_when_they_are_packed() -> None:
     found = library()
-    if found is None or not takes(found, torch.empty(0, dtype=torch.bfloat16)):
+    if found is None:
         pytest.skip("no C++ kernels for bfloat16 here")
     tensors = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((4, 16), (4 * 16, 16), (4 * 16, 8))]
     kept = [weakref.ref(tensor) for tensor in tensors]

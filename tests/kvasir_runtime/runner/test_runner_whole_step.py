@@ -22,9 +22,7 @@ from kvasir_runtime.kernels.kv_quant import INT4
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
-pytestmark = pytest.mark.skipif(
-    (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
-)
+pytestmark = pytest.mark.skipif(library() is None, reason="this processor or installation has no C++ kernels")
 
 SMALL = Shape(dtype=torch.bfloat16, intermediate_size=160, num_layers=3)
 FAMILIES = {

@@ -37,6 +37,7 @@ AVX512: Final = (
 )
 VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "avx2": AVX2,
+    "avx2_vnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
     "avx512_bf16": (*AVX512, "-mavx512bf16"),
 }

@@ -1,4 +1,4 @@
-// Which variant this processor runs, and what the library was built from. Compiled for the baseline.
+// Which variants this processor runs, and what the library was built from. Compiled for the baseline.
 #include "isa.h"
 
 #include <sys/syscall.h>
@@ -15,18 +15,23 @@
 // The digest of the sources, so that Python never calls a library with the signatures of other sources.
 KVASIR_API const char* kvasir_sources() { return KVASIR_SOURCES; }
 
-// The best variant whose instructions the processor and the system grant, or "" when there is none.
-// __builtin_cpu_supports looks at XCR0 too: registers that the system does not save count as absent.
-KVASIR_API const char* kvasir_isa() {
+// The variants whose instructions the processor and the system grant, the best first, with a space between them; "" when
+// there is none. __builtin_cpu_supports looks at XCR0 too: registers that the system does not save count as absent.
+KVASIR_API const char* kvasir_isas() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) return "avx512_bf16";
-  if (avx512) return "avx512";
-  if (avx2) return "avx2";
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  // AVX-VNNI, by the instruction itself: not every compiler knows its name. It has no state beside that of AVX2.
+  constexpr unsigned AVX_VNNI = 1u << 4;
+  unsigned a = 0, b, c, d;
+  const bool vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+  if (bf16) return vnni ? "avx512_bf16 avx512 avx2_vnni avx2" : "avx512_bf16 avx512 avx2";
+  if (avx512) return vnni ? "avx512 avx2_vnni avx2" : "avx512 avx2";
+  if (avx2) return vnni ? "avx2_vnni avx2" : "avx2";
 #endif
   return "";
 }

@@ -174,10 +174,7 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
 // Half of gelu's hyperbolic tangent plus one is the sigmoid of this: both activations are g * sigmoid(z).
 template <kvasir::Activation ACTIVATION>
 KVASIR_INLINE Floats gate_of(Floats g) {
-  // 2^127 is the largest that exp2 may give; beyond +-126.5 the sigmoid is 0 or 1 in float32.
-  const Floats z = ACTIVATION == kvasir::SILU ? g : splat(1.59576912f) * (g + splat(0.044715f) * g * g * g);
-  const Floats power = exp2(-smaller(larger(z * splat(1.44269504f), splat(-126.5f)), splat(126.5f)));
-  return g / (splat(1) + power);
+  return times_sigmoid(g, ACTIVATION == kvasir::SILU ? g : splat(1.59576912f) * (g + splat(0.044715f) * g * g * g));
 }
 
 template <kvasir::Activation ACTIVATION, class T>

@@ -30,7 +30,7 @@ def packed_experts(
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
     ) -> Linear:
-        if not (linear.takes(library, gate_up) and linear.takes(library, down)):
+        if not (linear.takes(gate_up) and linear.takes(down)):
             return otherwise(router, gate_up, down, routing, biases, activation)
         experts, fused = router.shape[0], activation == "silu"
         ups: tuple[Linear, ...] = linear.packed_together(

@@ -1,7 +1,8 @@
 """Finds, checks and loads the library of C++ kernels, and gives its functions of this processor's variant.
 
 Called once per process by `cpu.ops`. A call through ctypes releases the interpreter.
-KVASIR_KERNELS=torch leaves the library aside, to compare; KVASIR_CPU_LIBRARY names another file, to try one.
+KVASIR_KERNELS=torch leaves the library aside, to compare, and the name of a variant takes that in place of the best;
+KVASIR_CPU_LIBRARY names another file, to try one.
 """
 
 import ctypes
@@ -81,9 +82,10 @@ def absence() -> str:
 
 def load(environment: Mapping[str, str]) -> Library:
     """The library that the environment selects. Raises Absent."""
-    if environment.get("KVASIR_KERNELS", "cpp") not in ("cpp", "torch"):
-        raise Absent(f"KVASIR_KERNELS={environment['KVASIR_KERNELS']} is neither cpp nor torch")
-    if environment.get("KVASIR_KERNELS") == "torch":
+    kernels = environment.get("KVASIR_KERNELS", "cpp")
+    if kernels not in ("cpp", "torch", *build.VARIANTS):
+        raise Absent(f"KVASIR_KERNELS={kernels} is none of cpp, torch, {', '.join(build.VARIANTS)}")
+    if kernels == "torch":
         raise Absent("KVASIR_KERNELS=torch")
     given = environment.get("KVASIR_CPU_LIBRARY", "")
     path = Path(given) if given else build.LIBRARY
@@ -95,11 +97,19 @@ def load(environment: Mapping[str, str]) -> Library:
         raise Absent(f"the C++ kernels cannot be loaded: {error}") from error
     if not given:
         _check_sources(handle)
-    handle.kvasir_isa.restype = ctypes.c_char_p
-    isa = handle.kvasir_isa().decode()
-    if not isa:
+    found = variants(handle)
+    if not found:
         raise Absent("this processor has no AVX2")
-    return Library(isa=isa, handle=handle)
+    if kernels != "cpp" and kernels not in found:
+        raise Absent(f"KVASIR_KERNELS={kernels}, which this processor does not run")
+    return Library(isa=found[0] if kernels == "cpp" else kernels, handle=handle)
+
+
+def variants(handle: ctypes.CDLL) -> list[str]:
+    """Those of a loaded library that this processor runs, the best first."""
+    handle.kvasir_isas.restype = ctypes.c_char_p
+    isas: bytes = handle.kvasir_isas()
+    return isas.decode().split()
 
 
 def _check_sources(handle: ctypes.CDLL) -> None:

@@ -4,17 +4,25 @@
 #include "linear_bf16.h"
 #include "linear_pack.h"
 #include "linear_quantized.h"
+#include "linear_quantized_avx2.h"
+#include "linear_widened.h"
 
-#ifdef __AVX512VNNI__
 namespace KVASIR_ISA {
 
 int64_t linear_bytes(const Linear& weight, int64_t rows) {
-  return weight.kind == kvasir::Weights::BFLOAT16 ? 0 : shared_bytes(weight, rows);
+#ifdef __AVX512BF16__
+  if (weight.kind == kvasir::Weights::BFLOAT16) return 0;
+#else
+  if (weight.kind == kvasir::Weights::BFLOAT16) return prepared_bytes_widened(weight, rows);
+#endif
+  return prepared_bytes(weight, rows);
 }
 
 void linear(int tid, int nth, const Linear& weight, const Product& product) {
 #ifdef __AVX512BF16__
   if (weight.kind == kvasir::Weights::BFLOAT16) return linear_bf16(tid, nth, weight, product);
+#else
+  if (weight.kind == kvasir::Weights::BFLOAT16) return linear_widened(tid, nth, weight, product);
 #endif
   linear_quantized(tid, nth, weight, product);
 }
@@ -68,11 +76,8 @@ KVASIR_EXPORT(kvasir_pack_quantized)
   kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::pack(tid, nth, *static_cast<KVASIR_ISA::Pack*>(p)); }, &call);
 }
 
-#ifdef __AVX512BF16__
 KVASIR_EXPORT(kvasir_pack_bf16)
 (const uint8_t* source, int64_t rows, int64_t k, int64_t tiles, int32_t gated, uint32_t* target) {
   KVASIR_ISA::Pack call{source, rows, k, tiles, gated != 0, 16, target};
   kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::pack(tid, nth, *static_cast<KVASIR_ISA::Pack*>(p)); }, &call);
 }
-#endif
-#endif

@@ -22,6 +22,7 @@ TILE: Final = 16
 PANEL_TILES: Final = 4
 BFLOAT16_WEIGHTS: Final = 0
 QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
+AMX_VARIANT: Final = "avx512_bf16"  # the variant that has the kernels of AMX
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
@@ -85,7 +86,7 @@ def with_amx(library: Library) -> tuple[Library, str]:
 
     Beside it what a banner adds to the variant's name: "+amx", "" without AMX, or why it is not used.
     """
-    if not library.has("pack_bf16") or not library.handle.kvasir_amx():
+    if library.isa != AMX_VARIANT or not library.handle.kvasir_amx():
         return library, ""
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (112, 75))
@@ -95,12 +96,12 @@ def with_amx(library: Library) -> tuple[Library, str]:
     return library, " without AMX, whose products were wrong,"
 
 
-def takes(library: Library, weight: Weight) -> bool:
-    """Whether this processor's variant computes with such a weight."""
+def takes(weight: Weight) -> bool:
+    """Whether the C++ computes with such a weight."""
     if isinstance(weight, QuantizedWeight):
         integers = not weight.format.floating and weight.format.group % 8 == 0
-        return integers and weight.order is None and library.has("pack_quantized")
-    return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
+        return integers and weight.order is None
+    return weight.dtype == torch.bfloat16
 
 
 def packed_linear(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
@@ -110,7 +111,7 @@ def packed_linear(library: Library, otherwise: Build, *, gated: bool = False) ->
     """
 
     def build(weight: Weight, bias: Tensor | None) -> Linear:
-        return packed(library, weight, bias, gated=gated) if takes(library, weight) else otherwise(weight, bias)
+        return packed(library, weight, bias, gated=gated) if takes(weight) else otherwise(weight, bias)
 
     return build
 

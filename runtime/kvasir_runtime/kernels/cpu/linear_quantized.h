@@ -22,6 +22,11 @@ struct Rounded {
 
 inline int64_t rounded_bytes(const Linear& w, int64_t rows) { return rows * (w.k + 8 * (w.k / w.group)) + 128; }
 
+// Those that all threads share.
+inline int64_t prepared_bytes(const Linear& w, int64_t rows) {
+  return rows * w.k > PREPARED_ALONE ? rounded_bytes(w, rows) : 0;
+}
+
 inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
   auto* bytes = static_cast<uint8_t*>(memory);
   auto* scales = reinterpret_cast<float*>(bytes + (rows * w.k + 63) / 64 * 64);
@@ -268,13 +273,6 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   }
 }
 
-// Few rows are rounded by each thread for itself, which is quicker than waiting for one another.
-constexpr int64_t ROUNDED_ALONE = 1 << 14;
-
-inline int64_t shared_bytes(const Linear& w, int64_t rows) {
-  return rows * w.k > ROUNDED_ALONE ? rounded_bytes(w, rows) : 0;
-}
-
 inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
 #ifdef __AVX512BF16__
   if (takes_amx(w, p)) {
@@ -284,23 +282,17 @@ inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p
     });
   }
 #endif
-  const bool alone = shared_bytes(w, p.rows) == 0;
-  if (alone && kvasir::passed(tid)) return;
   const int64_t partials = (BLOCK_ROWS + STRIP_QUANTISED) * PANEL_TILES * TILE * 4;
-  auto* own = static_cast<uint8_t*>(
-      kvasir::own_scratch(tid, kvasir::SLOT_LINEAR, partials + (alone ? rounded_bytes(w, p.rows) : 0)));
-  const Rounded x = rounded_in(alone ? own + partials : kvasir::shared_scratch(kvasir::SLOT_LINEAR), w, p.rows);
-  if (alone) {
-    round_rows(w, p, x, 0, p.rows);
-  } else {
-    for (int64_t m; (m = kvasir::claim(tid, nth, p.rows)) >= 0;) round_rows(w, p, x, m, m + 1);
-    kvasir::barrier(tid, nth);
-  }
-  auto* partial = reinterpret_cast<float*>(own);
-  each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+  const auto prepare = [&](void* memory, int64_t begin, int64_t end) {
+    round_rows(w, p, rounded_in(memory, w, p.rows), begin, end);
+  };
+  const auto task = [&](void* memory, uint8_t* own, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+    const Rounded x = rounded_in(memory, w, p.rows);
+    auto* partial = reinterpret_cast<float*>(own);
     if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, partial);
     else task_quantized<true>(w, p, x, begin, end, tile, tiles, partial);
-  });
+  };
+  with_prepared_rows(tid, nth, w, p.rows, rounded_bytes(w, p.rows), prepared_bytes(w, p.rows) > 0, partials, prepare, task);
 }
 
 }  // namespace KVASIR_ISA

@@ -75,7 +75,6 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
     if found is None:
         return replace(CPU, fallback=library.absence())
     found, amx = (found, "") if batch_invariant else packing.with_amx(found)
-    one_path = found.has("pack_bf16") and not found.amx
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)
     both = packing.packed_linear(found, gated.composed(linear.cpu, made.act_and_mul, "silu"), gated=True)
@@ -101,7 +100,8 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
         decoder_step=partial(decoder_step, found),
         row_sampler=partial(CppRowSampler, found),
         set_threads=partial(_set_threads, found),
-        invariant_dtypes=(torch.float32, torch.bfloat16) if one_path else (torch.float32,),
+        invariant_dtypes=(torch.float32,) if found.amx else (torch.float32, torch.bfloat16),
+        packs_bfloat16=True,
     )
 
 

@@ -162,6 +162,12 @@ KVASIR_INLINE Floats exp2(Floats x) {
 #endif
 }
 
+// g * sigmoid(z). 2^127 is the largest that exp2 may give; beyond +-126.5 the sigmoid is 0 or 1 in float32.
+KVASIR_INLINE Floats times_sigmoid(Floats g, Floats z) {
+  const Floats power = exp2(-smaller(larger(z * splat(1.44269504f), splat(-126.5f)), splat(126.5f)));
+  return g / (splat(1) + power);
+}
+
 // Natural logarithm of positive normal numbers; relative error 3e-7, also near 1.
 //
 // log(m) = f - s * (f - r) with f = m - 1, s = f / (2 + f) and r = 2 / 3 s^2 + 2 / 5 s^4 + ..., from log(m) = 2 artanh(s).

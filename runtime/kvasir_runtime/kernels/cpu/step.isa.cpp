@@ -1,7 +1,6 @@
 // The layers one after another. Kernels claim their work, and a barrier stands where one reads what another wrote.
 #include "step.h"
 
-#ifdef __AVX512BF16__
 namespace KVASIR_ISA {
 namespace {
 
@@ -321,4 +320,3 @@ KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
     }
   }
 }
-#endif

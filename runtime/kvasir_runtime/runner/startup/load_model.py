@@ -89,7 +89,8 @@ def load_model(
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
     capability = placement.capability(device)
-    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
+    stored, packs = config.dtype or config.torch_dtype, ops.packs_bfloat16
+    dtype = placement.choose_dtype(options.dtype, stored, device, capability=capability, packs_bfloat16=packs)
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)
     formats = _formats(options, folder, whole, spec, places, floating=device.type == "cuda")

@@ -34,13 +34,18 @@ def choose_device(wanted: Device) -> torch.device:
 
 
 def choose_dtype(
-    wanted: Dtype, checkpoint: str | None, device: torch.device, *, capability: tuple[int, int]
+    wanted: Dtype,
+    checkpoint: str | None,
+    device: torch.device,
+    *,
+    capability: tuple[int, int],
+    packs_bfloat16: bool = False,
 ) -> torch.dtype:
     """The dtype of an option. auto follows the checkpoint, except for float32 on CUDA (`forecast.cuda_dtype`) and for
     16-bit types on a CPU that computes them badly.
 
     checkpoint: the name in config.json, None where it names none (float32 by convention). capability: of the card.
-    Raises ModelError for a name that is no floating type served here.
+    packs_bfloat16: as `Ops.packs_bfloat16`. Raises ModelError for a name that is no floating type served here.
     """
     name = (checkpoint or "float32") if wanted == "auto" else wanted
     if name not in _DTYPES:
@@ -49,7 +54,7 @@ def choose_dtype(
         name = forecast.cuda_dtype(name, capability)
     dtype = _DTYPES[name]
     if wanted == "auto" and device.type == "cpu" and dtype != torch.float32:
-        return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
+        return torch.bfloat16 if packs_bfloat16 or _cpu_computes_bfloat16() else torch.float32
     return dtype
 
 
@@ -109,7 +114,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_computes_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16; emulated, it is slower than float32.
+    """Whether the CPU has instructions for bfloat16, which torch's operations need to be quicker than in float32.
 
     Read from the CPU, not measured: on a busy machine a measurement would change from start to start.
     """

@@ -1,6 +1,8 @@
 """The library as its sources are now: it is built anew when they have changed since `make setup`."""
 
 import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +26,15 @@ def cpu_library():
     return loaded
 
 
+@pytest.fixture(params=list(build.VARIANTS))
+def variant(request: pytest.FixtureRequest, cpu_library: Library) -> Iterator[Library]:
+    """Each variant that this processor runs, with two threads before and after."""
+    if request.param not in library.variants(cpu_library.handle):
+        pytest.skip(f"this processor does not run {request.param}")
+    yield replace(cpu_library, isa=request.param)
+    cpu_library.start(2)
+
+
 @pytest.fixture(scope="session")
 def probes(cpu_library: Library) -> Library:
     """The probes of this processor's variant, with two threads of their own."""
@@ -44,8 +55,8 @@ def processor_amx(cpu_library: Library) -> Library:
 @pytest.fixture(scope="session")
 def emulated_amx(cpu_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """A library of its own whose tiles are arrays, in use, and whose processor claims to have them."""
-    if not cpu_library.has("pack_bf16"):
-        pytest.skip(f"{cpu_library.isa} has no bfloat16 products")
+    if cpu_library.isa != linear.AMX_VARIANT:
+        pytest.skip(f"{cpu_library.isa} has no tiles")
     target = tmp_path_factory.mktemp("amx") / "libkvasir.so"
     parts, flags = ("attention", "linear"), ["-DKVASIR_AMX_EMULATED"]
     build.build(target, only=parts, variants=[cpu_library.isa], flags=flags)

@@ -55,7 +55,7 @@ def test_a_library_knows_its_sources(cpu_library, tmp_path):
     ("environment", "why"),
     [
         ({"KVASIR_KERNELS": "torch"}, "KVASIR_KERNELS=torch"),
-        ({"KVASIR_KERNELS": "fast"}, "KVASIR_KERNELS=fast is neither cpp nor torch"),
+        ({"KVASIR_KERNELS": "fast"}, "KVASIR_KERNELS=fast is none of cpp, torch, avx2, "),
         ({"KVASIR_CPU_LIBRARY": "/nonexistent"}, "were not built"),
         ({"KVASIR_CPU_LIBRARY": str(Path(__file__))}, "cannot be loaded"),
     ],
@@ -65,8 +65,22 @@ def test_what_leaves_the_library_aside_is_said(environment, why):
         library.load(environment)
 
 
-def test_the_variant_is_one_that_was_built(cpu_library):
-    assert cpu_library.isa in build.VARIANTS
+def test_the_variant_is_the_best_of_those_that_the_processor_runs(cpu_library):
+    found = library.variants(cpu_library.handle)
+    assert cpu_library.isa == found[0]
+    assert set(found) <= set(build.VARIANTS)
+
+
+@pytest.mark.parametrize("isa", list(build.VARIANTS))
+def test_a_variant_is_forced_where_the_processor_runs_it(cpu_library, isa):
+    if isa in library.variants(cpu_library.handle):
+        assert library.load({"KVASIR_KERNELS": isa}).isa == isa
+        return
+    with pytest.raises(library.Absent, match=f"KVASIR_KERNELS={isa}, which this processor does not run"):
+        library.load({"KVASIR_KERNELS": isa})
+
+
+def test_the_library_has_the_names_of_its_functions(cpu_library):
     assert cpu_library.has("attention")
     assert not cpu_library.has("probe"), "probes are for tests alone"
     assert not cpu_library.has("nothing")

@@ -1,28 +1,18 @@
 """Logprobs in C++ over several parts of a row and several threads; test_ops.py has more cases."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import logprobs
-from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.logprobs import WantedLogprobs
 
 VOCAB = 50_001
-
-
-@pytest.fixture(params=list(build.VARIANTS))
-def variant(request: pytest.FixtureRequest, cpu_library: Library) -> Iterator[Library]:
-    """Each that this processor can run: a variant contains those before it."""
-    if list(build.VARIANTS).index(request.param) > list(build.VARIANTS).index(cpu_library.isa):
-        pytest.skip(f"this processor has {cpu_library.isa}")
-    yield Library(isa=request.param, handle=cpu_library.handle)
-    cpu_library.start(2)
 
 
 def case(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Drawing in C++ over several parts of a row and several threads; test_sample.py has what it draws."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import sample
-from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.sample import Draws
@@ -25,15 +24,6 @@ WAYS = (
     (0.5, 45_000, 0.05, 0.0),
     (2.0, 300, 1.0, 1e-4),
 )
-
-
-@pytest.fixture(params=list(build.VARIANTS))
-def variant(request: pytest.FixtureRequest, cpu_library: Library) -> Iterator[Library]:
-    """Each that this processor can run: a variant contains those before it."""
-    if list(build.VARIANTS).index(request.param) > list(build.VARIANTS).index(cpu_library.isa):
-        pytest.skip(f"this processor has {cpu_library.isa}")
-    yield Library(isa=request.param, handle=cpu_library.handle)
-    cpu_library.start(2)
 
 
 def draws(rows: int) -> Draws:

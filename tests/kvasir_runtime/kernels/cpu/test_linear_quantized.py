@@ -1,12 +1,14 @@
 """Quantized linear layers in C++: their formula in float64, the same bits in every batch, what they cost in error."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu import linear
-from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.cpu.library import Library, variants
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 CPU = torch.device("cpu")
@@ -27,10 +29,9 @@ UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 
 @pytest.fixture
-def library(cpu_library: Library) -> Library:
-    if not cpu_library.has("pack_quantized"):
-        pytest.skip(f"{cpu_library.isa} has no products of 8 bits")
-    return cpu_library
+def library(variant: Library) -> Library:
+    """Each variant that this processor runs."""
+    return variant
 
 
 def random_weight(rows: int, columns: int, group: int, bits: int, *, scale: float = 0.01) -> QuantizedWeight:
@@ -66,6 +67,20 @@ def test_it_is_its_formula_in_every_batch(
     for count in (1, 2, 3, 4, 7, 33, 200):
         assert torch.equal(packed(x[:count]), whole[:count])
         assert torch.equal(packed(x[-count:]), whole[-count:])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", list(UNIT))
+@pytest.mark.parametrize(("rows", "columns", "group"), SHAPES)
+def test_every_variant_gives_the_same_bits(
+    cpu_library: Library, rows: int, columns: int, group: int, bits: int, dtype: torch.dtype
+) -> None:
+    """Sums of integers are exact, and those over groups have one order: also where products of 16 bits are largest."""
+    weight, x = random_weight(rows, columns, group, bits), normal(9, columns, dtype=dtype)
+    weight.values.view(-1)[: columns * 2] = -128 if bits == 8 else 255
+    x[0], x[1, ::2], x[2] = 1.0, -1.0, 0.0
+    outs = [linear.packed(replace(cpu_library, isa=isa), weight, None)(x) for isa in variants(cpu_library.handle)]
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -4,21 +4,12 @@ import pytest
 import torch
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.quantize import reference
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 FOUR = QuantFormat(bits=4)
-
-
-@pytest.fixture(params=list(build.VARIANTS))
-def variant(request: pytest.FixtureRequest, cpu_library: Library) -> Library:
-    """Each that this processor can run: a variant contains those before it."""
-    if list(build.VARIANTS).index(request.param) > list(build.VARIANTS).index(cpu_library.isa):
-        pytest.skip(f"this processor has {cpu_library.isa}")
-    return Library(isa=request.param, handle=cpu_library.handle)
 
 
 def searched(library: Library, rows: torch.Tensor) -> QuantizedWeight:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
-from kvasir_runtime.kernels.cpu import build
-from kvasir_runtime.kernels.cpu.library import Library, library
+from kvasir_runtime.kernels.cpu.library import Library, library, variants
 from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.reference import REFERENCE
@@ -161,7 +160,7 @@ def test_rows_are_sampled_as_by_torchs_operations(
     if spoiled is not None:
         logits[0, spoiled] = by
     want_ids, want_logprobs = sampled(asked, logits, None)
-    for variant in list(build.VARIANTS)[: list(build.VARIANTS).index(FOUND.isa) + 1]:
+    for variant in variants(FOUND.handle):
         found_ids, found_logprobs = sampled(asked, logits, variant)
         assert found_ids == want_ids
         assert str(found_logprobs) == str(want_logprobs)  # where NaN is NaN

@@ -302,6 +302,13 @@ def test_automatic_16_bits_depend_on_the_cpu_but_never_on_half_precision() -> No
     assert chosen <= {torch.bfloat16, torch.float32}
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_packed_weights_are_in_16_bits_on_every_cpu(name: str) -> None:
+    packed = {"capability": (0, 0), "packs_bfloat16": True}
+    assert placement.choose_dtype("auto", name, torch.device("cpu"), **packed) == torch.bfloat16  # type: ignore[arg-type]
+    assert placement.choose_dtype("auto", "float32", torch.device("cpu"), **packed) == torch.float32  # type: ignore[arg-type]
+
+
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(ModelError, match="dtype int8 is not supported"):
         placement.choose_dtype("auto", "int8", torch.device("cpu"), capability=(0, 0))

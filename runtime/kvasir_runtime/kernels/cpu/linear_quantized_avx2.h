@@ -1,0 +1,286 @@
+// The product with a weight of 8 or 4 bits for processors without AVX-512: the formula of linear_quantized.h, whose sums of
+// integers are exact and whose sums over groups are the same chain in float32, so that the results are its bits.
+//
+// With AVX-VNNI one instruction multiplies four values of k and adds them up. Without it 8 bits are widened to 16, since
+// two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3 of each
+// four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits 32 products fit (2 * 15 * 128 * 8).
+#pragma once
+
+#include "linear_finish.h"
+
+#ifndef __AVX512F__
+namespace KVASIR_ISA {
+
+constexpr int STRIP_QUANTISED = 4;
+constexpr int64_t BLOCK_BYTES = 16384;  // of a panel's lines, which stay in the first-level cache for all strips
+
+#ifdef __AVXVNNI__
+constexpr bool DOTS = true;
+#else
+constexpr bool DOTS = false;
+#endif
+
+// Whether rows are 16 bits wide.
+KVASIR_INLINE bool are_wide(const Linear& w) { return !DOTS && w.kind == kvasir::Weights::BITS8; }
+
+// Rows as the products take them. Offsets: for 8 bits where the sum of a group begins, for 4 bits the float
+// sx * sum_k(qx).
+struct Rounded {
+  uint8_t* values;   // (rows, k) of 8 or 16 bits
+  float* scales;     // (rows, groups)
+  int32_t* offsets;  // (rows, groups)
+};
+
+inline int64_t rounded_bytes(const Linear& w, int64_t rows) {
+  return rows * (w.k * (are_wide(w) ? 2 : 1) + 8 * (w.k / w.group)) + 128;
+}
+
+// Those that all threads share.
+inline int64_t prepared_bytes(const Linear& w, int64_t rows) {
+  return rows * w.k > PREPARED_ALONE ? rounded_bytes(w, rows) : 0;
+}
+
+inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
+  auto* bytes = static_cast<uint8_t*>(memory);
+  auto* scales = reinterpret_cast<float*>(bytes + (rows * w.k * (are_wide(w) ? 2 : 1) + 63) / 64 * 64);
+  return {bytes, scales, reinterpret_cast<int32_t*>(scales + rows * (w.k / w.group))};
+}
+
+// Eight numbers, each four in the order 0 2 1 3 where they are wide.
+KVASIR_INLINE void put_rounded(uint8_t* to, __m256i eight, bool wide) {
+  const __m128i low = _mm256_castsi256_si128(eight), high = _mm256_extracti128_si256(eight, 1);
+  const __m128i words = _mm_packs_epi32(low, high);
+  if (!wide) {
+    _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
+    return;
+  }
+  const __m128i swapped = _mm_shufflehi_epi16(_mm_shufflelo_epi16(words, 0xd8), 0xd8);
+  _mm_storeu_si128((__m128i*)to, swapped);
+}
+
+template <class T>
+KVASIR_INLINE void round_row(const Linear& w, const T* x, uint8_t* values, float* scales, int32_t* offsets) {
+  const bool wide = are_wide(w);
+  const int64_t step = kLanes * (wide ? 2 : 1);
+  for (int64_t g = 0; g < w.k / w.group; ++g, x += w.group) {
+    Floats most{};
+    Ints nan{};
+    for (int64_t i = 0; i < w.group; i += kLanes) {
+      const Floats v = load(x + i);
+      nan |= v != v;
+      most = larger(larger(v, -v), most);
+    }
+    const float top = largest(most);
+    const Floats inverse = splat(top > 0 ? 127.0f / top : 0.0f);
+    Ints sum{};
+    for (int64_t i = 0; i < w.group; i += kLanes, values += step) {
+      const __m256i q = _mm256_cvtps_epi32(reinterpret_cast<__m256>(load(x + i) * inverse));
+      sum += reinterpret_cast<Ints>(q);
+      put_rounded(values, q, wide);
+    }
+    int32_t total = 0, any_nan = 0;
+    for (int i = 0; i < kLanes; ++i) {
+      total = static_cast<int32_t>(static_cast<uint32_t>(total) + static_cast<uint32_t>(sum[i]));
+      any_nan |= nan[i];
+    }
+    scales[g] = any_nan ? __builtin_nanf("") : top / 127.0f;
+    const float scaled = scales[g] * static_cast<float>(total);
+    if (w.kind == kvasir::Weights::BITS8) offsets[g] = static_cast<int32_t>(-128u * static_cast<uint32_t>(total));
+    else __builtin_memcpy(offsets + g, &scaled, 4);
+  }
+}
+
+inline void round_rows(const Linear& w, const Product& p, const Rounded& to, int64_t begin, int64_t end) {
+  const int64_t groups = w.k / w.group, bytes = w.k * (are_wide(w) ? 2 : 1);
+  for (int64_t m = begin; m < end; ++m) {
+    uint8_t* values = to.values + m * bytes;
+    float* scales = to.scales + m * groups;
+    int32_t* offsets = to.offsets + m * groups;
+    if (p.type == kvasir::BFLOAT16) round_row(w, static_cast<const bfloat16*>(p.x) + m * w.k, values, scales, offsets);
+    else round_row(w, static_cast<const float*>(p.x) + m * w.k, values, scales, offsets);
+  }
+}
+
+KVASIR_INLINE __m256i word_at(const uint8_t* from) {
+  int32_t four;
+  __builtin_memcpy(&four, from, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// Rows of a strip, of a group: bytes from row to row of the values, numbers of groups.
+struct StripRows {
+  const uint8_t* values;
+  const float* scales;
+  const int32_t* offsets;
+  int64_t stride, groups;
+};
+
+// The same line of the next block, which is asked for meanwhile; one row alone is read fastest by the processor's own
+// prefetchers.
+template <int MR, int VECTORS>
+KVASIR_INLINE void ask(const uint8_t* line) {
+  for (int v = 0; v < VECTORS && MR > 1; v += 2) _mm_prefetch(line + BLOCK_BYTES + 32 * v, _MM_HINT_T0);
+}
+
+// What one line of 8 bits adds to the sums of MR rows: four values of k, VECTORS times eight outputs.
+template <int MR, int VECTORS>
+KVASIR_INLINE void add_line_8(__m256i (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
+  ask<MR, VECTORS>(line);
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; ++v) {
+    const __m256i u = _mm256_loadu_si256((const __m256i*)(line + 32 * v));
+#ifdef __AVXVNNI__
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; ++i) sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], u, word_at(x + i * stride));
+#else
+    const __m256i even = _mm256_and_si256(u, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(u, 8);
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; ++i) {
+      const __m256i a = _mm256_madd_epi16(even, word_at(x + i * stride));
+      const __m256i b = _mm256_madd_epi16(odd, word_at(x + i * stride + 4));
+      sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_add_epi32(a, b));
+    }
+#endif
+  }
+}
+
+// The same of a line of 4 bits: eight values of k. Without AVX-VNNI sums are of 16 bits, two beside one another.
+template <int MR, int VECTORS>
+KVASIR_INLINE void add_line_4(__m256i (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
+  const __m256i nibbles = _mm256_set1_epi8(15);
+  ask<MR, VECTORS>(line);
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; ++v) {
+    const __m256i u = _mm256_loadu_si256((const __m256i*)(line + 32 * v));
+    const __m256i low = _mm256_and_si256(u, nibbles), high = _mm256_and_si256(_mm256_srli_epi16(u, 4), nibbles);
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; ++i) {
+#ifdef __AVXVNNI__
+      sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], low, word_at(x + i * stride));
+      sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], high, word_at(x + i * stride + 4));
+#else
+      const __m256i a = _mm256_maddubs_epi16(low, word_at(x + i * stride));
+      const __m256i b = _mm256_maddubs_epi16(high, word_at(x + i * stride + 4));
+      sum[i][v] = _mm256_add_epi16(sum[i][v], _mm256_add_epi16(a, b));
+#endif
+    }
+  }
+}
+
+// Sums of one group of a line's values. per_x: bytes of a row that a line takes.
+template <int MR, int VECTORS, bool BITS4>
+KVASIR_INLINE void group_sums(__m256i (&sum)[MR][VECTORS], const StripRows& r, int64_t g, const uint8_t* lines, int64_t step,
+                              const uint8_t* x, int64_t num_lines) {
+  constexpr int64_t PER_X = BITS4 ? 8 : DOTS ? 4 : 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v)
+      sum[i][v] = BITS4 ? _mm256_setzero_si256() : _mm256_set1_epi32(r.offsets[i * r.groups + g]);
+  }
+  if constexpr (!BITS4) {
+    for (int64_t n = 0; n < num_lines; ++n) add_line_8(sum, lines + n * step, x + n * PER_X, r.stride);
+  } else if constexpr (DOTS) {
+    for (int64_t n = 0; n < num_lines; ++n) add_line_4(sum, lines + n * step, x + n * PER_X, r.stride);
+  } else {
+    constexpr int64_t FITS = 4;  // lines whose products fit 16 bits
+    for (int64_t n = 0; n < num_lines; n += FITS) {
+      __m256i halves[MR][VECTORS] = {};
+      for (int64_t l = n; l < least(num_lines, n + FITS); ++l) add_line_4(halves, lines + l * step, x + l * PER_X, r.stride);
+      for (int i = 0; i < MR; ++i)
+        for (int v = 0; v < VECTORS; ++v)
+          sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_madd_epi16(halves[i][v], _mm256_set1_epi16(1)));
+    }
+  }
+}
+
+// Groups [0, groups) of what the pointers lead to: MR rows times NT tiles, added to sums (MR, PANEL_WIDTH).
+template <int MR, int NT, bool BITS4>
+void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales, const uint16_t* minima,
+                   int64_t width, int64_t groups, float* sums) {
+  constexpr int VECTORS = NT * TILE_VECTORS;
+  const int64_t num_lines = w.group / (BITS4 ? 8 : 4), step = width * 64;
+  const uint8_t* x = r.values;
+  for (int64_t g = 0; g < groups; ++g) {
+    __m256i sum[MR][VECTORS];
+    group_sums<MR, VECTORS, BITS4>(sum, r, g, lines, step, x, num_lines);
+    lines += num_lines * step;
+    x += w.group * (BITS4 || DOTS ? 1 : 2);
+    for (int v = 0; v < VECTORS; ++v) {
+      const int64_t at = g * width * TILE + v * kLanes;
+      const Floats scale = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(scales + at))));
+      const Floats minimum = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(minima + at))));
+      for (int i = 0; i < MR; ++i) {
+        float* to = sums + i * PANEL_WIDTH + v * kLanes;
+        const Floats whole = reinterpret_cast<Floats>(_mm256_cvtepi32_ps(sum[i][v]));
+        Floats total = multiply_add(whole * splat(r.scales[i * r.groups + g]), scale, load(to));
+        if (BITS4) {
+          float offset;
+          __builtin_memcpy(&offset, r.offsets + i * r.groups + g, 4);
+          total = multiply_add(-splat(offset), minimum, total);
+        }
+        store(to, total);
+      }
+    }
+  }
+}
+
+template <int MR, bool BITS4>
+void add_quantized_tiles(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales,
+                         const uint16_t* minima, int64_t width, int64_t groups, float* sums, int64_t tiles) {
+  constexpr int MOST = MR == 1 ? 4 : MR == 2 ? 2 : 1;
+  for (; tiles >= MOST; tiles -= MOST, lines += 64 * MOST, scales += MOST * TILE, minima += MOST * TILE, sums += MOST * TILE)
+    add_quantized<MR, MOST, BITS4>(w, r, lines, scales, minima, width, groups, sums);
+  for (; tiles > 0; --tiles, lines += 64, scales += TILE, minima += TILE, sums += TILE)
+    add_quantized<MR, 1, BITS4>(w, r, lines, scales, minima, width, groups, sums);
+}
+
+// Rows [begin, end) times the tiles [tile, tile + tiles) of one panel. sums: (rows, PANEL_WIDTH).
+template <bool BITS4>
+void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t begin, int64_t end, int64_t tile,
+                    int64_t tiles, float* sums) {
+  const int64_t per_line = BITS4 ? 8 : 4, lines = w.k / per_line, groups = w.k / w.group, panel = tile / PANEL_TILES;
+  const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
+  const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64 + inside * 64;
+  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE, group_bytes = w.group / per_line * width * 64;
+  const int64_t at_once = end - begin == 1 ? groups : most(1, BLOCK_BYTES / group_bytes);
+  const int64_t row_bytes = w.k * (are_wide(w) ? 2 : 1), group_x = w.group * (are_wide(w) ? 2 : 1);
+  const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
+  __builtin_memset(sums, 0, (end - begin) * PANEL_WIDTH * 4);
+  for (int64_t group = 0; group < groups; group += at_once) {
+    const int64_t count = least(at_once, groups - group), at = scales_at + group * width * TILE;
+    const uint8_t* from = base + group * group_bytes;
+    for (int64_t i = 0, m = begin; i < strips; ++i) {
+      const int64_t until = begin + (end - begin) * (i + 1) / strips;
+      const StripRows r{x.values + m * row_bytes + group * group_x, x.scales + m * groups + group,
+                        x.offsets + m * groups + group, row_bytes, groups};
+      float* to = sums + (m - begin) * PANEL_WIDTH;
+      switch (until - m) {
+        case 1: add_quantized_tiles<1, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 2: add_quantized_tiles<2, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 3: add_quantized_tiles<3, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        default: add_quantized_tiles<4, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+      }
+      m = until;
+    }
+  }
+  if (p.type == kvasir::BFLOAT16) finish_rows<bfloat16>(sums, w, p, begin, end - begin, tile, tiles);
+  else finish_rows<float>(sums, w, p, begin, end - begin, tile, tiles);
+}
+
+inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
+  const auto prepare = [&](void* memory, int64_t begin, int64_t end) {
+    round_rows(w, p, rounded_in(memory, w, p.rows), begin, end);
+  };
+  const auto task = [&](void* memory, uint8_t* own, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+    const Rounded x = rounded_in(memory, w, p.rows);
+    auto* sums = reinterpret_cast<float*>(own);
+    if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, sums);
+    else task_quantized<true>(w, p, x, begin, end, tile, tiles, sums);
+  };
+  with_prepared_rows(tid, nth, w, p.rows, rounded_bytes(w, p.rows), prepared_bytes(w, p.rows) > 0,
+                     BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
+}
+
+}  // namespace KVASIR_ISA
+#endif
