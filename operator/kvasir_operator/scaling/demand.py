@@ -245,7 +245,9 @@ def _itl_helped(load: Workload, edge: DemandEdge) -> float:
     """
     busy = load.step.slope_s * load.arrivals_per_s * load.output_tokens / edge.rate
     count = floor(busy) + 1
-    while (1 - busy / count) / (1 - busy / (count + 1)) < 1 - LEAST_GAIN:
+    most = count + ceil(1 / LEAST_GAIN)  # so many beyond what is busy are enough for any load
+    # As (1 − busy / count) / (1 − busy / (count + 1)), which of a large load has no digits left.
+    while count < most and (count - busy) * (count + 1) < (1 - LEAST_GAIN) * count * (count + 1 - busy):
         count += 1
     return float(count)
 

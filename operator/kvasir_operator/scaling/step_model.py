@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 HALF_LIFE_S: Final = 1_800.0
 LEAST_STEPS: Final = 10
 """Steps of a tick that say how long one takes."""
+LEAST_WEIGHT: Final = 1e-100
+"""Steps that weigh less than any new one, long before the sums lose their digits: they fade no further."""
 LEAST_SPREAD: Final = 0.05
 """Standard deviation of the batches over their mean, below which they are alike and give no slope."""
 
@@ -24,7 +26,7 @@ class StepModel(NamedTuple):
 
     def faded(self, span_s: float) -> "StepModel":
         """As it is span_s seconds later."""
-        if not self.weight or not span_s:
+        if self.weight < LEAST_WEIGHT or not span_s:
             return self
         kept = 0.5 ** (span_s / HALF_LIFE_S)
         return StepModel(

@@ -20,7 +20,14 @@ from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, alike, ca
 from kvasir_operator.scaling.last_known import LastKnown
 from kvasir_operator.scaling.load_counts import LoadCounts, added, total
 from kvasir_operator.scaling.past_load import PastLoad, Stretch
-from kvasir_operator.scaling.plausibility import contradiction
+from kvasir_operator.scaling.plausibility import (
+    LATE_S,
+    MOST_REQUESTS_PER_S,
+    MOST_STEPS_PER_S,
+    contradiction,
+    demand_contradiction,
+    leap,
+)
 from kvasir_operator.scaling.step_model import StepModel
 
 KEPT_S: Final = 600.0
@@ -29,12 +36,9 @@ RECENT_S: Final = 60.0
 LOST_S: Final = 120.0
 """A ready pod that was silent for so long is lost: it holds nothing back, and nothing is expected of it."""
 
-MOST_STEPS_PER_S: Final = 10_000.0
-LONGEST_STEP_S: Final = 60.0
-"""A step is counted when it ends, so that its seconds may lie before the last reading. Counters that grow by more steps
-or seconds than there can be are counted no further than that tick: the model forgets within hours only."""
-MOST_REFUSED_PER_S: Final = 10_000.0
-"""Beyond what one server can answer: a counter that grows by more is counted no further than that tick."""
+LEAST_STEP_S: Final = 1e-6
+"""Counters that grow by more steps or seconds than there can be are counted no further than that tick: the model
+forgets within hours only."""
 
 
 class ScaledReplica(Struct, frozen=True, kw_only=True):
@@ -140,7 +144,8 @@ def extended(
 ) -> LoadWindow:
     """The window with one more sample and without those older than KEPT_S. expected: the capacity of the next replica,
     where none like it was read. now: seconds of a steady clock."""
-    wrong = {m.uid: (m.name, said) for m in members if m.reading and m.fresh and (said := contradiction(m.reading))}
+    demands, lying = _demands(gateways)
+    wrong = {m.uid: (m.name, said) for m in members if (said := _contradiction(window, m, now))}
     fresh = {m.uid: m.reading for m in members if m.fresh and m.reading is not None and m.uid not in wrong}
     serving = [m for m in members if m.serving]
     records = _records(window, members, fresh, now)
@@ -150,7 +155,6 @@ def extended(
     now_read = _sum(fresh[m.uid] for m in serving if m.uid in fresh)
     gauges = _with_silent(now_read, _sum(records[m.uid].reading for m in silent), window.complete)
     span_s = now - window.samples[-1].at if window.samples else 0.0
-    demands = list(gateways)
     supply = alike([capacity_of(records[m.uid].reading) for m in read])
     typical = of_next(supply, tuple(m.current for m in read), expected)
     counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
@@ -170,9 +174,9 @@ def extended(
         held=sum(d.held for d in demands),
         held_bytes=sum(d.held_bytes for d in demands),
         counts=counts,
-        missing=(*sorted(m.name for m in silent), *missing_gateways),
+        missing=(*sorted(m.name for m in silent), *missing_gateways, *(name for name, _ in lying)),
         lost=tuple(sorted(m.name for m in serving if m.uid in lost)),
-        contradictions=tuple(sorted(wrong.values())),
+        contradictions=(*sorted(wrong.values()), *lying),
         imbalance=uneven,
         busiest=busiest,
     )
@@ -184,6 +188,22 @@ def extended(
         step=_step(window, fresh, span_s, now),
         known=known,
     )
+
+
+def _demands(gateways: Iterable[ServiceDemand]) -> tuple[list[ServiceDemand], tuple[tuple[str, str], ...]]:
+    """Those of gateways that may be true; and what cannot be true, for a person."""
+    asked = [(demand, demand_contradiction(demand)) for demand in gateways]
+    return [demand for demand, said in asked if not said], tuple([("a gateway", said) for _, said in asked if said])
+
+
+def _contradiction(window: LoadWindow, m: ScaledReplica, now: float) -> str:
+    """What in a replica's new reading cannot be true, by itself or beside the one before; empty for an old reading."""
+    if m.reading is None or not m.fresh:
+        return ""
+    known = window.records.get(m.uid)
+    if known is None or not known.read:
+        return contradiction(m.reading)
+    return contradiction(m.reading) or leap(known.reading, m.reading, now - known.at)
 
 
 def _past(window: LoadWindow, now: float) -> tuple[PastLoad, tuple[LoadCounts, ...]]:
@@ -216,13 +236,19 @@ def _known(
 def _records(
     window: LoadWindow, members: Sequence[ScaledReplica], fresh: Mapping[str, RuntimeState], now: float
 ) -> dict[str, ReplicaLoad]:
-    """Of the replicas that there are. One that was never read counts as silent from its first tick on."""
+    """Of the replicas that there are. One that was never read counts as silent from its first tick on. Counters that
+    leapt count on from where they are: a reading is true by itself and silence still lasts since the last good one."""
     found = {}
     for m in members:
+        known = window.records.get(m.uid)
         if m.uid in fresh:
             found[m.uid] = ReplicaLoad(at=now, reading=fresh[m.uid])
+        elif known is None:
+            found[m.uid] = _first(m, now)
+        elif m.reading is not None and m.fresh and not contradiction(m.reading):
+            found[m.uid] = known._replace(reading=m.reading)
         else:
-            found[m.uid] = window.records.get(m.uid) or _first(m, now)
+            found[m.uid] = known
     return found
 
 
@@ -280,7 +306,7 @@ def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> Load
     old, new = begun.totals, after.totals
     expired = max(0, after.ttft.expired - begun.ttft.expired)
     refused = after.served.refused - begun.served.refused
-    if refused > MOST_REFUSED_PER_S * gap_s:
+    if refused > MOST_REQUESTS_PER_S * gap_s:
         refused = 0
     refused -= after.served.retried - begun.served.retried
     return LoadCounts(
@@ -308,7 +334,13 @@ def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, 
         if restarted(known.reading, reading):
             continue
         old, new, gap_s = known.reading.decoded, reading.decoded, now - known.at
-        steps, seconds = new.steps - old.steps, max(0.0, new.seconds - old.seconds)
-        if steps <= MOST_STEPS_PER_S * gap_s and seconds <= gap_s + LONGEST_STEP_S:
-            model = model.extended(steps=steps, rows=max(0, new.rows - old.rows), seconds=seconds)
+        steps, rows, seconds = new.steps - old.steps, new.rows - old.rows, new.seconds - old.seconds
+        if 0 < steps <= MOST_STEPS_PER_S * gap_s and _may_be(reading, steps, rows, seconds, gap_s):
+            model = model.extended(steps=steps, rows=rows, seconds=seconds)
     return model
+
+
+def _may_be(reading: RuntimeState, steps: int, rows: int, seconds: float, gap_s: float) -> bool:
+    """Whether so many steps, the first of which may have begun before, can have had so many sequences and seconds."""
+    in_time = LEAST_STEP_S * steps <= seconds and seconds - seconds / steps <= gap_s + LATE_S
+    return in_time and 0 <= rows <= steps * (reading.max_sequences or rows)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
-from kvasir_operator.scaling.plausibility import _in_range, _ranges, contradiction
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
+from kvasir_operator.scaling.plausibility import _in_range, _ranges, contradiction, demand_contradiction, leap
 
 GOOD = RuntimeState(
     phase="ready",
@@ -54,6 +54,68 @@ def test_the_sentence_names_the_number():
     assert contradiction(altered("", "running", -1)) == "running is -1"
     assert contradiction(altered("served", "refused", -1)) == "refused is -1"
     assert contradiction(altered("ttft", "expired", 2)) == "2 expired requests of 1 aborted ones"
+    assert contradiction(altered("", "waiting", 6)) == "6 waiting requests of 5 that were accepted and have not ended"
+
+
+def test_a_speed_next_to_nothing_is_no_speed():
+    """A replica that computes so little would need more of them than a number holds."""
+    assert contradiction(altered("rates", "prefill_tokens_per_s", 5e-324)) == "prefill_tokens_per_s is 4.94066e-324"
+    assert contradiction(altered("rates", "prefill_tokens_per_s", 0.0)) == ""
+
+
+def test_running_sequences_have_a_bound_where_none_is_said():
+    unbounded = altered("", "max_sequences", 0)
+    said = contradiction(msgspec.structs.replace(unbounded, running=10**9))
+    assert said == "1000000000 running requests"
+
+
+def later(**more):
+    """GOOD with counters that have grown, of the process `a`."""
+    grown = {name: getattr(GOOD.totals, name) + count for name, count in more.items()}
+    totals = msgspec.structs.replace(GOOD.totals, **grown)
+    return msgspec.structs.replace(GOOD, instance="a", totals=totals)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"arrivals": 30_000, "completions": 30_000}, ""),
+        (
+            {"arrivals": 10**9, "completions": 10**9},
+            "1000000000 more arrivals and 1000000000 more completions within 3 s",
+        ),
+        ({"generation_tokens": 10**12}, "1000000000000 more generated tokens within 3 s"),
+        ({"arrivals": 2, "uncached_prompt_tokens": 800}, ""),
+        ({"arrivals": 2, "uncached_prompt_tokens": 801}, "801 more prompt tokens of 2 more requests"),
+        ({"arrivals": -1}, "arrivals fell from 20 to 19"),
+        ({"completions": -1}, "completions fell from 14 to 13"),
+    ],
+)
+def test_counters_grow_no_faster_than_there_can_be_requests(more, said):
+    assert leap(later(), later(**more), 2.0) == said
+
+
+def test_a_process_that_restarted_counts_from_zero():
+    """So its counters may be smaller, and all that it has counted it counted since."""
+    other = msgspec.structs.replace(later(), instance="b", totals=RequestTotals(arrivals=3, completions=1))
+    assert leap(later(), other, 2.0) == ""
+    busy = msgspec.structs.replace(other, totals=RequestTotals(arrivals=10**6, completions=10**6))
+    assert leap(later(), busy, 2.0) == "1000000 more arrivals and 1000000 more completions within 3 s"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"held": 500, "held_bytes": 10**9, "inflight": 2_000, "last_request_age_s": 0.0}, ""),
+        ({"held": -5}, "held is -5"),
+        ({"held": 10**9}, "held is 1000000000"),
+        ({"held": 10**400}, "held is above 2^53"),
+        ({"held_bytes": -1}, "held_bytes is -1"),
+        ({"inflight": -1}, "inflight is -1"),
+    ],
+)
+def test_what_a_gateway_says_is_looked_at_too(fields, said):
+    assert demand_contradiction(ServiceDemand(namespace="a", name="b", **fields)) == said
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,11 @@ def test_steps_that_were_not_measured_bound_no_batch():
 def test_old_steps_count_less():
     model = fitted((10, 0.020), (30, 0.030), span_s=HALF_LIFE_S)
     assert model.line.mean_batch == pytest.approx((0.5 * 10 + 30) / 1.5)
+
+
+def test_a_month_without_steps_forgets_none():
+    """What is forgotten is what weighs less than newer steps, and sums next to nothing would lose their digits."""
+    model = fitted((10, 0.025), (30, 0.035))
+    for _ in range(31 * 24 * 60):
+        model = model.faded(60.0)
+    assert model.line == pytest.approx(fitted((10, 0.025), (30, 0.035)).line)

@@ -147,9 +147,10 @@ def test_gateways_add_what_they_hold():
     assert (window.samples[-1].held, window.samples[-1].held_bytes, window.samples[-1].missing) == (3, 100, ("gw",))
 
 
-def stepped(*, steps, seconds, **fields):
+def stepped(*, steps, seconds, places=0):
     decoded = DecodeTotals(steps=steps, seconds=seconds, rows=4 * steps)
-    return ScaledReplica(uid="a", name="a", **{"reading": RuntimeState(phase="ready", decoded=decoded), **fields})
+    reading = RuntimeState(phase="ready", decoded=decoded, max_sequences=places)
+    return ScaledReplica(uid="a", name="a", reading=reading)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +162,52 @@ def stepped(*, steps, seconds, **fields):
         # within two seconds there are not so many seconds, nor so many steps
         (stepped(steps=1_000, seconds=40.0), stepped(steps=1_050, seconds=40_000.0), 0),
         (stepped(steps=1_000, seconds=40.0), stepped(steps=1_000_000, seconds=42.0), 0),
-        # one long step may have begun before the last reading
-        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_010, seconds=80.0), 10),
+        # one step may have begun before the last reading, ten of four seconds cannot
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_010, seconds=43.2), 10),
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_010, seconds=80.0), 0),
+        # steps without time, which would make a replica take any load
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_050, seconds=40.0), 0),
+        # more sequences than the replica has places for
+        (stepped(steps=1_000, seconds=40.0, places=2), stepped(steps=1_050, seconds=42.0, places=2), 0),
     ],
 )
 def test_steps_count_as_far_as_there_can_be_so_many(before, after, weight):
     assert run([before], [after]).step.weight == weight
+
+
+def test_steps_are_counted_again_after_a_counter_of_seconds_leapt():
+    ticks = [[stepped(steps=1_000 + 50 * i, seconds=2.0 * i + (40_000.0 if i > 1 else 0.0))] for i in range(4)]
+    assert run(*ticks).step.weight == pytest.approx(100, rel=0.01)
+
+
+@pytest.mark.parametrize("leaps", [[2], [2, 3, 4]])
+def test_a_leap_of_a_counter_is_silence_with_a_name_until_it_ends(leaps):
+    def counted(tick):
+        arrivals = 10 + 2 * tick + 10**9 * sum(tick >= leap for leap in leaps)
+        return [ScaledReplica(uid="a", name="a", reading=RuntimeState(instance="a", totals=came(arrivals)))]
+
+    window = run(*[counted(tick) for tick in range(7)])
+    told = [(s.at, s.contradictions[0][0], s.missing) for s in window.samples if s.contradictions]
+    assert told == [(2.0 * leap, "a", ("a",)) for leap in leaps]
+    assert sum(s.counts.arrivals for s in window.samples) < 12  # what came besides the leaps, at most
+
+
+def came(arrivals):
+    return RequestTotals(arrivals=arrivals, completions=arrivals)
+
+
+def test_a_counter_that_leaps_for_minutes_is_of_a_lost_pod():
+    ticks = [
+        [ScaledReplica(uid="a", name="a", reading=RuntimeState(instance="a", totals=came(10**9 * i)))]
+        for i in range(70)
+    ]
+    assert run(*ticks).samples[-1].lost == ("a",)
+
+
+def test_a_gateway_that_cannot_be_believed_holds_nothing_and_is_named():
+    held = [ServiceDemand(namespace="d", name="s", held=3), ServiceDemand(namespace="d", name="s", held=-9)]
+    last = extended(EMPTY, [member("a")], held, now=0.0).samples[-1]
+    assert (last.held, last.missing, last.contradictions) == (3, ("a gateway",), (("a gateway", "held is -9"),))
 
 
 def test_old_samples_are_forgotten():
