@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand, restarted
+from kvasir_operator.scaling.capacity import ReplicaCapacity
 
 MOST_WAITING: Final = 1_000_000
 """Requests: far beyond the queue that any runtime keeps."""
@@ -68,6 +69,20 @@ def demand_contradiction(demand: ServiceDemand) -> str:
     return ""
 
 
+def unlikely(capacity: ReplicaCapacity) -> str:
+    """As `contradiction`, of a capacity that no pod reports but somebody wrote down."""
+    for name, number in capacity._asdict().items():
+        said, wrong = _range(name, number)
+        if wrong:
+            return said
+    speed = capacity.prefill_tokens_per_s
+    return "" if _speed_may_be(speed) else f"prefill_tokens_per_s is {speed:g}"
+
+
+def _speed_may_be(tokens_per_s: float) -> bool:
+    return not tokens_per_s or LEAST_TOKENS_PER_S <= tokens_per_s <= MOST_TOKENS_PER_S
+
+
 def _in_range(reading: RuntimeState) -> bool:
     """Whether nothing is out of range: what `_ranges` says, in a fraction of its time. NaN is in no range."""
     numbers = (
@@ -81,8 +96,7 @@ def _in_range(reading: RuntimeState) -> bool:
     if not (min(numbers) >= 0 and max(numbers) <= MOST and sum(numbers) >= 0):  # with a NaN the sum is one
         return False
     rates = reading.rates
-    speed = rates.prefill_tokens_per_s
-    return (not speed or LEAST_TOKENS_PER_S <= speed <= MOST_TOKENS_PER_S) and rates.decode_step_s <= MOST_STEP_S
+    return _speed_may_be(rates.prefill_tokens_per_s) and rates.decode_step_s <= MOST_STEP_S
 
 
 def _disagreement(reading: RuntimeState) -> str:
@@ -117,7 +131,7 @@ def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
     for name in LOAD:
         yield _range(name, getattr(reading, name))
     speed, step = rates.prefill_tokens_per_s, rates.decode_step_s
-    yield f"prefill_tokens_per_s is {speed:g}", speed > MOST_TOKENS_PER_S or 0 < speed < LEAST_TOKENS_PER_S
+    yield f"prefill_tokens_per_s is {speed:g}", not _speed_may_be(speed)
     yield f"decode_step_s is {step:g}", step > MOST_STEP_S
 
 

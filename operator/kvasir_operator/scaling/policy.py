@@ -39,8 +39,9 @@ class ScalingPolicy(Struct, frozen=True, kw_only=True):
 
 
 def policy(spec: Autoscaling, cold_starts_s: Iterable[float] = (), *, wall: float = 0.0) -> ScalingPolicy:
-    """The policy of a spec. cold_starts_s: first starts, from creation to ready. wall: epoch seconds, for schedules."""
-    cold_start_s = min(MOST_COLD_START_S, _p90(sorted(cold_starts_s)))
+    """The policy of a spec. cold_starts_s: first starts, from creation to ready, which two clocks may show as negative.
+    wall: epoch seconds, for schedules."""
+    cold_start_s = min(MOST_COLD_START_S, max(0.0, _p90(sorted(cold_starts_s))))
     least, most = bounds(spec, wall)
     return ScalingPolicy(
         min_replicas=least.replicas,

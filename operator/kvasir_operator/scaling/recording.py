@@ -5,24 +5,32 @@ and `state` are needed. The format is in docs/autoscaling.md.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from pydantic import ValidationError
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import PrefixDigest, RuntimeState, ServiceDemand
+from kvasir_api.status import MOST_REPLICAS
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity
 from kvasir_operator.scaling.decide import ScalingState
+from kvasir_operator.scaling.plausibility import unlikely
 from kvasir_operator.scaling.tick import TickInputs, as_json, tick
 from kvasir_operator.scaling.window import EMPTY, LoadWindow, ScaledReplica
 
 DEFAULT_SERVICE: Final = "default/service"
+LAST_WALL: Final = 1e11
+"""Epoch seconds, in the year 5138: calendars end a little later."""
+Replicas = Annotated[int, msgspec.Meta(ge=0, le=MOST_REPLICAS)]
 
 
-class RecordedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class RecordedPod(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
     """A pod of a tick; see ScaledReplica. uid: its name where there is none. state: absent when it never answered."""
 
     name: str
@@ -33,7 +41,9 @@ class RecordedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     state: RuntimeState | None = None
 
 
-class RecordedTick(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class RecordedTick(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
     """A line. spec: spec.autoscaling, null without it; by_hand: spec.replicas. wanted, since: before the tick, needed
     for the first one of a service; a later line without them goes on from the one before. begins: the operator was
     started, and remembers nothing of the lines before. changes: how many it remembers. The rest: see TickInputs."""
@@ -41,13 +51,13 @@ class RecordedTick(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     at: float
     service: str = DEFAULT_SERVICE
     uid: str = ""
-    wall: float = 0.0
+    wall: Annotated[float, msgspec.Meta(ge=0, le=LAST_WALL)] = 0.0
     spec: dict[str, Any] | None = None
     autoscaled: bool = True
-    by_hand: int = 1
+    by_hand: Replicas = 1
     begins: bool = False
-    wanted: int | None = None
-    changes: int | None = None
+    wanted: Replicas | None = None
+    changes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     since: float | None = None
     pods: tuple[RecordedPod, ...] = ()
     gateways: tuple[ServiceDemand, ...] = ()
@@ -142,9 +152,29 @@ def replayed(lines: Iterable[bytes]) -> Iterator[bytes]:
 def _parsed(number: int, text: bytes) -> tuple[RecordedTick, Autoscaling | None]:
     try:
         line = msgspec.json.decode(text, type=RecordedTick)
-        return line, Autoscaling.model_validate(line.spec or {}) if line.autoscaled else None
-    except (msgspec.MsgspecError, ValidationError) as error:
+        spec = Autoscaling.model_validate(line.spec or {}) if line.autoscaled else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValidationError) as error:
         raise InvalidRecordingError(f"line {number}: {error}") from error
+    except RecursionError as error:
+        raise InvalidRecordingError(f"line {number}: its values are nested too deep") from error
+    if wrong := _mistake(line, spec):
+        raise InvalidRecordingError(f"line {number}: {wrong}")
+    return line, spec
+
+
+def _mistake(line: RecordedTick, spec: Autoscaling | None) -> str:
+    """What is wrong in a line that can be read, empty for nothing: what a reader could take for another decision."""
+    if spec is not None and line.spec is not None:
+        known = {field.alias or name for name, field in Autoscaling.model_fields.items()}
+        if unknown := sorted(line.spec.keys() - known):
+            return f"spec.{unknown[0]} is no field of spec.autoscaling"
+        for schedule in spec.schedules:
+            if schedule.zone is None:
+                return f"spec.schedules: {schedule.time_zone} is not in the tz database"
+    if wrong := unlikely(line.expected):
+        return f"expected: {wrong}"
+    times = Counter(pod.uid or pod.name for pod in line.pods)
+    return next((f"pod {pod} is there {count} times" for pod, count in times.items() if count > 1), "")
 
 
 def _flags(pod: RecordedPod | ScaledReplica) -> dict[str, Any]:

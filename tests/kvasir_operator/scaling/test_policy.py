@@ -22,6 +22,11 @@ def test_backlog_horizon_follows_cold_starts(given, cold_starts, horizon):
     assert policy(Autoscaling(backlog_horizon_seconds=given), cold_starts).horizon_s == horizon
 
 
+def test_a_start_that_two_clocks_show_as_negative_takes_no_time():
+    """The node writes when a pod was ready, the API server when it was created."""
+    assert policy(Autoscaling(), (-4.0, -2.0)).cold_start_s == 0.0
+
+
 def test_policy_takes_percent_and_seconds_from_the_spec():
     spec = Autoscaling(
         min_replicas=2,

@@ -83,12 +83,35 @@ def test_services_are_told_apart():
         (b'{"pods": []}', "line 2: Object missing required field `at`"),
         (b'{"at": 1, "spec": {"maxReplicas": "many"}}', "line 2: 1 validation error"),
         (b'{"at": 0}', "line 2: at 0 is not after 0"),
+        (b'{"at": 1, "byhand": 3}', "line 2: Object contains unknown field `byhand`"),
+        (b'{"at": 1, "byHand": -3}', "line 2: Expected `int` >= 0"),
+        (b'{"at": 1, "wanted": -1}', "line 2: Expected `int` >= 0"),
+        (b'{"at": 1, "wanted": 1' + b"0" * 400 + b"}", "line 2: Expected `int` <= "),
+        (b'{"at": 1, "wall": 1e18}', "line 2: Expected `float` <= "),
+        (b'{"at": 1, "wall": -62135596800}', "line 2: Expected `float` >= 0"),
+        (b'{"at": 1, "spec": {"maxReplica": 9}}', "line 2: spec.maxReplica is no field of spec.autoscaling"),
+        (
+            b'{"at": 1, "spec": {"schedules": [{"start": "07:30", "durationMinutes": 60, "timeZone": "Mars/Crater"}]}}',
+            "line 2: spec.schedules: Mars/Crater is not in the tz database",
+        ),
+        (b'{"at": 1, "spec": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, "line 2: its values are nested too deep"),
+        (b'{"at": 1, "service": "\xff"}', "line 2: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"at": 1, "expected": [1e5, 8, 5e-324]}', "line 2: expected: prefill_tokens_per_s is 4.94066e-324"),
+        (b'{"at": 1, "expected": [-1, 8, 900]}', "line 2: expected: kv_tokens is -1"),
+        (b'{"at": 1, "pods": [{"name": "a"}, {"name": "a"}]}', "line 2: pod a is there 2 times"),
     ],
 )
 def test_a_line_that_is_none_is_named(line, message):
     with pytest.raises(InvalidRecordingError) as raised:
         list(replayed([json.dumps({"at": 0, "pods": [POD]}).encode(), line]))
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("wall", [0, 1e11])
+def test_schedules_are_read_at_each_wall_time(wall):
+    schedules = [{"start": "00:00", "durationMinutes": 1440, "timeZone": "Pacific/Kiritimati", "minReplicas": 3}]
+    line = {"at": 0, "wall": wall, "spec": {"schedules": schedules}, "pods": [POD]}
+    assert [json.loads(line)["replicas"] for line in replayed([json.dumps(line).encode()])] == [3]
 
 
 def test_a_line_with_which_an_operator_begins_forgets_those_before():

@@ -142,7 +142,7 @@ READINGS = st.tuples(
 GATEWAY = numbers(lambda: ServiceDemand(namespace="default", name="service"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     said=st.lists(st.tuples(READINGS, GATEWAY, st.sampled_from([1e-9, 2.0, 60.0, 700.0])), min_size=2, max_size=8),
     spec=st.sampled_from([SPEC, Autoscaling(), Autoscaling(min_replicas=0, itl_milliseconds=1)]),
