@@ -36,6 +36,7 @@ from kvasir_operator.scaling.schedule import bounds
 from kvasir_operator.scaling.tick import TickInputs, tick
 from kvasir_operator.scaling.window import LoadSample
 from kvasir_operator.stages import ScalerResult
+from kvasir_operator.status.listing import listed
 
 LOG: Final = logging.getLogger(__name__)
 KEPT_DECISIONS: Final = 10
@@ -310,7 +311,7 @@ class Scaler:
         last = memory.window.last
         held = decision.limited_by == "readings" and bool(last and last.missing)
         if held and not memory.held and last:
-            note = f"{decision.message}; no answer from {', '.join(last.missing)}"
+            note = f"{decision.message}; no answer from {listed(last.missing)}"
             await self._recorder.event(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 

@@ -16,6 +16,7 @@ from kvasir_api.status import Condition
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.status import decode_speed
 from kvasir_operator.status.inputs import StatusInputs
+from kvasir_operator.status.listing import MOST_WORDS, listed
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 from kvasir_operator.status.volume_conflict import volume_conflict
@@ -77,10 +78,10 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
         message = f"{found.scaler.busiest} has been much fuller than the other replicas for a minute"
         yield names.CONDITION_IMBALANCED, "LoadUneven", f"{message}: gateways that read no load spread requests so"
     if wrong := found.scaler.contradictions:
-        said = "; ".join(f"{pod} reports {what}" for pod, what in wrong)
+        said = listed([f"{pod} reports {what}" for pod, what in wrong], "; ")
         yield names.CONDITION_METRICS_STALE, "ReadingsImplausible", f"{said}: its readings are not used"
     elif missing := found.scaler.missing or found.scaler.lost:
-        yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(missing)}"
+        yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {listed(missing)}"
 
 
 def _name_conflicts(seen: Observed) -> str:
@@ -173,7 +174,7 @@ def _condition(found: StatusInputs, kind: str, reason: str, message: str, *, tru
             "type": kind,
             "status": status,
             "reason": reason,
-            "message": message,
+            "message": message[:MOST_WORDS],
             "lastTransitionTime": before.last_transition_time if before and unchanged else found.now,
             "observedGeneration": found.seen.generation,
         }

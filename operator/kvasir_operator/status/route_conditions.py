@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from kvasir_api.model_route import ModelRouteSpec, is_taken, precedence
 from kvasir_api.served_names import NameClaim, qualified_name
 from kvasir_kube.kinds import Json, Key, key
+from kvasir_operator.status.listing import listed
 
 ACCEPTED: Final = "Accepted"
 RESOLVED: Final = "ResolvedRefs"
-MOST_NAMED: Final = 10
-"""Missing services that a message names."""
 
 
 class RouteFinding(NamedTuple):
@@ -95,10 +94,8 @@ def _resolved(namespace: str, spec: ModelRouteSpec, services: Collection[Key]) -
     ]
     if not missing:
         return RouteFinding(RESOLVED, True, RESOLVED, "every service that it names exists")
-    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-    listed = f"{', '.join(missing[:MOST_NAMED])}{more}"
-    message = f"no InferenceService of namespace {namespace}, and no backend of the route, is called so: {listed}"
-    return RouteFinding(RESOLVED, False, "ServiceNotFound", message)
+    message = f"no InferenceService of namespace {namespace}, and no backend of the route, is called so"
+    return RouteFinding(RESOLVED, False, "ServiceNotFound", f"{message}: {listed(missing)}")
 
 
 def _model(route: Json) -> str:

@@ -99,3 +99,25 @@ def test_of_a_layer_of_the_checkpoint_whose_drafts_are_rejected_the_memory_is_na
     spec = {"runtime": {"speculation": "mtp"}}
     _, message = condition("Degraded", spec=spec, replicas=[replica("ready")], acceptance=0.1)
     assert message.endswith("but the layer that drafts takes memory: name suffix or off")
+
+
+MANY = tuple(f"{'x' * 50}-{i:05}" for i in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("MetricsStale", {"missing": MANY}),
+        ("MetricsStale", {"contradictions": tuple((pod, "running is -1") for pod in MANY)}),
+        ("Degraded", {"replicas": tuple(replica("ready", name=pod, unhealthy=("GPU-0",)) for pod in MANY)}),
+    ],
+)
+def test_a_thousand_replicas_with_one_trouble_do_not_stop_the_status(kind, found):
+    _, message = condition(kind, **found)
+    assert MANY[0] in message
+    assert len(message) <= 32_768
+
+
+def test_a_message_says_how_many_it_does_not_name():
+    _, message = condition("MetricsStale", missing=MANY[:12])
+    assert message.endswith(f"{MANY[9]} and 2 more")
