@@ -40,6 +40,8 @@ SETBACK_WINDOWS: Final = 12
 MOST_PATIENCE: Final = 4
 """Each decrease that had to be taken back within a window doubles the window for SETBACK_WINDOWS, up to so many
 times its length."""
+MOST_KEPT_S: Final = 3_600.0
+"""So long each change is remembered at most: the longest period, and many starts."""
 UNPLACED_S: Final = 60.0
 """After so long without a node for some replica, more are not asked for."""
 
@@ -241,9 +243,17 @@ def _remembered(
         levels = levels.extended(now, min(max(lower.replicas, kept.replicas), policy.max_replicas))
     if kept.known:
         steady = steady.extended(now, min(kept.replicas, policy.max_replicas))
-    horizon = now - max(policy.up_period_s, policy.down_period_s, policy.down_window_s, policy.cold_start_s)
-    changes = tuple(c for c in state.changes if c.at > horizon)
-    return state._replace(levels=levels, steady=steady, changes=changes)
+    return state._replace(levels=levels, steady=steady, changes=_kept(state.changes, policy, now))
+
+
+def _kept(changes: tuple[ReplicaChange, ...], policy: ScalingPolicy, now: float) -> tuple[ReplicaChange, ...]:
+    """The changes that still matter: of those older than MOST_KEPT_S the last decrease alone, for as long as the window
+    is, so that a day of changes is not kept where bounds move with every tick."""
+    window_s, brief_s = policy.down_window_s, min(policy.down_window_s, MOST_KEPT_S)
+    recent = now - max(policy.up_period_s, policy.down_period_s, brief_s, policy.cold_start_s)
+    kept = tuple(c for c in changes if c.at > recent)
+    older = [c for c in changes if now - window_s < c.at <= recent and c.after < c.before]
+    return (*older[-1:], *kept)
 
 
 def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, cautious: bool) -> int:

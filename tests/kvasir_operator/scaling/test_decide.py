@@ -208,6 +208,22 @@ def test_a_day_long_window_takes_no_more_memory_than_there_are_levels():
     assert len(state.levels.entries) <= rules.max_replicas
 
 
+def test_bounds_that_move_with_every_tick_leave_an_hour_of_changes():
+    """Each was remembered for as long as the window is, and all were looked through at each tick."""
+    fixed = [ScalingPolicy(min_replicas=n, max_replicas=n, down_window_s=86_400.0) for n in (1, 8)]
+    state, idle = ScalingState(wanted=1, since=0.0), steady(pinned_tokens=0)
+    for tick in range(4_000):
+        _, state = decide(fixed[tick % 2], idle, unplaced_s=0.0, state=state, now=NOW + 2 * tick)
+    assert 1_790 <= len(state.changes) <= 1_801
+
+
+def test_a_decrease_of_hours_ago_is_taken_back_within_a_window_of_a_day():
+    rules = ScalingPolicy(min_replicas=1, max_replicas=8, down_window_s=86_400.0)
+    state = ScalingState(wanted=1, since=0.0, changes=(ReplicaChange(at=NOW - 7_200, before=2, after=1),))
+    decision, state = decide(rules, steady(pinned_tokens=900), unplaced_s=0.0, state=state, now=NOW)
+    assert (decision.replicas, state.setbacks) == (2, (NOW,))
+
+
 @pytest.mark.parametrize(
     ("gauges", "wanted", "unplaced_s", "message"),
     [
