@@ -19,7 +19,7 @@ from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prompt_order import PromptSizes, TokensUntil, tokens_until
-from kvasir_runtime.core.queue_drop import requests_giving_way, tokens_giving_way
+from kvasir_runtime.core.queue_drop import promised_beside, requests_giving_way, tokens_giving_way
 from kvasir_runtime.core.refusal_ledger import QueuePlace, RefusalLedger
 from kvasir_runtime.core.step_prompts import PromptInStep, lacking
 from kvasir_runtime.core.ttft_predictor import HIGH, LOW, QueuedWork, StepLoad, TtftPredictor
@@ -184,19 +184,22 @@ class DeadlineAdmission:
     def _over_bounds(self, kind: RequestKind, given_way: dict[RequestKind, None]) -> str:
         """Why the queue is too full for a request, in tokens or in number; empty where it is not.
 
-        given_way: gets those that give way to it. Requests of one tenant are counted before they come here.
+        given_way: gets those that give way to it. Requests of one tenant are counted before they come here. Those of
+        other tenants that never give way do not count, or a tenant could fill the queue with them for all others.
         """
-        waiting, limits = self._waiting, self._limits
+        waiting, limits, tenant = self._waiting, self._limits, kind.request.request.tenant
         tokens, most = self._tokens_with(kind), limits.max_waiting_tokens
         if most and len(waiting) and tokens > most:
-            given_way |= dict.fromkeys(tokens_giving_way(waiting, kind, tokens - most, self._given_way))
-            if not given_way:
+            excess = tokens - most - promised_beside(waiting, tenant).tokens
+            given_way |= dict.fromkeys(tokens_giving_way(waiting, kind, excess, self._given_way))
+            if excess > 0 and not given_way:
                 return f"{tokens} prompt tokens would wait to be computed; at most {most} may."
         gone = self._given_way | given_way
         count, most = len(waiting) + 1 - len(gone), limits.max_waiting
-        if most and count > most and any(tenant != kind.request.request.tenant for tenant in waiting.tenants):
-            given_way |= dict.fromkeys(found := requests_giving_way(waiting, kind, count - most, gone))
-            if not found:
+        if most and count > most and any(other != tenant for other in waiting.tenants):
+            excess = count - most - promised_beside(waiting, tenant).requests
+            given_way |= dict.fromkeys(found := requests_giving_way(waiting, kind, excess, gone))
+            if excess > 0 and not found:
                 return f"{count} requests would wait for a place; at most {most} may."
         return ""
 

@@ -8,7 +8,7 @@ short ones their places. Called by `deadline_admission`. Pure.
 """
 
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.waiting_queue import WaitingQueue
@@ -17,13 +17,26 @@ MOST: Final = 8
 """Requests that give way to one."""
 
 
+class PromisedWork(NamedTuple):
+    """Waiting requests that never give way, and their tokens to be computed."""
+
+    requests: int
+    tokens: int
+
+
+def promised_beside(waiting: WaitingQueue, tenant: str) -> PromisedWork:
+    """That of all tenants but one: further choices of a request, streams of another engine, and what was preempted."""
+    promised = [_tokens(kind) for kind in waiting.of_others(tenant) if _is_promised(kind)]
+    return PromisedWork(len(promised), sum(promised))
+
+
 def tokens_giving_way(
     waiting: WaitingQueue, kind: RequestKind, excess: int, gone: Collection[RequestKind]
 ) -> list[RequestKind]:
     """Waiting requests that have excess tokens to be computed together, of tenants with most tokens.
 
     None where kind's own tenant would have most of the queue, or where more than MOST or more urgent ones would have to
-    go. excess: above 0. gone: waiting requests that give way already.
+    go. excess: 0 or less requires none. gone: waiting requests that give way already.
     """
     return _giving_way(waiting, kind, excess, gone, waiting.tokens_by_weight(), _tokens)
 
@@ -81,12 +94,15 @@ def _may_give_way(
     """Requests of a tenant, the last first, that are not more urgent and no part of what they are for has begun."""
     found = []
     for kind in waiting.last_first(tenant):
-        request = kind.request
-        if request.request.priority < priority:
+        if kind.request.request.priority < priority:
             break
-        if not request.request.admitted and request.cached_tokens is None and kind not in gone:
+        if not _is_promised(kind) and kind not in gone:
             found.append(kind)
     return found
+
+
+def _is_promised(kind: RequestKind) -> bool:
+    return kind.request.request.admitted or kind.request.cached_tokens is not None
 
 
 def _next(last_first: list[RequestKind], excess: int, size: Callable[[RequestKind], int]) -> RequestKind:

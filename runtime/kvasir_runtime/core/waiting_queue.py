@@ -184,6 +184,11 @@ class WaitingQueue:
         for flow in sorted(flows, key=lambda flow: -flow.priority):
             yield from (kind for _, _, kind in reversed(flow.entries))
 
+    def of_others(self, tenant: str) -> Iterator[RequestKind]:
+        """Requests of all tenants but one, in no order."""
+        flows = [flow for flow in self._flows.values() if flow.tenant != tenant]
+        return (kind for flow in flows for _, _, kind in flow.entries)
+
     def _firsts(self, most: int) -> Iterable[tuple[_Flow, RequestKind]]:
         """The first of each flow, then the second of each, up to so many of each."""
         for place in range(most):

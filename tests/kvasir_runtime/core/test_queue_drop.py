@@ -187,6 +187,22 @@ def test_a_tenant_finds_its_place_in_a_queue_that_another_has_filled_with_reques
     served.finish()
 
 
+@pytest.mark.parametrize("bound", [{"max_waiting": 8}, {"max_waiting_tokens": 80}], ids=["requests", "tokens"])
+def test_a_tenant_finds_its_place_beside_requests_of_another_that_never_give_way(bound):
+    """Further choices of one request, or streams that go on behind their tokens, without an end."""
+    served = serving(max_sequences=1, **bound)
+    served.submit(request("first", range(1, 30), tenant="greedy", max_tokens=40))
+    served.step()
+    greedy = [request(f"g{number}", [number + 1] * 10, tenant="greedy") for number in range(40)]
+    served.submit(*(msgspec.structs.replace(one, admitted=True) for one in greedy))
+    served.submit(*(request(f"s{number}", [number + 50] * 10, tenant="small") for number in range(12)))
+    served.submit(request("own", [99] * 10, tenant="greedy"))
+    served.step()
+    refused = [name for name, answer in served.answers.items() if answer.reason == "error"]
+    assert refused == ["s8", "s9", "s10", "s11", "own"], "it has the whole bound, and no more"
+    served.finish()
+
+
 def test_a_large_request_gives_way_and_not_a_hundred_small_ones():
     served = serving(max_sequences=1, max_waiting_tokens=2000, max_model_len=4000, num_blocks=4000)
     served.submit(request("first", range(1, 30), max_tokens=40, tenant="a"))
