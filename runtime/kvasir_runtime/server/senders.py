@@ -63,7 +63,7 @@ class Senders:
 
     def _tenant(self, request: Request) -> tuple[KeyNames, bytes]:
         """Names and salt. The header counts where it is trusted and there, else the accepted key."""
-        name = request.headers.get(self._header, "") if self._header else ""
+        name = (_single(request, self._header) or "") if self._header else ""
         if name:
             if not tenants.NAME.fullmatch(name):
                 raise _refused(self._header, f"a name that matches {tenants.NAME.pattern}")
@@ -73,7 +73,7 @@ class Senders:
 
 
 def _priority(request: Request) -> int | None:
-    value = request.headers.get(names.HEADER_PRIORITY)
+    value = _single(request, names.HEADER_PRIORITY)
     if value is None:
         return None
     try:
@@ -86,7 +86,7 @@ def _priority(request: Request) -> int | None:
 
 
 def _ttft_s(request: Request) -> float:
-    value = request.headers.get(names.HEADER_TTFT)
+    value = _single(request, names.HEADER_TTFT)
     if value is None:
         return 0.0
     try:
@@ -96,6 +96,17 @@ def _ttft_s(request: Request) -> float:
     if not 0 < ttft_ms <= MAX_TTFT_MS:
         raise _refused(names.HEADER_TTFT, f"milliseconds above 0, at most {MAX_TTFT_MS:.0f}")
     return ttft_ms / 1000
+
+
+def _single(request: Request, header: str) -> str | None:
+    """The value of a header, None without it.
+
+    A second one is refused: a proxy may have added its own behind a client's, and other servers may read the other one.
+    """
+    values = request.headers.getlist(header)
+    if len(values) > 1:
+        raise _refused(header, "one value and occurs once")
+    return values[0] if values else None
 
 
 def _refused(header: str, expected: str) -> Refused:

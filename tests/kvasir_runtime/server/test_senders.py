@@ -27,7 +27,9 @@ def keys(tmp_path):
 
 
 def sender(keys, key="", headers=(), **options):
-    raw = [(name.encode(), value.encode()) for name, value in dict(headers).items()]
+    raw = [
+        (name.encode(), value.encode()) for name, value in (headers.items() if isinstance(headers, dict) else headers)
+    ]
     scope = {"type": "http", "headers": raw, "state": {"client": key} if key else {}}
     return Senders(ServeOptions(model="m", **options), keys).of(Request(scope))
 
@@ -78,6 +80,15 @@ def test_the_header_of_a_trusted_proxy_comes_first(keys):
     assert sender(keys, "two", headers).tenant == sender(keys, "two", tenant_header="x-tenant").tenant == TWO
     with pytest.raises(Refused, match="x-tenant takes a name"):
         sender(keys, "two", {"x-tenant": "\t" * 3}, tenant_header="x-tenant")
+
+
+@pytest.mark.parametrize(("header", "value"), [("x-tenant", "a"), ("x-kvasir-priority", "1"), ("x-slo-ttft-ms", "9")])
+@pytest.mark.parametrize("second", ["", "1", "b"])
+def test_a_header_that_occurs_twice_is_refused(keys, header, value, second):
+    """A proxy that adds the tenant's name behind that of its client would let it be any tenant."""
+    with pytest.raises(Refused, match=f"{header} takes one value and occurs once"):
+        sender(keys, "two", [(header, value), (header, second)], tenant_header="x-tenant")
+    assert sender(keys, "two", [(header, value)], tenant_header="x-tenant")
 
 
 def test_priority_and_objective_are_read(keys):
