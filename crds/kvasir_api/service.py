@@ -352,6 +352,12 @@ class InferenceServiceSpec(CrdObject):
     )
     resources: Resources = option(Resources(), "What one replica requires of its node.")
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
+    runtime_version: str = option(
+        "",
+        "Version of the runtime: a tag of the operator's runtime images, pinned; Follow, the operator's own, which services take in turn after an upgrade; empty keeps the image of a revision. A class's runtimeImage goes first.",
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*)?$",
+        max_length=128,
+    )
     reductions: list[Reduction] = option(
         [],
         "What may be reduced, one after the other in this order, where replicas cannot start for want of memory, or sequences keep losing their KV cache and no replica may be added; empty means nothing. FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Nothing is reduced of pods that the spec requests later, until they need it too.",

@@ -253,8 +253,9 @@ class RolloutStatus(CrdObject):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     rolled_back_revision: str = option("", "Revision that was rolled back to the last good one.", max_length=253)
-    phase: Literal["Progressing", "Canary", "Held", "Paused", "RolledBack"] | None = option(
-        None, "Where the rollout stands; absent when there is none."
+    phase: Literal["Progressing", "Canary", "Held", "Paused", "RolledBack", "Waiting"] | None = option(
+        None,
+        "Where the rollout stands; absent when there is none. Waiting: for its turn in a change of the installation.",
     )
     strategy: Literal["Surge", "InPlace", "BlueGreen"] | None = option(
         None, "How replicas are replaced now: InPlace under the strategy Surge while no accelerator can be spared."

@@ -50,6 +50,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         signs_calls=bool(options.lease_namespace),
         pod_tls=options.pod_tls,
         readings_dir=options.record_readings,
+        fleet_max_unavailable=options.fleet_max_unavailable,
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(health_port.close)

@@ -80,7 +80,17 @@ class OperatorOptions(OptionsBase):
     pod_tls: bool = option(
         False,
         "Ports of replicas speak TLS, with certificates of an authority that the operator keeps in the namespace of its"
-        " Lease and renews; gateways follow. A change replaces replicas as a change of their spec does.",
+        " Lease and renews; gateways follow. A change replaces the replicas of"
+        " a few services at a time (--fleet-max-unavailable).",
+    )
+    fleet_max_unavailable: int = option(
+        1,
+        "Services that may replace their replicas at once for a change that no spec requests: an edit of an"
+        " AcceleratorClass, a new runtime image (spec.runtimeVersion: Follow), --pod-tls. The others wait for their"
+        " turn. 0: none does.",
+        unit="services",
+        ge=0,
+        le=100_000,
     )
     kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
     verbose: bool = option(False, "Log each reconcile.")

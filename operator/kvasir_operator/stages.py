@@ -75,7 +75,9 @@ class Resolved:
 
     revision: the one that the spec describes, existing or about to be made. unavailable_classes: classes that found no
     node for its pods, those of this moment included. reductions: rungs of spec.reductions that were taken, likewise.
-    reductions_left: those that would reduce something more.
+    reductions_left: those that would reduce something more. held: the revision that the service keeps until it is its
+    turn to take that one, None where it takes it at once. waits: why it is not its turn yet; revision is the held one
+    then.
     """
 
     observed: Observed
@@ -85,6 +87,8 @@ class Resolved:
     unavailable_classes: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
     reductions_left: tuple[Reduction, ...] = ()
+    held: Revision | None = None
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "rollout.promote": (STEPPED, {**STEPPED, "promote": "new"}),
     "rollout.abort": ("", "new"),
     "rollout.progressDeadlineSeconds": (1800, 60),
+    "runtimeVersion": ("", "0.2.0"),
     "drain.timeoutSeconds": (600, 30),
     "auth.secretName": ("", "keys"),
     "observability.traceSamplePercent": (0, 5),

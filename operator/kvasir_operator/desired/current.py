@@ -1,17 +1,18 @@
 """The revision that a spec requests now: one that exists, with its template as it was rendered then, or a new one.
 
-A revision keeps its image when the operator's changes, unless its image is why it does not serve.
+A revision keeps its image when the operator's changes, unless its image is why it does not serve, or
+spec.runtimeVersion says otherwise.
 """
 
 from dataclasses import replace
 from typing import Final
 
-from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired.children import child_name
 from kvasir_operator.desired.patches import PatchedTemplate
 from kvasir_operator.desired.revision import POD_TLS, RUNTIME_IMAGE, inputs, revision_id
+from kvasir_operator.desired.runtime_image import FOLLOW, image_tag, runtime_image
 from kvasir_operator.desired.template import named, speaks_tls
 from kvasir_operator.observed.service import Observed, Revision
 
@@ -29,10 +30,11 @@ def current_revision(
     parts = inputs(seen, accelerator, rendered.effective)
     if speaks_tls(rendered.template):
         parts[POD_TLS] = True
-    known, image = _latest(seen, parts), _image(rendered.template)
-    if known is not None and image != _image(known.template) and _is_hindered(seen, known, now):
+    made, image = _made(seen, parts), runtime_image(rendered.template)
+    known = made[-1] if made else None
+    if known is not None and image != runtime_image(known.template) and _takes_image(seen, known, now):
         parts = {**parts, RUNTIME_IMAGE: image}
-        known = seen.revision(revision_id(parts))
+        known = next((revision for revision in reversed(made) if runtime_image(revision.template) == image), None)
     newest = max((revision.number for revision in seen.revisions), default=0)
     if known is not None:
         return known if known.number == newest else replace(known, number=newest + 1)
@@ -46,14 +48,23 @@ def current_revision(
     )
 
 
-def _latest(seen: Observed, parts: Json) -> Revision | None:
-    """The last one that was made of these inputs, with whatever image."""
+def _made(seen: Observed, parts: Json) -> list[Revision]:
+    """Those that were made of these inputs, with whatever image, the last one at the end."""
     plain = revision_id(parts)
     made = [r for r in seen.revisions if r.id == plain or _without_image(r.inputs) == parts]
-    return max(made, key=lambda revision: revision.number, default=None)
+    return sorted(made, key=lambda revision: revision.number)
 
 
-def _is_hindered(seen: Observed, known: Revision, now: float) -> bool:
+def _takes_image(seen: Observed, known: Revision, now: float) -> bool:
+    """Whether another image than that of a revision is to serve its inputs. A pinned version is the tag alone, so that
+    images which move to another registry replace no pod."""
+    version = seen.spec.runtime_version
+    if version == FOLLOW or (version and image_tag(runtime_image(known.template)) != version):
+        return True
+    return is_hindered(seen, known, now)
+
+
+def is_hindered(seen: Observed, known: Revision, now: float) -> bool:
     """Whether another image may help a revision: its own cannot be pulled, or it fails and has never served."""
     mine = seen.of(known.id)
     unpulled = [r for r in mine if r.image_failure]
@@ -65,9 +76,3 @@ def _is_hindered(seen: Observed, known: Revision, now: float) -> bool:
 
 def _without_image(parts: Json) -> Json:
     return {name: value for name, value in parts.items() if name != RUNTIME_IMAGE}
-
-
-def _image(template: Json) -> str:
-    """Of the runtime's container; empty where there is none."""
-    containers = (template.get("spec") or {}).get("containers") or ()
-    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.CONTAINER_RUNTIME), "")

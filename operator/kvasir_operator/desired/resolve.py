@@ -5,7 +5,7 @@ Called by the loop, with what is known of the model then.
 
 from dataclasses import replace
 
-from kvasir_operator.desired import fallback, reductions
+from kvasir_operator.desired import fallback, fleet, reductions
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.template import rendered
@@ -26,7 +26,7 @@ def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolv
             break
         rungs, found = more, _resolved(reductions.reduced(seen, more), settings, hash_, now=now)
     if found.revision is not None:
-        rungs = reductions.taken_now(seen, rungs, revision=found.revision.id, now=now)
+        rungs = reductions.taken_now(seen, rungs, revision=(found.held or found.revision).id, now=now)
     left = reductions.left(seen, rungs)
     return replace(found, observed=seen, reductions=rungs, reductions_left=left)
 
@@ -40,8 +40,9 @@ def _resolved(seen: Observed, settings: OperatorSettings, hash_: str, *, now: fl
     if template.trouble:
         return _refused(seen, placed, patch_violation(placed, template.trouble))
     revision = current_revision(seen, placed.accelerator, template, now=now)
-    unavailable = fallback.unavailable_now(seen, placed, revision=revision.id, now=now)
-    return Resolved(observed=seen, placement=placed, revision=revision, unavailable_classes=unavailable)
+    held = fleet.held(seen, placed, revision, now=now)
+    unavailable = fallback.unavailable_now(seen, placed, revision=(held or revision).id, now=now)
+    return Resolved(observed=seen, placement=placed, revision=revision, held=held, unavailable_classes=unavailable)
 
 
 def _refused(seen: Observed, placed: Placement, broken: Violation) -> Resolved:

@@ -17,8 +17,10 @@ from kvasir_operator.observed.service import Observed
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
 OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")
+ACCELERATOR_CLASS: Final = "acceleratorClass"
+"""Among the inputs where there is a class: its fields that shape pods."""
 RUNTIME_IMAGE: Final = "runtimeImage"
-"""Among the inputs only of a revision that replaces one of equal inputs whose image was of no use."""
+"""Among the inputs only of a revision that replaces one of equal inputs for another image."""
 POD_TLS: Final = "podTls"
 """Among the inputs only where pods speak TLS: switched on or off, pods are replaced as by any change."""
 ID_LENGTH: Final = 10
@@ -39,7 +41,7 @@ def inputs(seen: Observed, accelerator: AcceleratorClassSpec | None, patches: Se
         parts["model"]["commit"] = pinned
     if accelerator is not None:
         said = pod_shape(accelerator)
-        parts["acceleratorClass"] = said
+        parts[ACCELERATOR_CLASS] = said
         if patches:
             said["podPatches"] = [patch.model_dump(mode="json", exclude_defaults=True) for patch in patches]
         for name in OF_A_CHOICE:

@@ -15,6 +15,7 @@ from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
+from kvasir_operator.desired.runtime_image import wanted_image
 from kvasir_operator.desired.source import ModelSource, variable
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -115,7 +116,7 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
 def _container(seen: Observed, placed: Placement, where: ModelSource, settings: OperatorSettings) -> Json:
     return {
         "name": names.CONTAINER_RUNTIME,
-        "image": _image(seen, placed.accelerator, settings),
+        "image": wanted_image(seen.spec, placed.accelerator, settings),
         "args": list(_args(seen, where, settings)),
         "env": _env(seen, placed.accelerator, settings),
         "ports": [
@@ -138,12 +139,6 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security(),
     }
-
-
-def _image(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: OperatorSettings) -> str:
-    if not on_accelerator(seen.spec):
-        return settings.runtime_image_cpu
-    return (accelerator and accelerator.runtime_image) or settings.runtime_image
 
 
 def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:

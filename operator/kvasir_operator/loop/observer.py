@@ -55,6 +55,12 @@ class Observer:
         service = self._store.get(INFERENCE_SERVICE, name)
         return None if service is None or service["metadata"].get("deletionTimestamp") else service
 
+    def services(self) -> frozenset[Key]:
+        """All that `service` finds."""
+        return frozenset(
+            name for name in map(key, self._store.all(INFERENCE_SERVICE)) if self.service(name) is not None
+        )
+
     async def observe(self, service: Json) -> Observed:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)

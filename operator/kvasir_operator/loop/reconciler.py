@@ -10,6 +10,7 @@ from kvasir_operator.desired.revision import surplus
 from kvasir_operator.desired.validation import CURABLE
 from kvasir_operator.diff import diff
 from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.fleet_turns import FleetTurns
 from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.quota_waiters import QuotaWaiters
@@ -53,6 +54,7 @@ class Reconciler:
         self._settings, self._clock = settings, clock
         self._uids: dict[Key, str] = {}
         self._quotas = QuotaWaiters()
+        self._turns = FleetTurns(observer.services, workqueue, most=settings.fleet_max_unavailable, clock=clock)
 
     async def reconcile(self, name: Key) -> None:
         """Bring one service nearer to what it should be. Raises KubeError to be called again after a pause."""
@@ -73,14 +75,14 @@ class Reconciler:
     def _forget(self, name: Key) -> None:
         self._uids.pop(name, None)
         self._passed(name)
-        for part in (self._observer, self._scaler, self._inspector, self._writer, self._reporter):
+        for part in (self._observer, self._scaler, self._inspector, self._writer, self._reporter, self._turns):
             part.forget(name)
 
     async def _reconcile(self, name: Key, service: Json) -> None:
         seen = await self._observer.observe(service)
         scaler = self._scaler.result(seen)
         known = self._inspector.known(seen, wanted=scaler.wanted)
-        resolved, waiting = resolve(known, self._settings, now=self._clock.wall()), ""
+        resolved, waiting = self._turns.settled(resolve(known, self._settings, now=self._clock.wall())), ""
         if resolved.violation is None or resolved.violation.reason in CURABLE:
             waiting = await self._inspector.inspect(seen, resolved, service, wanted=scaler.wanted)
         planned: RolloutPlan | None = None

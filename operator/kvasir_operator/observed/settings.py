@@ -20,7 +20,8 @@ class OperatorSettings:
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
     resync_s: mean time between two lists of everything. signs_calls: whether pods take calls that change something from
     this operator alone, by its keys in system_namespace. pod_tls: whether pods' ports speak TLS. readings_dir: where
-    the autoscaler's readings are written, empty for nowhere."""
+    the autoscaler's readings are written, empty for nowhere. fleet_max_unavailable: services that may be on their
+    way to a change of the installation at once."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
@@ -38,3 +39,4 @@ class OperatorSettings:
     signs_calls: bool = False
     pod_tls: bool = False
     readings_dir: str = ""
+    fleet_max_unavailable: int = 1

@@ -127,16 +127,17 @@ def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     head = planned.target
     return status.model_copy(
         update={
-            "accelerator_class": placed.choice.name,
+            # Pods of the class before run on, and are kept there if it comes back.
+            "accelerator_class": before.accelerator_class if found.resolved.waits else placed.choice.name,
             "unavailable_classes": list(full[-MAX_CLASSES:]),
             "reductions": list(rungs),
             "pod_hash": placed.pod_hash if full or rungs or placed.choice.name else "",
             "rolled_back_revision": head.rolled_back,
-            "phase": head.phase or None,
+            "phase": head.phase or ("Waiting" if found.resolved.waits else None),
             "strategy": head.strategy or None,
             "step": head.step or None,
             "step_since": "" if head.since is None else _when(found, head),
-            "message": head.why[:1024],
+            "message": (head.why or found.resolved.waits)[:1024],
         }
     )
 

@@ -8,9 +8,11 @@ from msgspec import structs
 from fakes.manifests import service
 from fakes.situations import replica
 from kvasir_api import names
+from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.status import InferenceServiceStatus, RolloutStatus
 from kvasir_operator.desired.protected_fields import PROBES
 from kvasir_operator.desired.resolve import resolve
+from kvasir_operator.desired.runtime_image import image_tag, wanted_image
 from kvasir_operator.desired.template import speaks_tls
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -116,3 +118,58 @@ def test_tls_of_pods_makes_another_revision_and_without_it_the_same_as_ever():
     (mount,) = (one for one in container["volumeMounts"] if one["mountPath"] == names.TLS_MOUNT)
     (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
     assert volume["secret"] == {"secretName": names.POD_TLS_SECRET}
+
+
+@pytest.mark.parametrize(
+    ("image", "version", "tag"),
+    [
+        ("kvasir-runtime-cpu:0.1", "0.2", "0.1"),
+        ("kvasir-runtime-cpu", "0.2", ""),
+        ("registry:5000/kvasir-runtime-cpu", "0.2", ""),
+        ("registry:5000/team/kvasir-runtime-cpu:0.1@sha256:ab", "0.2", "0.1"),
+        ("kvasir-runtime-cpu@sha256:ab", "0.2", ""),
+    ],
+)
+def test_a_pinned_version_is_the_tag_of_the_operators_image(image, version, tag):
+    settings = OperatorSettings(runtime_image_cpu=image)
+    pinned = wanted_image(world(runtimeVersion=version).spec, None, settings)
+    assert pinned == f"{image.partition('@')[0].removesuffix(':0.1')}:{version}"
+    assert (image_tag(image), image_tag(pinned)) == (tag, version)
+    assert wanted_image(world(runtimeVersion="Follow").spec, None, settings) == image
+
+
+def test_a_class_with_an_image_goes_before_a_pinned_version():
+    spec = world(runtimeVersion="0.2", resources={"accelerator": {"count": 1}}).spec
+    of_class = AcceleratorClassSpec(memory="80Gi", runtime_image="own:7")
+    assert wanted_image(spec, of_class, OperatorSettings()) == "own:7"
+    assert wanted_image(spec, None, OperatorSettings()) == f"{names.IMAGE_RUNTIME}:0.2"
+
+
+def test_a_pin_to_what_runs_changes_nothing_and_another_one_does_and_leads_back():
+    first = asked(world(), "cpu:1")
+    serving = (replica("ready", revision=first.id),)
+    same = world(first, pods=serving, good=first.id, runtimeVersion="1")
+    assert asked(same, "moved.example/cpu:9") == first  # the tag counts
+    second = asked(world(first, pods=serving, good=first.id, runtimeVersion="2"), "cpu:9")
+    assert (image_of(second), second.number) == ("cpu:2", 2)
+    back = asked(world(first, second, good=second.id, runtimeVersion="1"), "cpu:9")
+    assert (back.id, back.number) == (first.id, 3)
+    assert asked(world(first, second, good=second.id), "cpu:9") == second  # without a pin it stays
+    assert image_of(asked(world(first, second, runtimeVersion="Follow"), "cpu:9")) == "cpu:9"
+
+
+def test_a_pinned_service_may_wait_for_its_class_and_not_for_its_version():
+    """What is held is the revision before; None where the service may go on at once."""
+    first = asked(world(), "cpu:1")
+    serving = (replica("ready", revision=first.id),)
+
+    def held(seen, image="cpu:2"):
+        return resolve(seen, OperatorSettings(runtime_image_cpu=image), now=NOW).held
+
+    assert held(world(first, pods=serving, good=first.id, runtimeVersion="Follow")) == first
+    assert held(world(first, pods=serving, good=first.id, runtimeVersion="2")) is None
+    assert held(world(first, good=first.id, runtimeVersion="Follow")) is None  # nothing serves
+    paused = {"runtimeVersion": "Follow", "rollout": {"paused": True}}
+    assert held(world(first, pods=serving, good=first.id, **paused)) is None
+    other = {"runtimeVersion": "Follow", "drain": {"timeoutSeconds": 7}}
+    assert held(world(first, pods=serving, good=first.id, **other)) is None
