@@ -25,6 +25,10 @@ if ready == nil or ready.status ~= "True" or condition("Reconciling") then
   return { status = "Progressing", message = ready and (ready.reason .. ": " .. ready.message) or "not ready yet" }
 end
 local degraded = condition("Degraded")
+if degraded and (degraded.reason == "ReplicasFailing" or degraded.reason == "DeviceFailed") then
+  -- Others serve, and another replica takes the place: nothing that a sync has to fail for.
+  return { status = "Progressing", message = degraded.reason .. ": " .. degraded.message }
+end
 if degraded then
   return { status = "Degraded", message = degraded.reason .. ": " .. degraded.message }
 end

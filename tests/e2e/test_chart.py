@@ -46,3 +46,9 @@ def test_applied_twice_it_changes_nothing_the_second_time(control, alone):
     kubectl(control, "apply", "--server-side", "-f", "-", text=own)
     assert kubectl(control, *listed) == before
     kubectl(control, "delete", "namespace", namespace, "--wait=false")
+
+
+def test_the_sample_of_an_ingress_is_one_that_the_api_server_takes(control):
+    sample = (ROOT / "manifests" / "samples" / "ingress.yaml").read_text().replace("kvasir-system", "default")
+    said = kubectl(control, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", text=sample)
+    assert "ingress.networking.k8s.io/kvasir-gateway serverside-applied" in said

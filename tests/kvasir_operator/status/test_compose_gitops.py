@@ -14,12 +14,14 @@ from lupa.lua51 import LuaRuntime
 from fakes.manifests import service
 from fakes.situations import ELASTIC, findings, replica, situations
 from kvasir_api import names
+from kvasir_api.state import RuntimeState
 from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.compose import compose, document
 
 GITOPS = Path(__file__).parents[3] / "manifests" / "gitops"
 LUA = LuaRuntime(unpack_returned_tuples=True)
 SCRIPT = (GITOPS / "health.lua").read_text()
+CLASS_SCRIPT = (GITOPS / "class-health.lua").read_text()
 FLUX = yaml.safe_load((GITOPS / "flux.yaml").read_text())["spec"]["healthCheckExprs"][0]
 CEL = celpy.Environment()
 EXPRESSIONS = {
@@ -56,14 +58,14 @@ def flux(obj: dict[str, Any]) -> str:
     return next((name for name, program in EXPRESSIONS.items() if program.evaluate(known)), "InProgress")
 
 
-def argo(obj: dict[str, Any]) -> tuple[str, str]:
+def argo(obj: dict[str, Any], script: str = SCRIPT) -> tuple[str, str]:
     def table(value: Any) -> Any:
         if isinstance(value, dict):
             return LUA.table_from({name: table(item) for name, item in value.items()})
         return LUA.table_from([table(item) for item in value]) if isinstance(value, list) else value
 
     LUA.globals().obj = table(json.loads(json.dumps(obj)))
-    health = LUA.execute(SCRIPT)
+    health = LUA.execute(script)
     return health["status"], health["message"]
 
 
@@ -86,10 +88,27 @@ def test_argo_says(found: Any, health: str, words: str) -> None:
     assert words in said[1]
 
 
-def test_serving_with_a_failing_replica_is_degraded() -> None:
+def test_one_failing_replica_beside_others_is_in_progress_and_slow_ones_are_degraded() -> None:
     failing = replica("failed", name="bad")
     found = findings(READY, failing, wanted=2, obj=service(generation=3, **ELASTIC))
-    assert argo(applied(found)) == ("Degraded", "ReplicasFailing: bad: no reason was reported")
+    assert argo(applied(found)) == ("Progressing", "ReplicasFailing: bad: no reason was reported")
+    slow = replica("ready", reading=RuntimeState(device="cpu", kernels="torch", fallback="no compiler"))
+    health, words = argo(applied(findings(slow)))
+    assert (health, words.partition(":")[0]) == ("Degraded", "SlowerKernels")
+
+
+def test_an_accelerator_class_is_healthy() -> None:
+    obj = {"kind": "AcceleratorClass", "spec": {"memory": "80Gi", "pricePerHour": 400}}
+    assert argo(obj, CLASS_SCRIPT) == ("Healthy", "80Gi of memory, 400 per hour")
+    assert argo({"kind": "AcceleratorClass"}, CLASS_SCRIPT)[0] == "Healthy"
+
+
+def test_argo_learns_every_script() -> None:
+    (made,) = yaml.safe_load((GITOPS / "kustomization.yaml").read_text())["configMapGenerator"]
+    taught = dict(entry.split("=") for entry in made["files"])
+    assert set(taught.values()) == {path.name for path in GITOPS.glob("*.lua")}
+    prefix = f"resource.customizations.health.{names.GROUP}_"
+    assert set(taught) == {prefix + names.KIND, prefix + names.ACCELERATOR_KIND}
 
 
 @pytest.mark.parametrize("lag", [None, 2])
@@ -106,9 +125,12 @@ def test_all_three_agree_on_every_status(found: Any) -> None:
     expected = kstatus(obj)
     assert flux(obj) == expected
     paused = any(condition["reason"] == "RolloutPaused" for condition in obj["status"]["conditions"])
+    failing = any(
+        condition["reason"] in ("ReplicasFailing", "DeviceFailed") for condition in obj["status"]["conditions"]
+    )
     healthy = {
         "InProgress": {"Suspended" if paused else "Progressing"},
         "Failed": {"Degraded"},
-        "Current": {"Healthy", "Suspended", "Degraded"},
+        "Current": {"Healthy", "Suspended", "Degraded"} | ({"Progressing"} if failing else set()),
     }
     assert argo(obj)[0] in healthy[expected]
