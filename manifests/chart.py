@@ -121,6 +121,10 @@ except urllib.error.HTTPError as error:
 401 is the answer where all services are in namespaces with Tenants."""
 FURTHER: Final = {"kvasir-operator": "kvasir-operator-cluster", "kvasir-gateway": "kvasir-gateway-pods"}
 """Of the component for one namespace: what each requires beside the rights of its role there."""
+OF_RELEASE: Final = "{{ with .Values.watchNamespace }}-{{ . }}{{ end }}"
+"""Ends the names of what has no namespace and is of one release, so that releases for several namespaces get along."""
+SHARED: Final = ("ClusterRole", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+"""Kinds of which, but for the roles of operator and gateway, one of each suffices for all releases."""
 OPTIONAL: Final = {"network-policies": "networkPolicies", "monitoring": "monitoring"}
 """Components that a value turns on."""
 
@@ -181,6 +185,8 @@ def _template(document: dict[str, Any]) -> str:
         if (k, n) == (kind, name):
             _put(document, path, f"@@image {image}@@")
     over_tls = _over_tls(document)
+    if kind == "ClusterRole" and name in FURTHER:
+        document = _of_release(document)
     if kind == "Deployment":
         at = OPERATOR if name == "kvasir-operator" else PICKER
         container = _get(document, at)
@@ -191,7 +197,18 @@ def _template(document: dict[str, Any]) -> str:
     text = re.sub(r"^( *)- '@@extra@@'$", lambda m: _indented(EXTRA[name], m[1]), dump(document), flags=re.MULTILINE)
     text = re.sub(r"^( *)- '@@tls (\d+)@@'$", lambda m: _indented(over_tls[int(m[2])], m[1]), text, flags=re.MULTILINE)
     text = _filled(text)
-    return _scoped(text, kind) if kind == "ClusterRoleBinding" else text
+    if kind in SHARED and name not in FURTHER:
+        return f"{{{{- if .Values.shared.install }}}}\n{text}{{{{- end }}}}\n"
+    return _scoped(text, document) if kind == "ClusterRoleBinding" else text
+
+
+def _of_release(document: dict[str, Any]) -> dict[str, Any]:
+    """Under a name of this release, where it serves one namespace, and bound to what has such a name."""
+    metadata = {**document["metadata"], "name": document["metadata"]["name"] + OF_RELEASE}
+    renamed = {**document, "metadata": metadata}
+    if "roleRef" in document:
+        renamed["roleRef"] = {**document["roleRef"], "name": document["roleRef"]["name"] + OF_RELEASE}
+    return renamed
 
 
 def _over_tls(document: dict[str, Any]) -> list[str]:
@@ -276,15 +293,14 @@ def _value(found: re.Match[str]) -> str:
     return f"{indent}{key}: {{{{ .Values.{value}{quoted} }}}}"
 
 
-def _scoped(text: str, kind: str) -> str:
+def _scoped(text: str, document: dict[str, Any]) -> str:
     """With a namespace to watch, the same rights in that namespace alone; what has no namespace is read everywhere."""
-    role = text.replace(f"kind: {kind}", "kind: RoleBinding", 1)
+    role = _homed(dump({**_of_release(document), "kind": "RoleBinding"}))
     role = role.replace("metadata:\n", "metadata:\n  namespace: {{ .Values.watchNamespace | quote }}\n", 1)
-    name = re.search(r"^  name: (\S+)$", text, re.MULTILINE)
-    assert name is not None
     documents = _documents(ROOT / "manifests" / "components" / "namespaced")
-    further = [d for d in documents if d["metadata"]["name"] == FURTHER[name[1]]]
-    narrow = "---\n".join((role, *(_homed(dump(document)) for document in further)))
+    further = [d for d in documents if d["metadata"]["name"] == FURTHER[document["metadata"]["name"]]]
+    further = [_of_release(d) if d["kind"].startswith("Cluster") else d for d in further]
+    narrow = "---\n".join((role, *(_homed(dump(found)) for found in further)))
     return f"{{{{- if .Values.watchNamespace }}}}\n{narrow}{{{{- else }}}}\n{text}{{{{- end }}}}\n"
 
 
@@ -310,6 +326,7 @@ def _defaults(documents: list[dict[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {
         "images": {"registry": "", "tag": "", "pullSecrets": []},
         "crds": {"install": True},
+        "shared": {"install": True},
         "watchNamespace": "",
         **{value: {"enabled": False} for value in OPTIONAL.values()},
         "operator": {"allowModelDirs": [], "podTls": False, "extraArgs": [], **_placement()},

@@ -76,6 +76,15 @@ def schema() -> dict[str, Any]:
         "crds": shape(
             {"install": {"type": "boolean", "description": "Whether the definitions come with this release."}}
         ),
+        "shared": shape(
+            {
+                "install": {
+                    "type": "boolean",
+                    "description": "Whether what all releases of a cluster share comes with this one: roles of"
+                    " people and for tenants' keys, the policy on limits of namespaces.",
+                }
+            }
+        ),
         "watchNamespace": told("Serve only this namespace; empty serves all.", maxLength=63),
         **optional,
         "operator": shape(

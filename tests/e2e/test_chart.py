@@ -48,6 +48,31 @@ def test_applied_twice_it_changes_nothing_the_second_time(control, alone):
     kubectl(control, "delete", "namespace", namespace, "--wait=false")
 
 
+def test_releases_for_two_namespaces_are_installed_side_by_side_and_leave_alone(control):
+    """Definitions and what is shared are those of the cluster that the tests have."""
+
+    def helm(*arguments):
+        command = [HELM, *arguments, f"--kubeconfig={control.kubeconfig}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+
+    def rights(of):
+        found = kubectl(control, "get", "clusterroles,clusterrolebindings", "-o", "name").split()
+        return {name.partition("/")[2] for name in found if name.endswith(f"-{of}")}
+
+    chart = str(ROOT / "manifests" / "chart")
+    for of in ("side-a", "side-b"):
+        kubectl(control, "create", "namespace", of)
+        values = f"watchNamespace={of},crds.install=false,shared.install=false"
+        helm("install", "kvasir", chart, "--namespace", f"{of}-system", "--create-namespace", "--set", values)
+    wanted = {"kvasir-operator", "kvasir-gateway", "kvasir-operator-cluster"}
+    helm("uninstall", "kvasir", "--namespace", "side-a-system", "--cascade=background")
+    assert rights("side-a") == set()
+    assert rights("side-b") == {f"{name}-side-b" for name in wanted}
+    helm("uninstall", "kvasir", "--namespace", "side-b-system", "--cascade=background")
+    for of in ("side-a", "side-b"):
+        kubectl(control, "delete", "namespace", of, f"{of}-system", "--wait=false")
+
+
 def test_the_sample_of_an_ingress_is_one_that_the_api_server_takes(control):
     sample = (ROOT / "manifests" / "samples" / "ingress.yaml").read_text().replace("kvasir-system", "default")
     said = kubectl(control, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", text=sample)

@@ -71,7 +71,7 @@ async def applied(rig: Any, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_shapes_what_it_should():
-    assert set(GROUPS) == {"auth", "drain", "model", "observability", "pod", "resources", "runtime"}
+    assert set(GROUPS) == {"auth", "drain", "model", "observability", "pod", "resources", "runtime", "runtimeVersion"}
     assert len(SHAPING) > 40
 
 

@@ -106,21 +106,42 @@ def test_one_namespace_gets_rights_in_that_namespace_alone() -> None:
     assert "--namespace=team" in container(found, "kvasir-operator")["args"]
     assert "--namespace=team" in container(found, "kvasir-gateway", 1)["args"]
     bound = {name for kind, name in found if kind == "ClusterRoleBinding"}
-    assert bound == {"kvasir-operator-cluster"}
-    rules = found["ClusterRole", "kvasir-operator-cluster"]["rules"]
+    assert bound == {"kvasir-operator-cluster-team"}
+    rules = found["ClusterRole", "kvasir-operator-cluster-team"]["rules"]
     assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
         (["acceleratorclasses"], ["list", "watch"]),
         (["nodes"], ["get"]),
     ]
     narrow = [d for (kind, _), d in found.items() if kind == "RoleBinding" and d["roleRef"]["kind"] == "ClusterRole"]
     assert {d["metadata"]["namespace"] for d in narrow} == {"team"}
-    assert {d["roleRef"]["name"] for d in narrow} == {"kvasir-operator", "kvasir-gateway"}
+    roles = {d["roleRef"]["name"] for d in narrow}
+    assert roles == {"kvasir-operator-team", "kvasir-gateway-team"}
+    assert {("ClusterRole", name) for name in roles} <= set(found)
+
+
+def test_releases_for_several_namespaces_share_nothing_that_both_would_own() -> None:
+    """Helm refuses an object of another release, and the second one of a kustomization takes rights from the first."""
+
+    def objects(namespace: str, *more: str) -> set[tuple[str, str, str]]:
+        found = rendered("--set", f"watchNamespace={namespace}", *more, namespace=f"{namespace}-system")
+        return {(kind, name, d["metadata"].get("namespace", "")) for (kind, name), d in found.items()}
+
+    first, second = objects("one"), objects("two", "--set", "crds.install=false", "--set", "shared.install=false")
+    assert first & second == set()
+    assert {kind for kind, _, namespace in second if not namespace} == {"ClusterRole", "ClusterRoleBinding"}
+    shared = {name for kind, name, _ in first if kind in ("ClusterRole", "ValidatingAdmissionPolicy")}
+    assert {"kvasir-view", "kvasir-tenant-keys", "kvasir-namespace-limits"} <= shared
 
 
 def component() -> dict[tuple[str, str], Any]:
     """What the component of the base for one namespace adds."""
     text = (CHART.parent / "components" / "namespaced" / "rights.yaml").read_text()
     return {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(text)}
+
+
+def binding_of(found: dict[tuple[str, str], Any]) -> Any:
+    """Of the gateway's role in the namespace that it serves."""
+    return found.get(("RoleBinding", "kvasir-gateway-team")) or found["RoleBinding", "kvasir-gateway"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +166,7 @@ def test_gateways_of_one_namespace_are_read_where_they_run(objects, home) -> Non
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": name, "namespace": home} for name in ("kvasir-gateway", "kvasir-operator")
     ]
-    assert found["RoleBinding", "kvasir-gateway"]["metadata"]["namespace"] != home
+    assert binding_of(found)["metadata"]["namespace"] != home
 
 
 PLACE = {
