@@ -34,6 +34,7 @@ class FleetTurns:
         self._waiting: set[Key] = set()
         self._granted: set[Key] = set()
         self._seen: set[Key] = set()
+        self._unseen: set[Key] = set()
         self._began: float | None = None
         self._looked = False
 
@@ -44,6 +45,7 @@ class FleetTurns:
         stalled = any(c.type == names.CONDITION_STALLED for c in seen.status.conditions)
         blocked = self._blocked()
         self._seen.add(name)
+        self._unseen.discard(name)
         if held is None:
             self._granted.discard(name)
             self._waiting.discard(name)
@@ -67,7 +69,7 @@ class FleetTurns:
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._taking.pop(name, None)
-        for known in (self._waiting, self._granted, self._seen):
+        for known in (self._waiting, self._granted, self._seen, self._unseen):
             known.discard(name)
         self._call(self._next())
 
@@ -82,9 +84,12 @@ class FleetTurns:
             self._workqueue.mark(name)
 
     def _has_looked(self) -> bool:
-        """Whether every service was looked at since this operator leads."""
+        """Whether every service was looked at since this operator leads. All are listed only where those of the list
+        before were looked at, so that the first look at thousands costs each of them little."""
         now = self._clock.steady()
         self._began = now if self._began is None else self._began
-        if not self._looked:
-            self._looked = self._services() <= self._seen or now - self._began >= FIRST_LOOK_S
+        if not self._looked and not self._unseen:
+            self._unseen.update(self._services() - self._seen)
+            self._looked = not self._unseen
+        self._looked = self._looked or now - self._began >= FIRST_LOOK_S
         return self._looked
