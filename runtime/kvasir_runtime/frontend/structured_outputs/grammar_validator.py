@@ -1,7 +1,9 @@
 """Finds out in a worker process whether a grammar can be served, and caches the verdict.
 
 Used on the event loop before a request goes to the engine, by the server and by the offline API. The worker is started
-with the first grammar and loads the model's vocabulary; a server without grammars never starts it.
+with the first grammar and loads the model's vocabulary; a server without grammars never starts it. Verdicts are cached
+for those who share a prefix cache, so that the time until one reveals nothing of other tenants' grammars, and tenants
+take turns at the worker.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +21,11 @@ from typing import Final
 import msgspec
 
 from kvasir_api import openai_errors
+from kvasir_runtime.frontend.client_turns import ClientTurns
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.guide.protocol import HEAD, LOADED, WALL_S, Verdict, VerdictReply, VerdictRequest, framed
-from kvasir_runtime.wire import Grammar
+from kvasir_runtime.wire import EngineRequest, Grammar
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.guide.worker")
 MAX_BYTES: Final = 8 << 20
@@ -57,18 +60,20 @@ class GrammarValidator:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         max_bytes: int = MAX_BYTES,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
         queue_s: float = QUEUE_S,
         observe: Callable[[float, bool], None] = lambda _seconds, _refused: None,
     ) -> None:
         self._command = (*command, str(folder), str(vocab_size))
         self._observe = observe
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._max_bytes = max_bytes
+        self._max_bytes, self._max_waiting_bytes = max_bytes, max_waiting_bytes
         self._queue_s = queue_s
         self._bytes = 0
         self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
-        self._turns = asyncio.Semaphore(NUM_AT_WORKER)
-        self._waiting_bytes = 0
+        self._turns = ClientTurns(NUM_AT_WORKER)
+        self._waiting_bytes: Counter[str] = Counter()
+        """Of each tenant's grammars."""
         self._number = 0
         self._worker: _Worker | None = None
         self._starting = asyncio.Lock()
@@ -87,10 +92,10 @@ class GrammarValidator:
 
     async def checked(self, request: GenerationRequest) -> GenerationRequest:
         """The request with its grammar as the engine takes it. Raises Refused with the field of the grammar."""
-        grammar = next((one.sampling.grammar for one in request.requests if one.sampling.grammar is not None), None)
-        if grammar is None:
+        guided = next((one for one in request.requests if one.sampling.grammar is not None), None)
+        if guided is None:
             return request
-        verdict = await self._verdict(grammar)
+        verdict = await self._verdict(guided)
         if verdict.error:
             message = f"The grammar of {request.grammar_field or 'the request'} is refused: {verdict.error}."
             raise Refused(openai_errors.invalid(message, param=request.grammar_field or None, code="invalid_grammar"))
@@ -108,38 +113,48 @@ class GrammarValidator:
             await asyncio.gather(self._reader, return_exceptions=True)
         await self._end(self._worker)
 
-    async def _verdict(self, grammar: Grammar) -> Verdict:
+    async def _verdict(self, guided: EngineRequest) -> Verdict:
         """From the cache, from a request for the same grammar that is running, or from the worker."""
-        key = _key(grammar)
+        grammar, tenant = guided.sampling.grammar, guided.tenant
+        assert grammar is not None
+        key = _key(guided.salt, grammar)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
         asked = self._asked.get(key)
         if asked is None:
-            if self._waiting_bytes + len(grammar.text) > MAX_WAITING_BYTES:
+            if self._is_full(tenant, len(grammar.text)):
                 raise _busy()
-            self._waiting_bytes += len(grammar.text)
-            asked = self._asked[key] = asyncio.ensure_future(self._turn(key, grammar))
-            asked.add_done_callback(lambda done: self._answered(key, grammar, done))
+            self._waiting_bytes[tenant] += len(grammar.text)
+            asked = self._asked[key] = asyncio.ensure_future(self._turn(key, grammar, tenant))
+            asked.add_done_callback(lambda done: self._answered(key, grammar, tenant, done))
         # The first request may be cancelled; the others still wait for the verdict.
         return await asyncio.shield(asked)
 
-    def _answered(self, key: bytes, grammar: Grammar, done: asyncio.Future[Verdict]) -> None:
+    def _is_full(self, tenant: str, num_bytes: int) -> bool:
+        """Whether no further grammar may wait. A tenant always has its share of the bound."""
+        waiting, most = self._waiting_bytes, self._max_waiting_bytes
+        share = most // len({*waiting, tenant})
+        return waiting.total() + num_bytes > most and waiting[tenant] + num_bytes > share
+
+    def _answered(self, key: bytes, grammar: Grammar, tenant: str, done: asyncio.Future[Verdict]) -> None:
         del self._asked[key]
-        self._waiting_bytes -= len(grammar.text)
+        self._waiting_bytes[tenant] -= len(grammar.text)
+        if not self._waiting_bytes[tenant]:
+            del self._waiting_bytes[tenant]
         if not done.cancelled():
             done.exception()  # the request may have been cancelled before
 
-    async def _turn(self, key: bytes, grammar: Grammar) -> Verdict:
+    async def _turn(self, key: bytes, grammar: Grammar, tenant: str) -> Verdict:
         try:
             async with asyncio.timeout(self._queue_s):
-                await self._turns.acquire()
+                await self._turns.take(tenant)
         except TimeoutError as error:
             raise _busy() from error
         try:
             return await self._ask(key, grammar)
         finally:
-            self._turns.release()
+            self._turns.give()
 
     async def _ask(self, key: bytes, grammar: Grammar) -> Verdict:
         """Once more where the worker died, which is no fault of this grammar's: those die in forks of it."""
@@ -245,8 +260,8 @@ async def _read(stdout: asyncio.StreamReader) -> VerdictReply:
     return msgspec.msgpack.decode(await stdout.readexactly(length), type=VerdictReply)
 
 
-def _key(grammar: Grammar) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
+def _key(salt: bytes, grammar: Grammar) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode((salt, grammar))).digest()
 
 
 def _size(verdict: Verdict) -> int:

@@ -25,9 +25,12 @@ def folder(tmp_path_factory):
     return path
 
 
-def job(grammar, *, num=1, field="guided_regex"):
+def job(grammar, *, num=1, field="guided_regex", tenant="", salt=b""):
     sampling = SamplingConfig(max_tokens=4, grammar=grammar)
-    requests = tuple(EngineRequest(request_id=str(number), prompt=(1,), sampling=sampling) for number in range(num))
+    requests = tuple(
+        EngineRequest(request_id=str(number), prompt=(1,), sampling=sampling, tenant=tenant, salt=salt)
+        for number in range(num)
+    )
     return GenerationRequest(
         answer_id="x",
         model="m",
@@ -188,3 +191,53 @@ def test_texts_that_wait_are_bounded(folder):
 
     statuses, _ = using(folder, work, queue_s=0.01)
     assert statuses.count(429) >= 80 - 64
+
+
+def test_a_verdict_is_known_to_those_who_share_a_prefix_cache_alone(folder):
+    """Else the time until one would show whether another tenant uses a schema."""
+
+    async def work(asking):
+        for salt in (b"one", b"two", b"one", b""):
+            await asking.checked(job(GOOD, salt=salt))
+        await asyncio.gather(*(asking.checked(job(GBNF, salt=salt)) for salt in (b"one", b"two")))
+
+    _, observed = using(folder, work)
+    assert len(observed) == 3 + 2
+
+
+def test_a_tenant_waits_for_one_grammar_of_another_and_not_for_all(folder):
+    async def work(asking):
+        await asking.checked(job(GOOD))
+        os.kill(asking.worker_pid, signal.SIGSTOP)
+        ended = []
+
+        async def check(tenant, number):
+            await asking.checked(job(Grammar(kind="regex", text=f"a{{{number}}}"), tenant=tenant, salt=tenant.encode()))
+            ended.append(tenant)
+
+        tasks = [asyncio.create_task(check("greedy", number)) for number in range(2, 32)]
+        tasks.append(asyncio.create_task(check("small", 99)))
+        await asyncio.sleep(0)
+        os.kill(asking.worker_pid, signal.SIGCONT)
+        await asyncio.gather(*tasks)
+        return ended.index("small")
+
+    place, _ = using(folder, work)
+    assert place < 16
+
+
+def test_texts_of_one_tenant_do_not_take_the_place_of_others(folder):
+    async def work(asking):
+        await asking.checked(job(GOOD))
+        os.kill(asking.worker_pid, signal.SIGSTOP)
+        texts = [Grammar(kind="regex", text=f"a{{{number}}}") for number in range(10, 20)]
+        greedy = [asyncio.create_task(asking.checked(job(one, tenant="greedy"))) for one in texts]
+        small = [asyncio.create_task(asking.checked(job(one, tenant="small", salt=b"small"))) for one in texts]
+        await asyncio.wait(small, return_when=asyncio.FIRST_COMPLETED)
+        refused = [[task.done() for task in tasks].count(True) for tasks in (greedy, small)]
+        os.kill(asking.worker_pid, signal.SIGCONT)
+        await asyncio.gather(*greedy, *small, return_exceptions=True)
+        return refused
+
+    refused, _ = using(folder, work, max_waiting_bytes=40)
+    assert refused == [2, 6], "of ten texts of 5 bytes; beside one other tenant a half may wait"
