@@ -168,9 +168,6 @@ def _mistake(line: RecordedTick, spec: Autoscaling | None) -> str:
         known = {field.alias or name for name, field in Autoscaling.model_fields.items()}
         if unknown := sorted(line.spec.keys() - known):
             return f"spec.{unknown[0]} is no field of spec.autoscaling"
-        for schedule in spec.schedules:
-            if schedule.zone is None:
-                return f"spec.schedules: {schedule.time_zone} is not in the tz database"
     if wrong := unlikely(line.expected):
         return f"expected: {wrong}"
     times = Counter(pod.uid or pod.name for pod in line.pods)
