@@ -107,11 +107,12 @@ class GrammarValidator:
         return replace(request, requests=tuple(requests))
 
     async def close(self) -> None:
-        """End the worker."""
+        """End the worker. What waits for it is refused at once, and none is started again."""
+        self._broken = self._broken or "the server ends"
+        await self._end(self._worker)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        await self._end(self._worker)
 
     async def _verdict(self, guided: EngineRequest) -> Verdict:
         """From the cache, from a request for the same grammar that is running, or from the worker."""
@@ -226,11 +227,9 @@ class GrammarValidator:
                     future.set_result(told.verdict)
         except (EOFError, OSError, msgspec.MsgspecError):
             await self._end(worker)
-            for future in worker.pending.values():
-                if not future.done():
-                    future.set_exception(EOFError("the worker ended"))
 
     async def _end(self, worker: _Worker | None) -> None:
+        """With it end the verdicts that it owes."""
         if worker is None or worker.ended:
             return
         worker.ended = True
@@ -239,6 +238,9 @@ class GrammarValidator:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.process.pid, signal.SIGKILL)  # its forks too
         await worker.process.wait()
+        for future in worker.pending.values():
+            if not future.done():
+                future.set_exception(EOFError("the worker ended"))
 
     def _remember(self, key: bytes, grammar: Grammar, verdict: Verdict) -> None:
         if verdict.grammar == grammar:

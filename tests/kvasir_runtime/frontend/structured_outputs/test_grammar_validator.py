@@ -241,3 +241,19 @@ def test_texts_of_one_tenant_do_not_take_the_place_of_others(folder):
 
     refused, _ = using(folder, work, max_waiting_bytes=40)
     assert refused == [2, 6], "of ten texts of 5 bytes; beside one other tenant a half may wait"
+
+
+def test_a_server_that_ends_waits_for_no_verdict(folder):
+    """Nor does what waited start another worker, which nothing would end."""
+
+    async def work(asking):
+        await asking.checked(job(GOOD))
+        os.kill(asking.worker_pid, signal.SIGSTOP)
+        owed = [asyncio.ensure_future(asking.checked(job(Grammar(kind="regex", text=f"{n}")))) for n in range(5)]
+        await asyncio.sleep(0.02)
+        await asking.close()
+        return await asyncio.gather(*owed, return_exceptions=True), asking.worker_pid
+
+    (told, worker), _ = using(folder, work)
+    assert [type(one) for one in told] == [Refused] * 5
+    assert worker is None
