@@ -64,7 +64,7 @@ class FleetTurns:
             return resolved
         if not self._has_looked():
             self._workqueue.mark(name, LOOK_AGAIN_S)
-        return replace(resolved, revision=held, waits=turns.reason(self._blocked(), most=self._most))
+        return replace(resolved, revision=held, waits=turns.reason(seen.namespace, self._blocked(), most=self._most))
 
     def forget(self, name: Key) -> None:
         """The service is gone."""

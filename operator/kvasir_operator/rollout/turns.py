@@ -11,14 +11,15 @@ NAMED: Final = 3
 
 def may_take(taking: Collection[Key], waiting: Iterable[Key], *, most: int) -> tuple[Key, ...]:
     """Those of the waiting ones whose turn it is, by namespace and name. most: services that may be on their way."""
-    free = max(0, most - len(taking))
-    return tuple(sorted(set(waiting) - set(taking))[:free])
+    free = most - len(taking)
+    return tuple(sorted(set(waiting) - set(taking))[:free]) if free > 0 else ()
 
 
-def reason(stalled: Iterable[Key], *, most: int) -> str:
-    """Why a service waits. stalled: those on their way that need help.
+def reason(namespace: str, stalled: Iterable[Key], *, most: int) -> str:
+    """Why a service of this namespace waits. stalled: those on their way that need help.
 
-    Services on their way are not named, or each turn would change the status of all that wait.
+    Services on their way are not named, or each turn would change the status of all that wait; nor are those of other
+    namespaces, which are not for everybody to know.
     """
     turns = "1 service takes it" if most == 1 else f"{most} services take it"
     words = (
@@ -28,6 +29,7 @@ def reason(stalled: Iterable[Key], *, most: int) -> str:
     blocked = sorted(stalled)
     if not blocked:
         return words
-    shown = ", ".join("/".join(name) for name in blocked[:NAMED])
-    more = f" and {len(blocked) - NAMED} more" if len(blocked) > NAMED else ""
-    return f"{words}; {shown}{more} took it and cannot go on"
+    shown = [name for where, name in blocked if where == namespace][:NAMED]
+    if others := len(blocked) - len(shown):
+        shown.append(f"{others} more" if shown else "one of another namespace" if others == 1 else f"{others} others")
+    return f"{words}; {' and '.join(shown)} took it and cannot go on"
