@@ -3,7 +3,7 @@
 Clock and randomness arrive through the constructor. Runs in one event loop, so it needs no lock.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from kvasir_api import names, openai_errors
@@ -20,17 +20,16 @@ from kvasir_gateway.picker.destination import Destination, RoutableRequest, qual
 from kvasir_gateway.picker.external_backends import ExternalBackends
 from kvasir_gateway.picker.gateway_state import gateway_state
 from kvasir_gateway.picker.held_ids import HeldIds, held_ids
+from kvasir_gateway.picker.held_requests import HeldRequests, HoldRules
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.request_ends import RequestEnds
 from kvasir_gateway.picker.request_parser import ImmediateResponse, ParsedBody, RequestBounds
 from kvasir_gateway.picker.request_prefix import RequestPrefix
 from kvasir_gateway.picker.routable_request import Ends, routable
 from kvasir_gateway.picker.tenant_gate import TenantGate
-from kvasir_gateway.picker.waiting_places import waiting_places
 from kvasir_gateway.placements import PlacementEvent
 from kvasir_gateway.router import EndpointRouter, RoutedRequest, unavailability
 from kvasir_gateway.routing_table import Holder, RoutedService, RoutingTable, StateReading
-from kvasir_gateway.wake_forecast import WakeForecast
 
 RELAY_SILENT_S = 5.0
 """A relay that has not asked for places for so long gets no requests."""
@@ -64,11 +63,10 @@ class Picker:
         self.choices, self._wall = ChoiceRecords(policy), wall
         self.held = HoldQueue(limits or HoldLimits())
         self.tenants = TenantGate(clock=clock, wall=wall, publish=publish)
-        self._waiting: dict[str, RoutableRequest] = {}
-        self._wakes = WakeForecast()
         self._relay_asked_s = float("-inf")
-        self._gave_way: list[HeldRequest] = []
         self.backends = ExternalBackends()
+        rules = HoldRules(destination=self._destination, refuse=self._refused, alike=self.backends.alike)
+        self._holds = HeldRequests(self.held, rules, metrics)
         self.ends = RequestEnds(self.router, self.tenants, metrics, publish=publish, clock=clock)
         self._metrics, self._publish = metrics, publish
         self._clock = clock
@@ -100,9 +98,9 @@ class Picker:
         if relays and headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers:
             return to_relay(request, started_s)
         destination = self._destination(service, request, started_s, is_new=True)
-        if destination is None and relays and self._may_hold(service):
+        if destination is None and relays and self._holds.may_hold(service):
             return to_relay(request, started_s)
-        return destination or self._hold(service, request, len(body), started_s)
+        return destination or self._holds.hold(service, request, len(body), started_s)
 
     def pick_now(
         self, body: bytes, request_id: str, target: str, headers: Mapping[str, str], *, within: frozenset[str] | None
@@ -217,109 +215,19 @@ class Picker:
     def _relay_listens(self, now_s: float) -> bool:
         return now_s - self._relay_asked_s < RELAY_SILENT_S
 
-    def _may_hold(self, service: RoutedService) -> bool:
-        return service.may_start and self.held.limits.max_wait_s > 0
-
-    def _hold(
-        self, service: RoutedService, request: RoutableRequest, num_bytes: int, now_s: float
-    ) -> HeldRequest | ImmediateResponse:
-        """Let a request wait for an endpoint, where one may come and there is room."""
-        if not self._may_hold(service):
-            return self._refused(service.key, refusals.nothing_ready(service), request.path)
-        held = HeldRequest(
-            id=request.id,
-            service=service.key,
-            tenant=request.caller.turn or request.prefix.tenant(service.tenant_header),
-            weight=request.caller.weight,
-            num_bytes=num_bytes,
-            since_s=now_s,
-            until_s=request.until_s,
-        )
-        gave_way = self.held.add(held)
-        if gave_way is None:
-            return self._refused(service.key, refusals.queue_full(service), request.path)
-        self._gave_way += gave_way
-        self._waiting[held.id] = request
-        self._wakes.begin(service.key, now_s)
-        return held
-
     def release(self) -> list[tuple[str, Destination | ImmediateResponse]]:
-        """Held requests that need not wait any more, by id: endpoints can take them, they have waited for too long,
-        gave way to another one, or their service is gone."""
-        now_s = self._clock()
-        gave_way, self._gave_way = [held for held in self._gave_way if held.id in self._waiting], []
-        found: list[tuple[str, Destination | ImmediateResponse]] = [
-            *((held.id, self._end_wait(held, now_s, "gave_way")) for held in gave_way),
-            *((held.id, self._end_wait(held, now_s, "expired")) for held in self.held.expired(now_s)),
-        ]
-        by_key = {service.key: service for service in self.table.services}
-        for key in self.held.services():
-            service = by_key.get(key)
-            while held := self.held.first(key):
-                outcome = self._next_outcome(service, held, now_s)
-                if outcome is None:
-                    found += self._to_fallbacks(service, key, now_s)
-                    break
-                found.append((held.id, outcome))
-        return found
-
-    def _to_fallbacks(
-        self, service: RoutedService | None, key: str, now_s: float
-    ) -> Iterator[tuple[str, Destination | ImmediateResponse]]:
-        """Those behind the first of a service, which has to wait, that a fallback of their route can take. Once none
-        can, it is the same for all of the route and the tenant that are alike to external backends."""
-        in_vain: set[tuple[object, ...]] = set()
-        for held in list(self.held.in_order(key)):
-            request = self._waiting[held.id]
-            if request.route is None or not request.route.spec.fallbacks:
-                continue
-            route = request.route.key_of(request.route.name)
-            alike = (route, request.caller.turn, self.backends.alike(request))
-            outcome = None if alike in in_vain else self._next_outcome(service, held, now_s)
-            if outcome is not None:
-                yield held.id, outcome
-            else:
-                in_vain.add(alike)
-
-    def _next_outcome(
-        self, service: RoutedService | None, held: HeldRequest, now_s: float
-    ) -> Destination | ImmediateResponse | None:
-        """What becomes of a request of a service whose turn it is; None while it waits."""
-        destination = None if service is None else self._destination(service, self._waiting[held.id], now_s)
-        if service is None or (destination is None and not service.may_start):
-            return self._end_wait(held, now_s, "stalled")
-        if destination is not None:
-            self.held.release(held)
-            del self._waiting[held.id]
-            self._wakes.end(service.key, now_s, woken=True)
-            self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
-        return destination
+        """Held requests that need not wait any more, by id, and what becomes of them."""
+        return self._holds.release(self.table, self._clock())
 
     def places(self) -> HeldPlaces:
         """How the requests of the relay wait, by their ids there. The relay asks all the time; while it does, it gets
         requests."""
         now_s = self._relay_asked_s = self._clock()
-        return waiting_places(
-            self.table.services, self.held, self._waiting, self.readings, wakes=self._wakes, now_s=now_s
-        )
+        return self._holds.places(self.table, self.readings, now_s)
 
     def stop_waiting(self, held: HeldRequest) -> None:
-        """The client of a held request is gone; nothing happens where its wait has ended already."""
-        if self._waiting.pop(held.id, None) is not None:
-            self.held.remove(held.id)
-            self._metrics.observe_hold(held.service, "aborted", self._clock() - held.since_s)
-
-    def _end_wait(self, held: HeldRequest, now_s: float, outcome: str) -> ImmediateResponse:
-        """A held request is refused after all."""
-        self.held.remove(held.id)
-        path = self._waiting.pop(held.id).path
-        self._metrics.observe_hold(held.service, outcome, now_s - held.since_s)
-        service = next((s for s in self.table.services if s.key == held.service), None)
-        if service is None:
-            return self._refused(held.service, openai_errors.model_not_found(held.service), path)
-        late = refusals.nothing_ready(service, waited_s=now_s - held.since_s)
-        error = refusals.queue_full(service) if outcome == "gave_way" else late
-        return self._refused(held.service, error, path)
+        """The client of a held request is gone."""
+        self._holds.stop_waiting(held, self._clock())
 
     def _refused(
         self, service: str, error: openai_errors.ApiError, path: str, headers: Mapping[str, str] | None = None

@@ -1,0 +1,140 @@
+"""The requests that the picker holds: which of them go now, where to, and how the others wait.
+
+Pure but for its counters: the picker decides where one request goes, and calls this for those that cannot go yet.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_gateway.held_places import HeldPlaces
+from kvasir_gateway.hold_queue import HeldRequest, HoldQueue
+from kvasir_gateway.picker import refusals
+from kvasir_gateway.picker.destination import Destination, RoutableRequest
+from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.picker.waiting_places import waiting_places
+from kvasir_gateway.routing_table import RoutedService, RoutingTable, StateReading
+from kvasir_gateway.wake_forecast import WakeForecast
+
+Outcome = Destination | ImmediateResponse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRules:
+    """What the picker decides for a held request. destination: where it goes now, None while it waits. refuse: the
+    answer to one of a service (its key), by an error, in the format of its path. alike: equal for requests that are the
+    same to external backends."""
+
+    destination: Callable[[RoutedService, RoutableRequest, float], Destination | None]
+    refuse: Callable[[str, ApiError, str], ImmediateResponse]
+    alike: Callable[[RoutableRequest], object]
+
+
+class HeldRequests:
+    """queue: whose turn it is. Times are on the caller's clock."""
+
+    def __init__(self, queue: HoldQueue, rules: HoldRules, metrics: GatewayMetrics) -> None:
+        self._queue, self._rules, self._metrics = queue, rules, metrics
+        self._waiting: dict[str, RoutableRequest] = {}
+        self._gave_way: list[HeldRequest] = []
+        self._wakes = WakeForecast()
+
+    def may_hold(self, service: RoutedService) -> bool:
+        """Whether a request of a service is worth holding."""
+        return service.may_start and self._queue.limits.max_wait_s > 0
+
+    def hold(
+        self, service: RoutedService, request: RoutableRequest, num_bytes: int, now_s: float
+    ) -> HeldRequest | ImmediateResponse:
+        """Let a request wait for an endpoint, where one may come and there is room."""
+        if not self.may_hold(service):
+            return self._rules.refuse(service.key, refusals.nothing_ready(service), request.path)
+        held = HeldRequest(
+            id=request.id,
+            service=service.key,
+            tenant=request.caller.turn or request.prefix.tenant(service.tenant_header),
+            weight=request.caller.weight,
+            num_bytes=num_bytes,
+            since_s=now_s,
+            until_s=request.until_s,
+        )
+        gave_way = self._queue.add(held)
+        if gave_way is None:
+            return self._rules.refuse(service.key, refusals.queue_full(service), request.path)
+        self._gave_way += gave_way
+        self._waiting[held.id] = request
+        self._wakes.begin(service.key, now_s)
+        return held
+
+    def release(self, table: RoutingTable, now_s: float) -> list[tuple[str, Outcome]]:
+        """Held requests that need not wait any more, by id: endpoints can take them, they have waited for too long,
+        gave way to another one, or their service is gone."""
+        by_key = {service.key: service for service in table.services}
+        gave_way, self._gave_way = [held for held in self._gave_way if held.id in self._waiting], []
+        found: list[tuple[str, Outcome]] = [
+            *((held.id, self._end_wait(by_key, held, now_s, "gave_way")) for held in gave_way),
+            *((held.id, self._end_wait(by_key, held, now_s, "expired")) for held in self._queue.expired(now_s)),
+        ]
+        for key in self._queue.services():
+            while held := self._queue.first(key):
+                outcome = self._next_outcome(by_key, held, now_s)
+                if outcome is None:
+                    found += self._to_fallbacks(by_key, key, now_s)
+                    break
+                found.append((held.id, outcome))
+        return found
+
+    def places(self, table: RoutingTable, readings: dict[str, StateReading], now_s: float) -> HeldPlaces:
+        """How the requests of the relay wait, by their ids there."""
+        return waiting_places(table.services, self._queue, self._waiting, readings, wakes=self._wakes, now_s=now_s)
+
+    def stop_waiting(self, held: HeldRequest, now_s: float) -> None:
+        """The client of a held request is gone; nothing happens where its wait has ended already."""
+        if self._waiting.pop(held.id, None) is not None:
+            self._queue.remove(held.id)
+            self._metrics.observe_hold(held.service, "aborted", now_s - held.since_s)
+
+    def _to_fallbacks(self, by_key: dict[str, RoutedService], key: str, now_s: float) -> Iterator[tuple[str, Outcome]]:
+        """Those behind the first of a service, which has to wait, that a fallback of their route can take. Once none
+        can, it is the same for all of the route and the tenant that are alike to external backends."""
+        in_vain: set[tuple[object, ...]] = set()
+        for held in list(self._queue.in_order(key)):
+            request = self._waiting[held.id]
+            if request.route is None or not request.route.spec.fallbacks:
+                continue
+            route = request.route.key_of(request.route.name)
+            alike = (route, request.caller.turn, self._rules.alike(request))
+            outcome = None if alike in in_vain else self._next_outcome(by_key, held, now_s)
+            if outcome is not None:
+                yield held.id, outcome
+            else:
+                in_vain.add(alike)
+
+    def _next_outcome(self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float) -> Outcome | None:
+        """What becomes of a request of a service whose turn it is; None while it waits."""
+        service, request = by_key.get(held.service), self._waiting[held.id]
+        destination = None if service is None else self._rules.destination(service, request, now_s)
+        if service is None or (destination is None and not service.may_start):
+            return self._end_wait(by_key, held, now_s, "stalled")
+        if destination is not None:
+            self._queue.release(held)
+            del self._waiting[held.id]
+            self._wakes.end(service.key, now_s, woken=True)
+            self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
+        return destination
+
+    def _end_wait(
+        self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float, outcome: str
+    ) -> ImmediateResponse:
+        """A held request is refused after all."""
+        self._queue.remove(held.id)
+        path = self._waiting.pop(held.id).path
+        self._metrics.observe_hold(held.service, outcome, now_s - held.since_s)
+        service = by_key.get(held.service)
+        if service is None:
+            return self._rules.refuse(held.service, openai_errors.model_not_found(held.service), path)
+        late = refusals.nothing_ready(service, waited_s=now_s - held.since_s)
+        error = refusals.queue_full(service) if outcome == "gave_way" else late
+        return self._rules.refuse(held.service, error, path)
