@@ -35,7 +35,7 @@ PURE_ROOMS = {
     "kvasir_gateway": (
         *["backends", "choose", "held_places", "hold_queue", "load_history", "model_routes", "parsed_objects"],
         *["placements", "prefix", "rate_limits", "relay/backend_answer", "relay/splice", "router", "routing_table"],
-        *["tenant_access", "wake_forecast"],
+        *["queue_room", "tenant_access", "wake_forecast"],
     ),
     "kvasir_local": ("node/rules",),
     "kvasir_runtime": (

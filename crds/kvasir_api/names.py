@@ -141,12 +141,18 @@ HEADER_STREAM: Final = "x-kvasir-stream"
 """Set by the picker where the answer is a stream of events, which must not be silent for long."""
 HEADER_TIMEOUT: Final = "x-envoy-upstream-rq-timeout-ms"
 """Envoy's own, set by the picker alone: how long the whole answer may take."""
+HEADER_RETRIED_STATUSES: Final = "x-envoy-retriable-status-codes"
+"""Envoy's own, set by the picker alone: with which statuses of a replica the next one gets the request, beside 503."""
+HEADER_ATTEMPT: Final = "x-envoy-attempt-count"
+"""Envoy's own, in what a replica gets: 2 where another one had the request before and gave no answer to it."""
 HEADER_INFLIGHT_ID: Final = "x-kvasir-inflight-id"
 HEADER_PRIORITY: Final = "x-kvasir-priority"
 HEADER_REQUEST_ID: Final = "x-request-id"
 HEADER_SESSION: Final = "x-session-id"
 """Requests with the same value go to the same replica, while it takes requests."""
 HEADER_TTFT: Final = "x-slo-ttft-ms"
+MAX_TTFT_MS: Final = 3_600_000.0
+"""Of an objective for the first token."""
 HEADERS_RATE_LIMIT: Final = tuple(
     f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )

@@ -87,8 +87,8 @@ class ServedTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     answered: requests that ended, but for those whose client went away. failed: those of them that ended in an error of
     ours. ttft_s: sum of the seconds to the first token over first_tokens sequences.
-    refused: HTTP requests that got 429, whether they had waited or not. retried: HTTP requests that the client sent again
-    by its own header, refused or accepted; so refused less retried are those refused that no other try replaces.
+    refused: HTTP requests that got 429, whether they had waited or not. retried: HTTP requests that were sent again, by
+    the client's own header or the gateway's, refused or accepted; so refused less retried are those refused that no other try replaces.
     """
 
     answered: Count = 0
@@ -154,6 +154,19 @@ class TtftForecast(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expired: Count = 0
     rechecked: Count = 0
     wrongly_refused: Count = 0
+
+
+class QueueBounds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Up to what a request may wait; beyond it is answered 429. 0 for no bound, and from a release that reports none.
+
+    requests: that wait for a place. tokens: prompt tokens of waiting requests that have to be computed. seconds: predicted
+    to the first token, once predictions are calibrated. ttft_s: objective for the first token of requests that bring none.
+    """
+
+    requests: Count = 0
+    tokens: Count = 0
+    seconds: float = 0.0
+    ttft_s: float = 0.0
 
 
 class SpeculationState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -274,6 +287,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     speculation: SpeculationState = SpeculationState()
     work: WorkTotals = WorkTotals()
     ttft: TtftForecast = TtftForecast()
+    queue: QueueBounds = QueueBounds()
     prefixes: PrefixDigest = PrefixDigest()
     device: str = ""
     kernels: str = ""

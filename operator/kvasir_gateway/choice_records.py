@@ -122,7 +122,7 @@ def explained(record: ChoiceRecord) -> str:
     rows = [HEAD, *_rows(record, choice)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    first = f"{about}: {choice.addresses[0]}, {_reason(choice)} of {len(record.candidates)}"
+    first = f"{about}: {choice.addresses[0]}, {_reason(choice)} of {len(record.candidates)}{_room(choice)}"
     return "\n".join([first, size, *table]) + "\n"
 
 
@@ -132,6 +132,13 @@ def _reason(choice: EndpointChoice) -> str:
     )
 
 
+def _room(choice: EndpointChoice) -> str:
+    """That queues are full, empty where none is."""
+    if choice.is_saturated:
+        return ", all of them full"
+    return f", {len(choice.full)} of them full" if choice.full else ""
+
+
 def _rows(record: ChoiceRecord, choice: EndpointChoice) -> Iterable[tuple[str, ...]]:
     """Endpoints in the order of preference, then the others."""
     costs = {cost.address: cost for cost in choice.costs}
@@ -139,7 +146,7 @@ def _rows(record: ChoiceRecord, choice: EndpointChoice) -> Iterable[tuple[str, .
     for address in dict.fromkeys([*choice.addresses, *costs, *by_address]):
         candidate, cost = by_address[address], costs.get(address)
         if cost is None:
-            why = "no reading" if candidate.load is None else "-"
+            why = "no reading" if candidate.load is None else "full" if address in choice.full else "-"
             yield address, why, *["-"] * (len(HEAD) - 3), str(candidate.requests)
             continue
         terms = cost.total_s, cost.wait_s, cost.compute_s, cost.stall_s, cost.decode_s, cost.later_s, cost.silence_s

@@ -14,6 +14,8 @@ from typing import Final, Literal, get_args
 import msgspec
 from msgspec import structs
 
+from kvasir_gateway.queue_room import NO_BOUNDS, QueueRoom
+
 Strategy = Literal["cost", "least-load", "round-robin"]
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 Reason = Literal["only", "cheapest", "tie", "copy", "session", "least_load", "turn", "no_reading"]
@@ -31,7 +33,8 @@ class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: of device and kernels; pods of one kind are equally fast. age_s: seconds since the report. queue_s: seconds to
     the first token of a request that has nothing to compute, -1 where the pod does not know. arrivals_per_s,
-    busy_fraction: over the last MEMORY_S, of requests and of the time in which their prompts are computed.
+    busy_fraction: over the last MEMORY_S, of requests and of the time in which their prompts are computed. room: of its
+    queue.
     """
 
     kind: str = ""
@@ -46,6 +49,7 @@ class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 0
     arrivals_per_s: float = 0.0
     busy_fraction: float = 0.0
+    room: QueueRoom = NO_BOUNDS
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +140,8 @@ class EndpointChoice:
 
     costs: of every endpoint with a reading, in that order; empty where costs do not decide. uncached_tokens: that the
     first one has to compute. is_cold: that is most of the prompt. rented: the endpoint whose prefix keeps requests
-    together, and what that has cost so far.
+    together, and what that has cost so far. full: endpoints whose queues would refuse the request; is_saturated: all
+    that have a reading.
     """
 
     addresses: tuple[str, ...]
@@ -145,12 +150,19 @@ class EndpointChoice:
     is_cold: bool = False
     rented: tuple[str, float] | None = None
     costs: tuple[EndpointCost, ...] = ()
+    full: frozenset[str] = frozenset()
+    is_saturated: bool = False
+
+    @property
+    def has_alternative(self) -> bool:
+        """Whether another endpoint may take the request where the first one refuses it."""
+        return len(self.addresses) > 1 and self.addresses[1] not in self.full
 
 
 def choose(
     candidates: Sequence[Candidate], request: RequestSize, *, policy: ChoicePolicy, seed: int = 0
 ) -> EndpointChoice:
-    """Order the endpoints for one request.
+    """Order the endpoints for one request: those whose queues take it before those that would refuse it.
 
     seed: any non-negative number; it breaks ties. Endpoints without a load come last. Raises ValueError for no
     candidates: the caller answers 503 instead.
@@ -159,6 +171,34 @@ def choose(
         raise ValueError("no candidates to choose from")
     known = [c for c in candidates if c.load is not None]
     unread = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
+    full = [c for c in known if not has_room(c, request, policy)]
+    if not full:
+        return _choice(known, unread, request, policy, seed)
+    refusing = {c.address for c in full}
+    choice = _choice([c for c in known if c.address not in refusing] or known, unread, request, policy, seed)
+    addresses = tuple(dict.fromkeys([*choice.addresses, *refusing]))[: policy.max_endpoints]
+    return replace(choice, addresses=addresses, full=frozenset(refusing), is_saturated=len(full) == len(known))
+
+
+def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -> bool:
+    """Whether an endpoint's queue takes a request, as far as its bounds are known."""
+    load = candidate.load
+    if load is None or load.room.has_no_bounds:
+        return True
+    requests = load.running + load.waiting + candidate.recent
+    cost = _cost(candidate, request, policy)
+    return load.room.takes(
+        requests=requests,
+        tokens=load.waiting_uncached_tokens + candidate.recent_tokens + cost.uncached_tokens,
+        first_token_s=cost.wait_s + cost.compute_s,
+    )
+
+
+def _choice(
+    known: list[Candidate], unread: list[Candidate], request: RequestSize, policy: ChoicePolicy, seed: int
+) -> EndpointChoice:
+    """By the session, else by the strategy."""
+    candidates = [*known, *unread]
     if request.session:
         return _by_session(known or unread, candidates, request, policy)
     if policy.strategy == "round-robin":
@@ -209,7 +249,7 @@ def _by_cost(
     known: list[Candidate], unread: list[Candidate], request: RequestSize, policy: ChoicePolicy, seed: int
 ) -> EndpointChoice:
     known = _with_speeds(known, policy)
-    costs = {c.address: cost_of(c, request, uncached_tokens=_uncached(c, request), policy=policy) for c in known}
+    costs = {c.address: _cost(c, request, policy) for c in known}
     ranked = sorted(known, key=lambda c: costs[c.address].total_s)
     most_s = costs[ranked[0].address].total_s * (1 + policy.tie_fraction) + 1e-6
     near = [c for c in ranked if costs[c.address].total_s <= most_s]
@@ -281,6 +321,10 @@ def _speed(name: str, kind: str, loads: Sequence[EndpointLoad], policy: ChoicePo
     values = [value for of_kind, value in measured if of_kind == kind] or [value for _, value in measured]
     assumed: float = getattr(policy, name)
     return median(values) if values else assumed
+
+
+def _cost(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -> EndpointCost:
+    return cost_of(candidate, request, uncached_tokens=_uncached(candidate, request), policy=policy)
 
 
 def _uncached(candidate: Candidate, request: RequestSize) -> float:

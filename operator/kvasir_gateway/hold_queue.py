@@ -26,8 +26,9 @@ class HoldLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRequest:
-    """One request that waits. num_bytes: of its body. since_s: on the caller's clock; until_s: at most, too. weight:
-    requests of its tenant that go in one turn."""
+    """One request that waits. num_bytes: of its body. since_s: on the caller's clock; until_s: at most, too, and due_s:
+    while all replicas are busy, when its first token has to come. weight: requests of its tenant that go in one turn.
+    """
 
     id: str
     service: str
@@ -36,6 +37,7 @@ class HeldRequest:
     since_s: float = 0.0
     weight: int = 1
     until_s: float = float("inf")
+    due_s: float = float("inf")
 
 
 @dataclass(slots=True)
@@ -158,6 +160,11 @@ class HoldQueue:
         removed."""
         last_s = now_s - self.limits.max_wait_s
         return [request for request in self._by_id.values() if request.since_s <= last_s or request.until_s <= now_s]
+
+    def overdue(self, service: str, now_s: float) -> list[HeldRequest]:
+        """Requests of a service whose first token should be there. They stay until they are removed."""
+        queues = self._queues.get(service, {}).values()
+        return [request for queue in queues for request in queue.requests.values() if request.due_s <= now_s]
 
     def _giving_way(self, request: HeldRequest) -> list[HeldRequest] | None:
         count, num_bytes = len(self._by_id) + 1, self._num_bytes + request.num_bytes

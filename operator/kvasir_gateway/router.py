@@ -280,6 +280,8 @@ def unavailability(
     choice in it, None where no endpoint may be chosen. saturated_s: a longer wait for its turn is too long."""
     if routed is None:
         return "AtZero" if service is not None and service.may_start else "Stalled"
+    if routed.choice.is_saturated:
+        return "Saturated"
     reading = readings.get(routed.choice.addresses[0])
     if reading is not None and reading.state.stalled_s > 0:
         return "Stalled"

@@ -22,6 +22,7 @@ from kvasir_gateway.parsed_objects import (
     parsed_pod,
     parsed_workload,
 )
+from kvasir_gateway.queue_room import queue_room
 from kvasir_kube.kinds import DEPLOYMENT, REPLICA_SET, Json, Key, key, uid
 
 READING_MAX_AGE_S = 10.0
@@ -386,6 +387,7 @@ def _load(reading: StateReading, now_s: float) -> EndpointLoad:
         stall_fraction=min(1.0, max(0.0, state.rates.stall_fraction)),
         decode_slope_s=_plausible(state.rates.decode_slope_s, PLAUSIBLE_SLOPE_S),
         max_sequences=max(0, state.max_sequences),
+        room=queue_room(state),
     )
 
 

@@ -1,4 +1,5 @@
-"""How long until a service that has no replica takes requests, from how long that took before. Pure.
+"""How long until a held request goes: until a service that has no replica takes requests, from how long that took
+before, and until it is a request's turn where all replicas are busy, from how fast others went. Pure.
 
 A wake begins with the first request that has to wait and ends when one of them goes to a replica. What the gateway has
 measured itself includes the autoscaler, the node, the image, the weights and the probes; before a first one the last
@@ -6,11 +7,14 @@ start of a replica, as the service's status has it, and the time in which the au
 """
 
 from collections import deque
+from collections.abc import Container
 from statistics import median
 from typing import Final
 
 KEPT: Final = 5
 """Wakes of a service that are remembered: what a start takes changes with caches and nodes."""
+KEPT_TURNS: Final = 32
+"""Requests that went, by which those behind them are predicted."""
 NOTICE_S: Final = 2.0
 """In which the autoscaler sees the first request, and the gateway the replica."""
 
@@ -50,3 +54,25 @@ class WakeForecast:
         if left_s > 0:
             return left_s
         return reported_s if reported_s > 0 else None
+
+
+class TurnForecast:
+    """When requests of a service that has replicas went, by the keys of services. Times are on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._went: dict[str, deque[float]] = {}
+
+    def went(self, service: str, now_s: float) -> None:
+        """A held request goes to a replica."""
+        self._went.setdefault(service, deque(maxlen=KEPT_TURNS)).append(now_s)
+
+    def keep(self, services: Container[str]) -> None:
+        """Forget all other services: those for which nothing waits any more."""
+        self._went = {service: went for service, went in self._went.items() if service in services}
+
+    def eta_s(self, service: str, place: int, now_s: float) -> float | None:
+        """Seconds until the request with this place (from 1) goes, None before two others went."""
+        went = self._went.get(service)
+        if went is None or len(went) < 2 or now_s <= went[0]:
+            return None
+        return place * (now_s - went[0]) / (len(went) - 1)

@@ -8,6 +8,7 @@ from kvasir_api import names
 from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize, choose
+from kvasir_gateway.queue_room import QueueRoom
 from kvasir_gateway.routing_table import StateReading
 from kvasir_kube import kinds
 from kvasir_kube.kinds import INFERENCE_SERVICE
@@ -255,6 +256,7 @@ def test_a_reading_comes_with_its_age_and_what_was_sent_since():
                 stall_fraction=0.4,
                 decode_slope_s=0.001,
                 max_sequences=64,
+                room=QueueRoom(places=4),
             ),
         )
     ]

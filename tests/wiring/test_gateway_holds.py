@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import stub_runtimes
+from kvasir_api.state import QueueBounds
 from kvasir_gateway.hold_queue import HoldLimits
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-holds")]
@@ -153,3 +154,46 @@ async def test_who_has_waited_for_too_long_is_refused():
         assert (status, json.loads(body)["error"]["code"]) == (503, "no_ready_replica")
         assert int(headers["retry-after"]) >= 1
         assert "x-should-retry" not in headers
+
+
+async def test_requests_for_busy_replicas_wait_and_go_as_there_is_room(front, pods):
+    full = {"max_sequences": 1, "running": 1, "waiting": 1, "queue": QueueBounds(requests=1)}
+    for stub in pods:
+        stub.set_state(**full)
+    front.objects.serve("busy", *pods)
+    await until(lambda: have_been_read(front, "busy", pods), "the picker has read that they are full")
+    tasks = [asyncio.create_task(front.post("busy")) for _ in range(20)]
+    await until(lambda: holds(front, "busy", 20, tasks), "all wait")
+    assert not any(stub.seen for stub in pods)
+    pods[0].set_state(waiting=0)
+    # Each reading has room for one: the one that was sent since counts until the next.
+    assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200] * 20
+    assert (len(pods[0].seen), len(pods[1].seen)) == (20, 0)
+
+
+async def have_been_read(front, name, pods):
+    before = [stub.state_reads for stub in pods]
+    await until(lambda: all(stub.state_reads > n + 1 for stub, n in zip(pods, before, strict=True)), "they are read")
+    return await front.has_ready(name, len(pods))
+
+
+async def test_a_refusal_goes_to_another_replica_where_that_has_room(front, pods):
+    refusal = 429, b'{"error": {"code": "overloaded"}}'
+    front.objects.serve("refusing", *pods)
+    await until(lambda: have_been_read(front, "refusing", pods), "both are read")
+    pods[0].failure = refusal
+    assert {(await front.post("refusing"))[0] for _ in range(6)} == {200}
+    assert pods[0].seen, "it was tried"
+    pods[1].failure = refusal
+    status, body, _ = await front.post("refusing")
+    assert (status, body) == refusal
+
+
+async def test_a_refusal_is_the_answer_where_no_other_replica_has_room(front, pods):
+    full = {"max_sequences": 1, "running": 1, "waiting": 1, "queue": QueueBounds(requests=1)}
+    pods[1].set_state(**full)
+    pods[0].failure = 429, b'{"error": {"code": "ttft_unreachable"}}'
+    front.objects.serve("alone", *pods)
+    await until(lambda: have_been_read(front, "alone", pods), "both are read")
+    assert (await front.post("alone"))[:2] == pods[0].failure
+    assert (len(pods[0].seen), len(pods[1].seen)) == (1, 0)

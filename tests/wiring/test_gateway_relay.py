@@ -11,6 +11,7 @@ import pytest_asyncio
 from fakes.gateway import DEADLINE_S, gateway, grant, until
 from fakes.stub_runtime import stub_runtimes
 from kvasir_api import names
+from kvasir_api.state import QueueBounds
 from kvasir_gateway.envoy.bootstrap import INNER_SOCKET
 from kvasir_gateway.hold_queue import HoldLimits
 
@@ -227,3 +228,18 @@ async def refused_without_a_key(front):
 
 def lines(front, request_id):
     return [found for line in front.audit_lines if (found := json.loads(line))["request_id"] == request_id]
+
+
+async def test_a_stream_for_busy_replicas_is_told_its_place_and_goes_when_one_has_room(front, pods):
+    await asleep(front, "busy")
+    full = {"max_sequences": 1, "running": 1, "waiting": 1, "queue": QueueBounds(requests=1)}
+    pods[0].set_state(**full)
+    front.objects.serve("busy", pods[0])
+    before = pods[0].state_reads
+    await until(lambda: pods[0].state_reads > before + 1, "the picker has read that it is full")
+    async with streaming(front, "busy") as response:
+        found = await waits_at(response)
+        assert (found["place"], found["phase"]) == (1, "queue")
+        assert not pods[0].seen
+        pods[0].set_state(waiting=0)
+        assert (await response.read()).endswith(pods[0].whole())

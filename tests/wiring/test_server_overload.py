@@ -76,13 +76,25 @@ def test_the_openai_client_is_refused_under_overload_and_served_after_it(server)
     assert f'code="ttft_unreachable",model_name="tiny"}} {float(len(refused))}' in metrics
 
 
-@pytest.mark.parametrize(("count", "tries"), [("0", 0), ("00", 0), ("soon", 0), ("1", 1), ("10", 1)])
-def test_a_try_is_counted_by_the_header_of_openais_clients(server, count, tries):
+@pytest.mark.parametrize(
+    ("header", "count", "tries"),
+    [
+        *(("x-stainless-retry-count", *case) for case in (("0", 0), ("00", 0), ("soon", 0), ("1", 1), ("10", 1))),
+        *(("x-envoy-attempt-count", *case) for case in (("1", 0), ("soon", 0), ("2", 1), ("3", 1))),
+    ],
+)
+def test_a_try_is_counted_by_the_headers_of_openais_clients_and_of_the_gateway(server, header, count, tries):
     def retried():
         return server.state()["served"]["retried"]
 
     before = retried()
     body = {"model": "tiny", "prompt": "word", "max_tokens": 1}
-    answer = server.ask("/v1/completions", body, headers={**JSON, "x-stainless-retry-count": count})
+    answer = server.ask("/v1/completions", body, headers={**JSON, header: count})
     assert answer.status == 200
     server.until("the count behind the answer's last byte", lambda: retried() - before == tries, LIMIT_S)
+
+
+def test_the_state_has_the_bounds_of_the_queue(server):
+    """By which the gateway holds what would be refused."""
+    bounds = server.state()["queue"]
+    assert bounds == {"requests": 1024, "tokens": 8_388_608, "seconds": 30.0, "ttft_s": 0.0}

@@ -53,6 +53,7 @@ def route_configuration(settings: RouteSettings) -> Config:
         "name": "all",
         "domains": ["*"],
         "request_body_buffer_limit": settings.max_body_bytes,
+        "include_request_attempt_count": True,
         "routes": [
             {
                 "match": {"prefix": "/", "headers": [relayed]},
@@ -122,7 +123,8 @@ def _to_named_cluster(idle_timeout_s: int) -> Config:
 def _retries() -> Config:
     """Only before the first byte of an answer, on another endpoint of the picker's list: `reset` also covers a kept
     connection that the pod closed just now, 503 is what a pod answers that has begun to leave or is not ready yet.
-    Twice at most, since a request may be what kills a pod.
+    Twice at most, since a request may be what kills a pod. The picker adds 429 where another endpoint has room
+    (names.HEADER_RETRIED_STATUSES).
     """
     return {
         "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",

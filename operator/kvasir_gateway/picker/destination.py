@@ -21,7 +21,8 @@ class Destination:
     """Where a request goes: a cluster of Envoy and addresses in it, best first. timeout_s: for the rest of the answer.
 
     streams: it is a stream of events. service: NAMESPACE/NAME, "" for the relay. fallback: why its route's target does
-    not answer. body: that it has instead of its own, None for that. headers: that it gets.
+    not answer. retries_refusals: where its first address refuses it for want of room, the next one may have it. body:
+    that it has instead of its own, None for that. headers: that it gets.
     """
 
     cluster: str
@@ -30,6 +31,7 @@ class Destination:
     streams: bool = False
     service: str = ""
     fallback: Unavailability | None = None
+    retries_refusals: bool = False
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,18 +40,19 @@ class Destination:
 class RoutableRequest:
     """A request for a service, as far as the choice needs it.
 
-    until_s: when its answer has to have ended, on the picker's clock. response: that it continues, "" for none.
-    relayed: its id at the relay, "" where it does not come from there. route: that names its services, None for one
-    service. model: that its body names, None for none. body: where another name may be put into it, else empty.
-    within: addresses that it may go to, None for all. client: its headers as the client sent them. caller: who sends
-    it. limits: headers of its answer that tell what is left of them. priority: of its body, None for none. is_ours: our
-    own Envoy has it. tried: external backends (NAMESPACE/ROUTE/BACKEND) that failed under it.
+    began_s, until_s: when it came, and when its answer has to have ended, on the picker's clock. response: that it
+    continues, "" for none. relayed: its id at the relay, "" where it does not come from there. route: that names its
+    services, None for one service. model: that its body names, None for none. body: where another name may be put into
+    it, else empty. within: addresses that it may go to, None for all. client: its headers as the client sent them.
+    caller: who sends it. limits: headers of its answer that tell what is left of them. priority: of its body, None for
+    none. is_ours: our own Envoy has it. tried: external backends (NAMESPACE/ROUTE/BACKEND) that failed under it.
     """
 
     id: str
     path: str
     prefix: RequestPrefix
     until_s: float
+    began_s: float = 0.0
     streams: bool = False
     response: str = ""
     relayed: str = ""

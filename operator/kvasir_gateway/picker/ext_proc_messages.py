@@ -36,6 +36,7 @@ def forwarded(outcome: Destination, *, to_headers: bool) -> proc.ProcessingRespo
         names.HEADER_CLUSTER: outcome.cluster,
         names.HEADER_DESTINATION: ",".join(outcome.addresses),
         names.HEADER_TIMEOUT: str(math.ceil(1000 * outcome.timeout_s)),
+        **({names.HEADER_RETRIED_STATUSES: "429"} if outcome.retries_refusals else {}),
         **({names.HEADER_STREAM: "1"} if outcome.streams else {}),
         **({names.HEADER_SERVICE: outcome.service} if outcome.service else {}),
         **({names.HEADER_FALLBACK: outcome.fallback} if outcome.fallback else {}),

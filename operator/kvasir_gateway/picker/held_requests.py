@@ -4,19 +4,20 @@ Pure but for its counters: the picker decides where one request goes, and calls 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
-from kvasir_api import openai_errors
+from kvasir_api import names, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_gateway.held_places import HeldPlaces
 from kvasir_gateway.hold_queue import HeldRequest, HoldQueue
-from kvasir_gateway.picker import refusals
+from kvasir_gateway.picker import refusals, ttft_objective
 from kvasir_gateway.picker.destination import Destination, RoutableRequest
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.request_parser import ImmediateResponse
 from kvasir_gateway.picker.waiting_places import waiting_places
 from kvasir_gateway.routing_table import RoutedService, RoutingTable, StateReading
-from kvasir_gateway.wake_forecast import WakeForecast
+from kvasir_gateway.wake_forecast import TurnForecast, WakeForecast
 
 Outcome = Destination | ImmediateResponse
 
@@ -25,11 +26,12 @@ Outcome = Destination | ImmediateResponse
 class HoldRules:
     """What the picker decides for a held request. destination: where it goes now, None while it waits. refuse: the
     answer to one of a service (its key), by an error, in the format of its path. alike: equal for requests that are the
-    same to external backends."""
+    same to external backends. due_s: when the first token of a request has to come, infinity for none."""
 
     destination: Callable[[RoutedService, RoutableRequest, float], Destination | None]
     refuse: Callable[[str, ApiError, str], ImmediateResponse]
     alike: Callable[[RoutableRequest], object]
+    due_s: Callable[[RoutedService, RoutableRequest], float]
 
 
 class HeldRequests:
@@ -39,7 +41,7 @@ class HeldRequests:
         self._queue, self._rules, self._metrics = queue, rules, metrics
         self._waiting: dict[str, RoutableRequest] = {}
         self._gave_way: list[HeldRequest] = []
-        self._wakes = WakeForecast()
+        self._wakes, self._turns = WakeForecast(), TurnForecast()
 
     def may_hold(self, service: RoutedService) -> bool:
         """Whether a request of a service is worth holding."""
@@ -59,13 +61,15 @@ class HeldRequests:
             num_bytes=num_bytes,
             since_s=now_s,
             until_s=request.until_s,
+            due_s=self._rules.due_s(service, request) if service.ready else inf,
         )
         gave_way = self._queue.add(held)
         if gave_way is None:
             return self._rules.refuse(service.key, refusals.queue_full(service), request.path)
         self._gave_way += gave_way
         self._waiting[held.id] = request
-        self._wakes.begin(service.key, now_s)
+        if not service.ready:
+            self._wakes.begin(service.key, now_s)
         return held
 
     def release(self, table: RoutingTable, now_s: float) -> list[tuple[str, Outcome]]:
@@ -78,6 +82,8 @@ class HeldRequests:
             *((held.id, self._end_wait(by_key, held, now_s, "expired")) for held in self._queue.expired(now_s)),
         ]
         for key in self._queue.services():
+            late = [(held.id, self._next_outcome(by_key, held, now_s)) for held in self._queue.overdue(key, now_s)]
+            found += [(held_id, outcome) for held_id, outcome in late if outcome is not None]
             while held := self._queue.first(key):
                 outcome = self._next_outcome(by_key, held, now_s)
                 if outcome is None:
@@ -88,7 +94,15 @@ class HeldRequests:
 
     def places(self, table: RoutingTable, readings: dict[str, StateReading], now_s: float) -> HeldPlaces:
         """How the requests of the relay wait, by their ids there."""
-        return waiting_places(table.services, self._queue, self._waiting, readings, wakes=self._wakes, now_s=now_s)
+        return waiting_places(
+            table.services,
+            self._queue,
+            self._waiting,
+            readings,
+            wakes=self._wakes,
+            turns=self._turns,
+            now_s=now_s,
+        )
 
     def stop_waiting(self, held: HeldRequest, now_s: float) -> None:
         """The client of a held request is gone; nothing happens where its wait has ended already."""
@@ -122,7 +136,11 @@ class HeldRequests:
             self._queue.release(held)
             del self._waiting[held.id]
             self._wakes.end(service.key, now_s, woken=True)
+            self._turns.went(service.key, now_s)
             self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
+            if held.due_s < inf:
+                headers = {**destination.headers, names.HEADER_TTFT: ttft_objective.left_ms(held.due_s, now_s)}
+                return replace(destination, headers=headers)
         return destination
 
     def _end_wait(
@@ -135,6 +153,11 @@ class HeldRequests:
         service = by_key.get(held.service)
         if service is None:
             return self._rules.refuse(held.service, openai_errors.model_not_found(held.service), path)
-        late = refusals.nothing_ready(service, waited_s=now_s - held.since_s)
-        error = refusals.queue_full(service) if outcome == "gave_way" else late
+        waited_s = now_s - held.since_s
+        if outcome == "gave_way":
+            error = refusals.queue_full(service)
+        elif outcome == "expired" and service.ready:
+            error = refusals.busy(service, waited_s=waited_s)
+        else:
+            error = refusals.nothing_ready(service, waited_s=waited_s)
         return self._rules.refuse(held.service, error, path)

@@ -15,7 +15,7 @@ from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.held_places import HeldPlaces
 from kvasir_gateway.hold_queue import HeldRequest, HoldLimits, HoldQueue
 from kvasir_gateway.model_routes import ServiceChoice, choose_service
-from kvasir_gateway.picker import refusals, request_parser
+from kvasir_gateway.picker import refusals, request_parser, ttft_objective
 from kvasir_gateway.picker.destination import Destination, RoutableRequest, qualified, to_backend, to_relay
 from kvasir_gateway.picker.external_backends import ExternalBackends
 from kvasir_gateway.picker.gateway_state import gateway_state
@@ -65,7 +65,9 @@ class Picker:
         self.tenants = TenantGate(clock=clock, wall=wall, publish=publish)
         self._relay_asked_s = float("-inf")
         self.backends = ExternalBackends()
-        rules = HoldRules(destination=self._destination, refuse=self._refused, alike=self.backends.alike)
+        rules = HoldRules(
+            destination=self._destination, refuse=self._refused, alike=self.backends.alike, due_s=self._due_s
+        )
         self._holds = HeldRequests(self.held, rules, metrics)
         self.ends = RequestEnds(self.router, self.tenants, metrics, publish=publish, clock=clock)
         self._metrics, self._publish = metrics, publish
@@ -135,7 +137,13 @@ class Picker:
                 return held
             prefix = RequestPrefix(ParsedBody(model=None), path, headers, body_bytes=len(body))
             request = RoutableRequest(
-                id=request_id, path=path, prefix=prefix, until_s=ends.at_s(None), client=headers, within=within
+                id=request_id,
+                path=path,
+                prefix=prefix,
+                until_s=ends.at_s(None),
+                began_s=now_s,
+                client=headers,
+                within=within,
             )
             return self._pick_holder(held, request)
         found = routable(body, request_id, path, headers, table=self.table, tenants=self.tenants, ends=ends)
@@ -162,7 +170,7 @@ class Picker:
             return self._forward(held_by, (address,), request, None, now_s)
         choice = self._choice(service, request, now_s, is_new=is_new)
         chosen, routed = self.table.by_key(choice.service), choice.found
-        if chosen is None or routed is None:
+        if chosen is None or routed is None or self._waits_for_room(service, request, routed, now_s):
             return None
         if chosen.backend and not request.relayed:
             return to_relay(request, now_s)
@@ -173,6 +181,20 @@ class Picker:
             self._metrics.count_routed(request.route.key_of(request.route.name), chosen.name, choice.fallback)
         destination = self._forward(chosen, routed.choice.addresses, request, routed, now_s)
         return replace(destination, fallback=choice.fallback) if choice.fallback else destination
+
+    def _waits_for_room(
+        self, service: RoutedService, request: RoutableRequest, routed: RoutedRequest, now_s: float
+    ) -> bool:
+        """Whether a request is held that every replica would refuse. One that would wait for longer than its objective
+        allows is not: a replica decides that, and tells when another try may succeed."""
+        if not routed.choice.is_saturated or not request.is_ours or not self._holds.may_hold(service):
+            return False
+        wait_s = min((cost.wait_s for cost in routed.choice.costs), default=0.0)
+        return now_s + wait_s < self._due_s(service, request)
+
+    def _due_s(self, service: RoutedService, request: RoutableRequest) -> float:
+        readings = filter(None, (self.readings.get(endpoint.address) for endpoint in service.ready))
+        return ttft_objective.due_s(request.client, (r.state for r in readings), began_s=request.began_s)
 
     def _services_of(self, service: RoutedService, request: RoutableRequest) -> Iterable[RoutedService]:
         """Those that may hold a response that the request continues."""
@@ -293,6 +315,7 @@ class Picker:
             timeout_s=request.left_s(now_s),
             streams=request.streams,
             service=qualified(service),
+            retries_refusals=routed is not None and routed.choice.has_alternative,
             body=request.body_for(service, self.table),
             headers={**caller.added, **request.limits},
         )

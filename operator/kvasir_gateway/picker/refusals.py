@@ -29,10 +29,20 @@ def nothing_ready(service: RoutedService, *, waited_s: float = 0.0) -> ApiError:
     )
 
 
+def busy(service: RoutedService, *, waited_s: float) -> ApiError:
+    """No replica had room for the request for waited_s."""
+    return openai_errors.overloaded(
+        f"All replicas of the model {openai_errors.quoted(service.model)} are busy, and no room came for this request "
+        f"within {waited_s:.0f} s. Try again later.",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def queue_full(service: RoutedService) -> ApiError:
     """As many requests wait as may."""
+    state = "busy" if service.ready else "not ready"
     return openai_errors.overloaded(
-        f"The model {openai_errors.quoted(service.model)} is not ready, and as many requests as may wait for it. "
+        f"The model {openai_errors.quoted(service.model)} is {state}, and as many requests as may wait for it. "
         "Try again later.",
         retry_after_s=RETRY_AFTER_S,
     )

@@ -10,7 +10,7 @@ from kvasir_gateway.picker import request_parser
 from kvasir_gateway.picker.destination import RoutableRequest
 from kvasir_gateway.picker.request_parser import ParsedBody
 from kvasir_gateway.picker.request_prefix import RequestPrefix
-from kvasir_gateway.picker.tenant_gate import TenantGate
+from kvasir_gateway.picker.tenant_gate import Caller, TenantGate
 from kvasir_gateway.routing_table import RoutedService, RoutingTable
 
 
@@ -59,12 +59,7 @@ def routable(
             return tenants.refusal(named[0], headers, missing) or missing
         caller = tenants.caller(_absent(route, route.name), headers, of_body=parsed.priority)
         prefix = RequestPrefix(parsed, path, caller.headers, body_bytes=len(body))
-        inputs = RouteInputs(
-            prompt_tokens=prefix.num_tokens,
-            priority=request_parser.priority_of(parsed, caller.headers),
-            headers=headers,
-            sticky=prefix.session or relayed or request_id,
-        )
+        inputs = _route_inputs(parsed, prefix, caller, headers, sticky=relayed or request_id)
         if route.rule(inputs) is None:
             return _no_rule(route)
         service = usable.get(route.target(inputs, usable) or "", missing)
@@ -76,6 +71,7 @@ def routable(
         path=path,
         prefix=RequestPrefix(parsed, path, caller.headers, body_bytes=len(body)),
         until_s=ends.at_s(route),
+        began_s=ends.began_s,
         streams=parsed.streams,
         response=parsed.response,
         relayed=relayed,
@@ -86,6 +82,18 @@ def routable(
         caller=caller,
         priority=parsed.priority,
         tried=frozenset(filter(None, headers.get(names.HEADER_TRIED, "").split(","))) if relayed else frozenset(),
+    )
+
+
+def _route_inputs(
+    parsed: ParsedBody, prefix: RequestPrefix, caller: Caller, headers: Mapping[str, str], *, sticky: str
+) -> RouteInputs:
+    """What rules are about. sticky: of a request without a session."""
+    return RouteInputs(
+        prompt_tokens=prefix.num_tokens,
+        priority=request_parser.priority_of(parsed, caller.headers),
+        headers=headers,
+        sticky=prefix.session or sticky,
     )
 
 

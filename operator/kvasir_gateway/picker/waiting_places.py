@@ -7,7 +7,7 @@ from kvasir_gateway.held_places import WAIT_PHASES, HeldPlace, HeldPlaces, WaitP
 from kvasir_gateway.hold_queue import HoldQueue
 from kvasir_gateway.picker.destination import RoutableRequest
 from kvasir_gateway.routing_table import RoutedService, StateReading
-from kvasir_gateway.wake_forecast import WakeForecast
+from kvasir_gateway.wake_forecast import TurnForecast, WakeForecast
 
 PHASE_OF_STATE: Final[Mapping[str, WaitPhase]] = {
     "starting": "weights",
@@ -25,10 +25,11 @@ def waiting_places(
     readings: Mapping[str, StateReading],
     *,
     wakes: WakeForecast,
+    turns: TurnForecast,
     now_s: float,
 ) -> HeldPlaces:
-    """Places by the ids that requests have at the relay. waiting: the held requests by their ids. wakes: forgets those
-    of services for which nothing waits any more."""
+    """Places by the ids that requests have at the relay. waiting: the held requests by their ids. wakes, turns: forget
+    services for which nothing waits any more."""
     found: HeldPlaces = {}
     keys = set()
     for service in services:
@@ -41,8 +42,11 @@ def waiting_places(
         eta_s = wakes.eta_s(service.key, now_s, cold_start_s=service.cold_start_s, reported_s=reported_s)
         for place, one in enumerate(held.in_order(service.key), 1):
             if relayed := waiting[one.id].relayed:
+                if phase == "queue":
+                    eta_s = turns.eta_s(service.key, place, now_s)
                 found[relayed] = HeldPlace(place=place, of=count, phase=phase, eta_s=eta_s)
     wakes.keep(frozenset(keys))
+    turns.keep(held.services())
     return found
 
 

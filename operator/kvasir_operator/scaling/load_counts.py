@@ -10,10 +10,10 @@ class LoadCounts(NamedTuple):
 
     arrivals; expired: how many of them were refused while they waited; refused: further requests, refused when they
     came, less those that a client sent again (so that a count may be negative); released: how many of both a gateway
-    had held; ended, with aborts and expired ones; prompt_tokens that had to be computed; output_tokens; query_tokens
-    and hit_tokens of the prefix cache; preemptions of running sequences; tokens drafted ahead, and those of them that
-    were accepted; running_s, pinned_s: running requests and pinned tokens, integrated over time, so that aborted
-    requests count for as long as they were there.
+    had held, less those that it holds since (so that it may be negative); ended, with aborts and expired ones;
+    prompt_tokens that had to be computed; output_tokens; query_tokens and hit_tokens of the prefix cache; preemptions
+    of running sequences; tokens drafted ahead, and those of them that were accepted; running_s, pinned_s: running
+    requests and pinned tokens, integrated over time, so that aborted requests count for as long as they were there.
 
     A named tuple, since minutes of them are added up for each service in each tick.
     """

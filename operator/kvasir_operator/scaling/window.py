@@ -223,13 +223,16 @@ def _known(
     *,
     now: float,
 ) -> tuple[LastKnown, LoadCounts]:
-    """What counts while there is no replica, and the counts of this tick with what gateways had held of them."""
+    """What counts while there is no replica, and the counts of this tick with what gateways had held of them, or hold
+    because all replicas are busy: that came now, and counts no more when a replica gets it."""
     arrivals = counts.arrivals + max(0.0, counts.refused)
     known = last_known.with_requests(known, fresh.values(), demands, arrivals=arrivals, now=now)
     released = (window.last.held if window.last else 0) - sum(d.held for d in demands)
     known, taken = last_known.with_release(known, released=released, arrivals=arrivals, now=now)
     if capacity.kv_tokens and capacity != known.capacity:
         known = known._replace(capacity=capacity)
+    if any(reading.phase == "ready" for reading in fresh.values()):
+        taken -= max(0, -released)
     return known, counts._replace(released=taken)
 
 

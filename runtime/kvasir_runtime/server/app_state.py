@@ -16,7 +16,7 @@ import msgspec
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.names import ENV_SERVICE
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import PrefixDigest, RuntimeState, StartupSeconds
+from kvasir_api.state import PrefixDigest, QueueBounds, RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.hot_prefixes import HotPrefixes
 from kvasir_runtime.client.open_sequences import TenantLoads
@@ -110,6 +110,16 @@ class AppState:
         self.idle.set()
 
     @property
+    def _queue_bounds(self) -> QueueBounds:
+        options = self.options
+        return QueueBounds(
+            requests=options.max_waiting,
+            tokens=options.max_waiting_tokens,
+            seconds=options.max_waiting_seconds,
+            ttft_s=options.ttft_milliseconds / 1000,
+        )
+
+    @property
     def unready(self) -> str:
         """Why no new request should be sent here; empty where they should. The phase is that of the lifecycle."""
         if not self.lifecycle.ready:
@@ -160,6 +170,7 @@ class AppState:
             revision=self.options.pod_revision,
             instance=self.instance,
             served=self.metrics.served,
+            queue=self._queue_bounds,
             start=served_model.start if served_model is not None else StartupSeconds(),
             prefixes=self._prefixes(prefixes_after),
             phase=lifecycle.phase,

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvasir_api import http_apis, openai_errors
+from kvasir_api import http_apis, names, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.api.pooling.protocol import OUTSIDE_V1
@@ -32,6 +32,7 @@ MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 RETRY_COUNT: Final = b"x-stainless-retry-count"
 """How often a request was sent before: a header of the clients of OpenAI and Anthropic."""
+ATTEMPT: Final = names.HEADER_ATTEMPT.encode()
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -155,7 +156,12 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _sent_again(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == RETRY_COUNT and value.strip().lstrip(b"0").isdigit() for name, value in headers)
+    """By its client, or by the gateway, which brings to another replica what one refuses."""
+    for name, value in headers:
+        number = value.strip().lstrip(b"0")
+        if (name == RETRY_COUNT and number.isdigit()) or (name == ATTEMPT and number.isdigit() and number != b"1"):
+            return True
+    return False
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:

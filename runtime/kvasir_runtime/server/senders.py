@@ -1,7 +1,6 @@
 """From a request's key and headers to its sender: tenant, salt, weight, priority and objective. Refuses bad headers."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from starlette.requests import Request
 
@@ -11,8 +10,6 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
 from kvasir_runtime.frontend.sender import RequestSender
 from kvasir_runtime.server.auth import ApiKeys, KeyNames
-
-MAX_TTFT_MS: Final = 3_600_000.0
 
 
 class Senders:
@@ -93,8 +90,8 @@ def _ttft_s(request: Request) -> float:
         ttft_ms = float(value)
     except ValueError:
         ttft_ms = -1.0
-    if not 0 < ttft_ms <= MAX_TTFT_MS:
-        raise _refused(names.HEADER_TTFT, f"milliseconds above 0, at most {MAX_TTFT_MS:.0f}")
+    if not 0 < ttft_ms <= names.MAX_TTFT_MS:
+        raise _refused(names.HEADER_TTFT, f"milliseconds above 0, at most {names.MAX_TTFT_MS:.0f}")
     return ttft_ms / 1000
 
 

@@ -11,7 +11,7 @@ from kvasir_gateway.picker.request_parser import ParsedBody
 from kvasir_gateway.picker.request_prefix import RequestPrefix
 from kvasir_gateway.picker.waiting_places import wait_phase, waiting_places
 from kvasir_gateway.routing_table import StateReading
-from kvasir_gateway.wake_forecast import WakeForecast
+from kvasir_gateway.wake_forecast import TurnForecast, WakeForecast
 
 CHAT = "/v1/chat/completions"
 
@@ -46,7 +46,7 @@ def test_only_requests_of_the_relay_have_a_place_among_all_that_wait():
         held.add(
             HeldRequest(id=one, service="default.s", tenant=b"t", num_bytes=1, since_s=float(number), until_s=60.0)
         )
-    assert waiting_places(services, held, waiting, {}, wakes=WakeForecast(), now_s=5.0) == {
+    assert waiting_places(services, held, waiting, {}, wakes=WakeForecast(), turns=TurnForecast(), now_s=5.0) == {
         "a": HeldPlace(place=2, of=3, phase="scale"),
         "b": HeldPlace(place=3, of=3, phase="scale"),
     }

@@ -248,3 +248,22 @@ def test_what_a_gateway_had_held_and_a_replica_refused_was_held():
     after = RuntimeState(instance="a", totals=RequestTotals(arrivals=2), served=ServedTotals(refused=7))
     window = extended(window, [member_of(after)], (), now=2.0)
     assert window.samples[-1].counts.released == 9
+
+
+def test_what_a_gateway_holds_for_busy_replicas_came_then_and_not_when_a_replica_gets_it():
+    def held(number):
+        return (ServiceDemand(namespace="default", name="s", held=number),)
+
+    window = extended(EMPTY, [member("a")], held(0), now=0.0)
+    came = []
+    for now, arrivals, number in ((2.0, 10, 6), (4.0, 20, 6), (6.0, 26, 0), (8.0, 28, 0)):
+        window = extended(window, [member("a", arrivals=arrivals)], held(number), now=now)
+        came.append(window.samples[-1].counts.came)
+    assert came == [16, 10, 0, 2]
+
+
+def test_a_crowd_that_a_gateway_holds_for_a_start_is_no_rate():
+    starting = member_of(RuntimeState(instance="a", phase="loading"))
+    window = extended(EMPTY, [starting], (), now=0.0)
+    window = extended(window, [starting], (ServiceDemand(namespace="default", name="s", held=200),), now=2.0)
+    assert window.samples[-1].counts.came == 0

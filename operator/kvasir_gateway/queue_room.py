@@ -1,0 +1,56 @@
+"""Whether a pod's queue takes one more request, by the bounds that it reports and what was sent there since. Pure.
+
+The pod decides for itself, by the same bounds, and answers 429: a request that waits here for room keeps its place
+among those of other tenants, and takes a room at whichever pod has it first.
+"""
+
+import msgspec
+
+from kvasir_api.state import RuntimeState
+
+
+class QueueRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pod's queue takes at most, and where the pod stood when it reported.
+
+    places: sequences that run at once. most_requests, most_tokens, most_s: that may wait, prompt tokens of them that
+    have to be computed, and seconds to the first token; 0 for no bound, and from pods that report none.
+    """
+
+    places: int = 0
+    most_requests: int = 0
+    most_tokens: int = 0
+    most_s: float = 0.0
+
+    @property
+    def has_no_bounds(self) -> bool:
+        """Whether every request is taken."""
+        return self.most_requests <= 0 and self.most_tokens <= 0 and self.most_s <= 0
+
+    def takes(self, *, requests: int, tokens: float, first_token_s: float) -> bool:
+        """Whether the pod takes one more request.
+
+        requests: that it has, running or waiting, with those that were sent since. tokens: to be computed of the
+        waiting ones and of the new one. first_token_s: predicted for the new one. A pod with a free place always takes
+        it, whatever its bounds are, so that nothing waits for a pod that is idle.
+        """
+        waiting = requests - self.places
+        return waiting < 0 or not (
+            0 < self.most_requests <= waiting
+            or (waiting > 0 and 0 < self.most_tokens < tokens)
+            or 0 < self.most_s < first_token_s
+        )
+
+
+NO_BOUNDS = QueueRoom()
+
+
+def queue_room(state: RuntimeState) -> QueueRoom:
+    """As the pod computes it: while something waits, no more places than it uses are there. Predictions bound nothing
+    before they are calibrated."""
+    running, most = max(0, state.running), max(0, state.max_sequences)
+    return QueueRoom(
+        places=most if state.waiting <= 0 else min(running, most),
+        most_requests=state.queue.requests,
+        most_tokens=state.queue.tokens,
+        most_s=state.queue.seconds if state.ttft.calibrated and state.ttft.queue_s >= 0 else 0.0,
+    )

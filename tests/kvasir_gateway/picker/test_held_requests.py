@@ -1,0 +1,265 @@
+"""Requests of a service whose replicas are all busy wait in the picker, and go as replicas report room."""
+
+import json
+
+import pytest
+from msgspec import structs
+
+from fakes.clock import Now
+from fakes.gateway import accepted, model_route, pod, service, table
+from kvasir_api import names
+from kvasir_api.state import QueueBounds, RuntimeState, TtftForecast
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.hold_queue import HeldRequest, HoldLimits
+from kvasir_gateway.picker.destination import Destination
+from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.request_parser import ImmediateResponse, RequestBounds
+from kvasir_gateway.routing_table import StateReading
+
+ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
+PATH = "/v1/completions"
+FULL = RuntimeState(phase="ready", running=2, waiting=2, max_sequences=2, queue=QueueBounds(requests=2))
+"""Two run and two wait, as many as may."""
+
+
+@pytest.fixture
+def clock():
+    return Now()
+
+
+@pytest.fixture
+def picker(clock):
+    return made(clock)
+
+
+def made(clock, **limits):
+    picker = Picker(
+        metrics=GatewayMetrics(),
+        clock=clock,
+        draw=lambda: 0,
+        policy=ChoicePolicy(),
+        bounds=RequestBounds(max_body_bytes=1000, timeout_s=600.0),
+        limits=HoldLimits(**{"max_requests": 6, "max_wait_s": 60.0} | limits),
+    )
+    services = [service("s"), service("asleep")]
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
+    route = model_route(
+        "r", rules=[{"targets": [{"service": "s"}]}], fallbacks=[{"service": "asleep", "when": ["Saturated"]}]
+    )
+    picker.table = table(services, pods, [route])
+    picker.accepted_clusters = accepted(picker.table)
+    return picker
+
+
+def report(picker, clock, **states):
+    """Replicas report, later than all that was sent before and earlier than what comes."""
+    clock.now += 0.05
+    found = {ONE: states["one"], TWO: states["two"]}
+    picker.readings = {address: StateReading(state=state, at_s=clock.now) for address, state in found.items()}
+    picker.router.take_readings(found, began_s=clock.now)
+    clock.now += 0.05
+
+
+def pick(picker, name, model="s", **headers):
+    body = json.dumps({"model": model}).encode()
+    return picker.pick(body, name, PATH, {key.replace("_", "-"): value for key, value in headers.items()})
+
+
+def hold(picker, name, model="s", **headers):
+    outcome = pick(picker, name, model, **headers)
+    assert isinstance(outcome, HeldRequest)
+    return outcome
+
+
+def with_room(number):
+    """A state in which so many more may wait."""
+    return structs.replace(FULL, waiting=2 - number)
+
+
+def released(picker):
+    return [(name, going.addresses[0]) for name, going in picker.release()]
+
+
+def test_a_request_goes_where_there_is_room_and_waits_where_there_is_none(picker, clock):
+    report(picker, clock, one=FULL, two=with_room(1))
+    assert pick(picker, "a").addresses == (TWO, ONE)
+    hold(picker, "b")  # the one place is taken by now, whatever was reported
+    assert picker.release() == []
+    assert [(found.name, found.held) for found in picker.state().services] == [("asleep", 0), ("s", 1)]
+
+
+def test_held_requests_go_in_turns_of_tenants_as_room_is_reported_and_no_more_of_them(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    for name in ("a", "b", "c"):
+        hold(picker, name, authorization="Bearer one")
+    for name in ("x", "y"):
+        hold(picker, name, authorization="Bearer two")
+    report(picker, clock, one=with_room(1), two=with_room(2))
+    assert released(picker) == [("a", TWO), ("x", ONE), ("b", TWO)]
+    assert released(picker) == []
+    hold(picker, "new", authorization="Bearer three")  # it does not pass those that wait
+    report(picker, clock, one=RuntimeState(phase="ready", max_sequences=2, queue=QueueBounds(requests=2)), two=FULL)
+    assert [name for name, _ in released(picker)] == ["y", "c", "new"]
+
+
+def test_pods_that_report_no_bounds_get_every_request(picker, clock):
+    busy = structs.replace(FULL, queue=QueueBounds(), waiting=1000)
+    report(picker, clock, one=busy, two=busy)
+    assert isinstance(pick(picker, "a"), Destination)
+
+
+def test_a_pod_with_a_free_place_gets_requests_whatever_bounds_it_claims(picker, clock):
+    lying = RuntimeState(
+        phase="ready",
+        max_sequences=2,
+        waiting_uncached_tokens=1 << 60,
+        queue=QueueBounds(requests=1, tokens=1, seconds=1e-9),
+        ttft=TtftForecast(queue_s=1e6, calibrated=True),
+    )
+    report(picker, clock, one=lying, two=lying)
+    assert isinstance(pick(picker, "a"), Destination)
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        structs.replace(FULL, queue=QueueBounds(tokens=100), waiting_uncached_tokens=100),
+        structs.replace(FULL, queue=QueueBounds(seconds=5.0), ttft=TtftForecast(queue_s=5.1, calibrated=True)),
+    ],
+)
+def test_a_queue_is_full_by_tokens_and_by_seconds_too(picker, clock, full):
+    report(picker, clock, one=full, two=full)
+    hold(picker, "a")
+    idle = structs.replace(full, waiting=0, waiting_uncached_tokens=0, ttft=TtftForecast(queue_s=0.1, calibrated=True))
+    report(picker, clock, one=full, two=idle)
+    assert released(picker) == [("a", TWO)]
+
+
+def test_predictions_bound_nothing_before_they_are_calibrated(picker, clock):
+    early = structs.replace(FULL, queue=QueueBounds(seconds=5.0), ttft=TtftForecast(queue_s=50.0))
+    report(picker, clock, one=early, two=early)
+    assert isinstance(pick(picker, "a"), Destination)
+
+
+def test_a_silent_pod_is_no_room_while_others_report(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    del picker.readings[TWO]
+    hold(picker, "a")
+
+
+def test_a_request_is_held_no_longer_than_its_objective_which_the_replica_then_decides(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    hold(picker, "first")
+    hold(picker, "second", x_slo_ttft_ms="2000")
+    clock.now += 1.5
+    report(picker, clock, one=FULL, two=with_room(1))
+    assert released(picker) == [("first", TWO)]
+    report(picker, clock, one=FULL, two=FULL)
+    clock.now += 0.5
+    [(name, late)] = picker.release()
+    assert (name, late.headers[names.HEADER_TTFT]) == ("second", "1")
+
+
+def test_a_replica_gets_what_is_left_of_an_objective(picker, clock):
+    default = structs.replace(FULL, queue=QueueBounds(requests=2, ttft_s=10.0))
+    report(picker, clock, one=default, two=default)
+    hold(picker, "own", x_slo_ttft_ms="4000")
+    hold(picker, "default")
+    hold(picker, "none", x_slo_ttft_ms="nonsense")  # for the replica to refuse
+    clock.now += 0.9
+    report(picker, clock, one=with_room(2), two=with_room(2))
+    left = {name: going.headers.get(names.HEADER_TTFT) for name, going in picker.release()}
+    assert left == {"own": "3000", "default": "9000", "none": None}
+
+
+def test_an_objective_that_the_shortest_queue_misses_is_for_its_replica_to_refuse_at_once(picker, clock):
+    slow = structs.replace(FULL, ttft=TtftForecast(queue_s=3.0))
+    report(picker, clock, one=slow, two=slow)
+    assert isinstance(pick(picker, "a", x_slo_ttft_ms="2900"), Destination)
+    hold(picker, "b", x_slo_ttft_ms="3100")
+
+
+def test_a_wait_for_a_start_takes_nothing_from_an_objective(picker, clock):
+    hold(picker, "a", "asleep", x_slo_ttft_ms="100")
+    clock.now += 50.0
+    assert picker.release() == []
+    picker.table = table([service("asleep")], [pod("asleep", "one", ip="10.0.0.3")])
+    picker.accepted_clusters = accepted(picker.table)
+    [(_, going)] = picker.release()
+    assert names.HEADER_TTFT not in going.headers
+
+
+def test_who_waits_in_vain_is_told_that_replicas_are_busy(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    hold(picker, "a")
+    clock.now += 60.0
+    report(picker, clock, one=FULL, two=FULL)
+    [(_, answer)] = picker.release()
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"], int(answer.headers["retry-after"]) >= 1) == (429, "overloaded", True)
+    assert "are busy, and no room came for this request within 60 s" in error["message"]
+
+
+def test_a_busy_service_keeps_requests_for_one_at_zero_not_out(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    for number in range(6):
+        hold(picker, f"busy-{number}", authorization="Bearer one")
+    hold(picker, "waking", "asleep", authorization="Bearer one")
+    [(name, answer)] = picker.release()
+    assert (name, answer.status) == ("busy-5", 429)
+    assert {found.name: found.held for found in picker.state().services} == {"asleep": 1, "s": 5}
+
+
+def test_nothing_is_held_where_holding_is_off_or_the_proxy_holds_none(clock):
+    off = made(clock, max_wait_s=0)
+    report(off, clock, one=FULL, two=FULL)
+    assert isinstance(pick(off, "a"), Destination)
+    on = made(clock)
+    report(on, clock, one=FULL, two=FULL)
+    found = on.pick_now(b'{"model": "s"}', "a", PATH, {}, within=None)
+    assert isinstance(found, Destination)
+
+
+def test_a_full_service_goes_by_its_fallback_and_waits_where_that_cannot_answer(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    assert hold(picker, "a", "default/r").service == "default.s"
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("asleep", "three", ip="10.0.0.3")]
+    picker.table = table([service("s"), service("asleep")], pods, [route_of(picker)])
+    picker.accepted_clusters = accepted(picker.table)
+    [(name, going)] = picker.release()
+    assert (name, going.cluster, going.fallback) == ("a", "default.asleep", "Saturated")
+
+
+def route_of(_picker):
+    fallbacks = [{"service": "asleep", "when": ["Saturated"]}]
+    return model_route("r", rules=[{"targets": [{"service": "s"}]}], fallbacks=fallbacks)
+
+
+def test_a_turn_is_predicted_by_those_that_went_and_is_no_wake(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    for number in range(4):
+        picker.pick(b'{"model": "s"}', str(number), PATH, {names.HEADER_RELAYED: f"r{number}"})
+    assert {place.eta_s for place in picker.places().values()} == {None}
+    for _ in range(2):
+        clock.now += 1.9
+        report(picker, clock, one=FULL, two=with_room(1))
+        assert len(released(picker)) == 1
+    clock.now += 1.0
+    found = picker.places()
+    assert {name: (place.place, place.of, place.phase) for name, place in found.items()} == {
+        "r2": (1, 2, "queue"),
+        "r3": (2, 2, "queue"),
+    }
+    assert [round(found[name].eta_s, 6) for name in ("r2", "r3")] == [3.0, 6.0]
+    picker.table = table([service("s", created="2027-01-01T00:00:00Z")], [])
+    assert {place.eta_s for place in picker.places().values()} == {None}  # none of these waits was for a start
+
+
+def test_refusals_of_a_full_queue_say_why(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    for number in range(6):
+        hold(picker, str(number))
+    answer = pick(picker, "seventh")
+    assert isinstance(answer, ImmediateResponse)
+    assert "is busy, and as many requests as may wait for it" in json.loads(answer.body)["error"]["message"]
