@@ -26,8 +26,8 @@ class OperatorOptions(OptionsBase):
     )
     model_cache_dir: str = option(
         "",
-        "Directory of the nodes in which each namespace has one (of user 65532) where its pods share the models that"
-        " they fetch. Default: each pod fetches its own.",
+        "Directory of the nodes in which each namespace has one (of user 65532) with the models that its replicas"
+        " share. A small pod fetches them there; replicas only read it. Default: each pod fetches its own.",
         metavar="DIR",
     )
     model_cache_bytes: int = option(
@@ -36,6 +36,13 @@ class OperatorOptions(OptionsBase):
         " 0: all of the disk.",
         unit="bytes",
         ge=0,
+    )
+    model_prefetch_nodes: int = option(
+        0,
+        "Nodes beside those of its replicas to which the model of a service that may be scaled up is fetched ahead,"
+        " into --model-cache-dir.",
+        ge=0,
+        le=64,
     )
     otlp_traces_endpoint: str = option(
         "", "OTLP collector (HTTP) for requests of services with spec.observability.traceSamplePercent.", metavar="URL"
@@ -96,7 +103,9 @@ class OperatorOptions(OptionsBase):
     verbose: bool = option(False, "Log each reconcile.")
 
     @model_validator(mode="after")
-    def _has_a_place_for_keys(self) -> Self:
+    def _is_complete(self) -> Self:
+        if self.model_prefetch_nodes and not self.model_cache_dir:
+            raise ValueError("--model-prefetch-nodes needs --model-cache-dir, into which models are fetched")
         if self.pod_tls and not self.lease_namespace:
             raise ValueError("--pod-tls needs --lease-namespace, where the authority's key is kept")
         return self

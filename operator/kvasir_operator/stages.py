@@ -13,7 +13,9 @@ from kvasir_api.inspection import Prediction
 from kvasir_api.options import Reduction
 from kvasir_api.roofline import Roofline
 from kvasir_api.status import AutoscalingStatus, ClassForecast
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.decode_rate import DecodeRate
+from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 
@@ -89,6 +91,18 @@ class Resolved:
     reductions_left: tuple[Reduction, ...] = ()
     held: Revision | None = None
     waits: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPlan:
+    """Pods that fetch models into caches of nodes: those to start, as manifests, and those to delete.
+
+    again_s: after so long the plan may be another one although nothing of the service changed; 0 for never.
+    """
+
+    create: tuple[Json, ...] = ()
+    delete: tuple[ModelPod, ...] = ()
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from kvasir_api import model_uri, names
 from kvasir_api.speculation import WAYS, draft_model
 from kvasir_runtime import gguf, hub
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.fetch import shared_cache
 from kvasir_runtime.fetch.progress import OnBytes
 
 _OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
+_NOT_ON_A_HUB = tuple(scheme for scheme in model_uri.FETCHED if scheme != model_uri.HUB)
 SAMPLES = 32
 SAMPLE_BYTES = 64 * 1024
 
@@ -31,14 +33,8 @@ def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None) -> 
     Raises ModelError with one line when there is no such directory or file, ModelUnavailableError when the model is not
     to be had.
     """
-    if model.startswith(model_uri.HUB) and (named := hub.parsed(model, revision)) is not None:
-        return hub.fetch(named, on_bytes)
     if model_uri.is_fetched(model):
-        if revision:
-            raise ModelError(f"--revision {revision} is for models on the hub; the uri {model} has its own version")
-        from kvasir_runtime.fetch import fetched_model  # most starts have their model
-
-        return _lone_file(fetched_model.fetch(model, on_bytes))
+        return _fetched(model, revision, on_bytes)
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
     if model and revision and folder.exists():
         raise ModelError(f"--revision {revision} is for models on the hub; {model} is on this machine")
@@ -48,9 +44,23 @@ def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None) -> 
         return folder
     if model and folder.exists():
         raise ModelError(f"model {model} is a file; expected a .gguf, or the directory of a Hugging Face checkpoint")
-    if (named := hub.parsed(model, revision)) is None:
+    if hub.parsed(model, revision) is None:
         raise ModelError(f"model directory {model} does not exist")
-    return hub.fetch(named, on_bytes)
+    return _fetched(model, revision, on_bytes)
+
+
+def _fetched(model: str, revision: str, on_bytes: OnBytes | None) -> Path:
+    """A model that is no directory, after a download by this process or by the one that fetches for it."""
+    named = None if model.startswith(_NOT_ON_A_HUB) else hub.parsed(model, revision)
+    if named is None and revision:
+        raise ModelError(f"--revision {revision} is for models on the hub; the uri {model} has its own version")
+    if (cache := shared_cache.read_only()) is not None:
+        return _lone_file(shared_cache.awaited(cache, model, on_bytes))
+    if named is not None:
+        return hub.fetch(named, on_bytes)
+    from kvasir_runtime.fetch import fetched_model  # most starts have their model
+
+    return _lone_file(fetched_model.fetch(model, on_bytes))
 
 
 def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None) -> Path | None:
@@ -86,7 +96,7 @@ def with_user_name(message: str, model: str, environment: Mapping[str, str] = os
 
 def _lone_file(folder: Path) -> Path:
     """A directory without a checkpoint means the one GGUF model that it holds. Raises ModelError for several."""
-    if (folder / "config.json").exists():
+    if folder.is_file() or (folder / "config.json").exists():
         return folder
     files = (path for path in folder.glob(f"*{gguf.SUFFIX}") if path.is_file())
     found = sorted({Path(gguf.parts(str(path))[0]) for path in files})

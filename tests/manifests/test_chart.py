@@ -110,7 +110,7 @@ def test_one_namespace_gets_rights_in_that_namespace_alone() -> None:
     rules = found["ClusterRole", "kvasir-operator-cluster-team"]["rules"]
     assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
         (["acceleratorclasses"], ["list", "watch"]),
-        (["nodes"], ["get"]),
+        (["nodes"], ["get", "list"]),
     ]
     narrow = [d for (kind, _), d in found.items() if kind == "RoleBinding" and d["roleRef"]["kind"] == "ClusterRole"]
     assert {d["metadata"]["namespace"] for d in narrow} == {"team"}

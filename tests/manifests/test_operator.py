@@ -105,6 +105,7 @@ def test_rights_are_exactly_those_that_are_used():
         ("events.k8s.io", "events", "create"),
         ("", "persistentvolumeclaims", "get"),
         ("", "nodes", "get"),
+        ("", "nodes", "list"),
         ("", "pods", "create"),
         ("", "pods", "patch"),
         ("", "pods", "delete"),

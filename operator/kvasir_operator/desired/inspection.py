@@ -27,9 +27,10 @@ from kvasir_api.status import MOST, ModelStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.fit import inspected
+from kvasir_operator.desired.helper_pod import helper_pod, with_scratch
 from kvasir_operator.desired.source import ModelSource, variable
-from kvasir_operator.desired.template import SCRATCH, container_security, model_mounts, owner, pod_security, volume
-from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.desired.template import SCRATCH, model_mounts, volume
+from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.replica import epoch
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -62,7 +63,7 @@ class InspectionPlan:
     """
 
     create: Json | None = None
-    delete: tuple[Inspection, ...] = ()
+    delete: tuple[ModelPod, ...] = ()
     waiting: str = ""
 
 
@@ -120,7 +121,7 @@ def pod_name(seen: Observed) -> str:
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
 
 
-def _own_pod(seen: Observed) -> Inspection | None:
+def _own_pod(seen: Observed) -> ModelPod | None:
     """The pod that looks at this very model."""
     name = pod_name(seen)
     return next((pod for pod in seen.inspections if pod.name == name), None)
@@ -194,7 +195,7 @@ def _served(seen: Observed) -> bool:
     return any(model.get("uri") == seen.spec.model.uri for model in models)
 
 
-def _trouble(seen: Observed, mine: Inspection | None, waited_s: float) -> str:
+def _trouble(seen: Observed, mine: ModelPod | None, waited_s: float) -> str:
     """Why it is not waited for any longer; empty when it is."""
     if not seen.claim_bound and waited_s > UNBOUND_S:
         return "its claim has no volume yet"
@@ -206,14 +207,14 @@ def _trouble(seen: Observed, mine: Inspection | None, waited_s: float) -> str:
     return ""
 
 
-def _held(seen: Observed, mine: Inspection | None) -> str:
+def _held(seen: Observed, mine: ModelPod | None) -> str:
     if not seen.claim_bound:
         return "the model's claim waits for its volume"
     trouble = f": {mine.trouble}" if mine and mine.trouble else ""
     return f"pod {pod_name(seen)} reads the model's config{trouble}"
 
 
-def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
+def _read(seen: Observed, pod: ModelPod, known: ModelStatus | None, time: str) -> ModelStatus:
     """The facts of the termination message, or why there are none; what was known before stays so for another while."""
     fetched = model_uri.is_fetched(seen.spec.model.uri)
     why = pod.trouble.removeprefix(names.REFUSAL_PREFIX if fetched else "")
@@ -254,51 +255,38 @@ def _unknown(seen: Observed, why: str, time: str) -> ModelStatus:
 
 def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
     seen = resolved.observed
-    where = remote_model.pinned_source(seen)
-    pod: Json = {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": DEADLINE_S,
-        "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": pod_security(),
-        "containers": [_container(seen, where, settings)],
-        "volumes": [volume(seen, where, settings), {"name": "scratch", "emptyDir": {}}, *remote_model.secret(seen)],
-    }
-    if seen.spec.pod.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": _metadata(seen, name),
-        "spec": {**pod, **_place(seen, resolved.placement.accelerator, where)},
-    }
+    where, source = remote_model.pinned_source(seen), remote_model.secret(seen.spec.model.secret_name)
+    return helper_pod(
+        seen,
+        name,
+        names.COMPONENT_INSPECT,
+        label=names.LABEL_INSPECTS,
+        container=_container(seen, where, source, settings),
+        volumes=[volume(seen, where, settings), *source],
+        restartPolicy="Never",
+        activeDeadlineSeconds=DEADLINE_S,
+        imagePullSecrets=[{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets],
+        **_place(seen, resolved.placement.accelerator, where),
+    )
 
 
-def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -> Json:
+def _container(seen: Observed, where: ModelSource, source: list[Json], settings: OperatorSettings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
     given = without_dollars(seen.spec.runtime.hf_overrides)
     options = ["--hf-overrides", given] if given else []
     if drafter := draft_model(seen.spec.runtime.speculation):
         options += ["--speculation", drafter]
     return {
-        "name": names.COMPONENT_INSPECT,
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
         "args": [where.path, "--facts", names.PATH_TERMINATION_LOG, *options],
         "env": [
             {"name": "HOME", "value": SCRATCH},
             variable(seen.spec.model.uri),
-            *remote_model.variables(seen, settings),
+            *remote_model.variables(seen.spec.model.uri, settings),
         ],
         "resources": RESOURCES,
-        "volumeMounts": [
-            *model_mounts(seen, where),
-            {"name": "scratch", "mountPath": SCRATCH},
-        ],
-        "terminationMessagePath": names.PATH_TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": container_security(),
+        "volumeMounts": with_scratch(model_mounts(source, writes=where.kind == "remote")),
     }
 
 
@@ -315,19 +303,3 @@ def _place(seen: Observed, found: AcceleratorClassSpec | None, where: ModelSourc
     if borne:
         place["tolerations"] = [t.model_dump(by_alias=True, exclude_defaults=True) for t in borne]
     return place
-
-
-def _metadata(seen: Observed, name: str) -> Json:
-    return {
-        "name": name,
-        "namespace": seen.namespace,
-        "labels": {
-            names.LABEL_NAME: names.IMAGE_RUNTIME,
-            names.LABEL_INSTANCE: seen.name,
-            names.LABEL_COMPONENT: names.COMPONENT_INSPECT,
-            names.LABEL_PART_OF: names.PART_OF,
-            names.LABEL_MANAGED_BY: names.MANAGER,
-            names.LABEL_INSPECTS: seen.name,
-        },
-        "ownerReferences": [owner(seen)],
-    }

@@ -3,6 +3,7 @@
 Called by `template` and `inspection`, and by `revision` for the version. The operator itself never reaches a source.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from kvasir_api import model_uri, names
@@ -44,20 +45,22 @@ def is_unresolved(seen: Observed) -> bool:
     return model_uri.is_fetched(seen.spec.model.uri) and not commit(seen)
 
 
-def secret(seen: Observed) -> list[Json]:
+def secret(name: str) -> list[Json]:
     """The Secret by which a pod reaches the source, if there is one. The operator never reads it. Optional: without it
     the runtime says what is missing, while a pod would wait."""
-    name = seen.spec.model.secret_name
     return [{"name": "source", "secret": {"secretName": name, "optional": True}}] if name else []
 
 
-def variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
-    """How a container reaches the source and where it keeps what it fetches; none for a model that is not fetched."""
-    uri = seen.spec.model.uri
+def variables(uri: str, settings: OperatorSettings, *, drafts: bool = False) -> list[Json]:
+    """How a container reaches the source and where it keeps what it fetches; none for a model that is not fetched.
+
+    drafts: it may fetch a draft model too, which is always one of a hub.
+    """
     if not model_uri.is_fetched(uri):
         return []
     given = {names.ENV_SOURCE_SETTINGS: names.SOURCE_MOUNT}
-    if uri.startswith(model_uri.HUB):
+    of_hub = uri.startswith(model_uri.HUB)
+    if of_hub or drafts:
         given |= {
             "HF_HUB_CACHE": names.MODEL_MOUNT,
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -65,19 +68,33 @@ def variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
         }
         if settings.hub_endpoint:
             given["HF_ENDPOINT"] = settings.hub_endpoint
-    else:
+    if not of_hub:
         given[names.ENV_MODEL_CACHE] = names.MODEL_MOUNT
-    if node_cache(seen, settings) and settings.model_cache_bytes:
-        given[names.ENV_MODEL_CACHE_BYTES] = str(settings.model_cache_bytes)
-    return [{"name": name, "value": value} for name, value in given.items()]
+    return _environment(given)
 
 
-def startup_cache(seen: Observed, settings: OperatorSettings) -> list[Json]:
-    """Where a replica finds what a start on its node has measured: beside the models that pods share. What it keeps in
-    a volume of its own goes with the pod."""
-    if not node_cache(seen, settings) and not seen.spec.model.cache_claim:
+def serving_variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    """Those of a replica: it fetches by itself, or waits for what a pod of its node fetches. And where it finds what a
+    start on its node has measured: beside the models that pods share; what it keeps for itself goes with the pod."""
+    if node_cache(seen, settings):
+        shared = {names.ENV_MODEL_CACHE_READ_ONLY: names.MODEL_MOUNT}
+        return _environment({**shared, names.ENV_STARTUP_CACHE: names.STARTUP_CACHE_MOUNT})
+    found = variables(seen.spec.model.uri, settings)
+    if not seen.spec.model.cache_claim:
+        return found
+    return found + _environment({names.ENV_STARTUP_CACHE: f"{names.MODEL_MOUNT}/{names.STARTUP_CACHE}"})
+
+
+def startup_volume(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    """The part of a node's cache that replicas write."""
+    if not (directory := node_cache(seen, settings)):
         return []
-    return [{"name": names.ENV_STARTUP_CACHE, "value": f"{names.MODEL_MOUNT}/{names.STARTUP_CACHE}"}]
+    where = {"path": f"{directory}/{names.STARTUP_CACHE}", "type": "DirectoryOrCreate"}
+    return [{"name": "start", "hostPath": where}]
+
+
+def _environment(given: Mapping[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def node_cache(seen: Observed, settings: OperatorSettings) -> str:

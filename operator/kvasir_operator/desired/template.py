@@ -1,6 +1,6 @@
 """The pod template of a revision: rendered once, stored in the ControllerRevision, applied verbatim from then on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -86,7 +86,8 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
             volume(seen, where, settings, shared=True),
             {"name": "scratch", "emptyDir": {}},
             *_keys(seen),
-            *remote_model.secret(seen),
+            *_source(seen, settings),
+            *remote_model.startup_volume(seen, settings),
             *_ops_keys(settings),
             *_tls(settings),
         ],
@@ -126,7 +127,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
         "resources": _resources(seen, placed.accelerator, settings),
         **probes(model_bytes(seen, placed), remote_model.download_bytes(seen), tls=settings.pod_tls),
         "volumeMounts": [
-            *model_mounts(seen, where),
+            *_model_mounts(seen, where, settings),
             {"name": "scratch", "mountPath": SCRATCH},
             *({"name": key["name"], "mountPath": names.KEYS_MOUNT, "readOnly": True} for key in _keys(seen)),
             *(
@@ -183,8 +184,7 @@ def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: Ope
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
         variable(seen.spec.model.uri),
         {"name": names.ENV_SERVICE, "value": qualified_name(seen.namespace, seen.name)},
-        *remote_model.variables(seen, settings),
-        *remote_model.startup_cache(seen, settings),
+        *remote_model.serving_variables(seen, settings),
     ]
     if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}
@@ -271,14 +271,27 @@ def _tls(settings: OperatorSettings) -> list[Json]:
     return [{"name": "tls", "secret": {"secretName": names.POD_TLS_SECRET}}] if settings.pod_tls else []
 
 
-def model_mounts(seen: Observed, where: ModelSource) -> list[Json]:
-    """Of the model, which a pod writes only where it fetches it, and of what it needs for that."""
+def _source(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    """A replica that only reads the cache of its node reaches no source and has no credentials of one."""
+    return [] if remote_model.node_cache(seen, settings) else remote_model.secret(seen.spec.model.secret_name)
+
+
+def _model_mounts(seen: Observed, where: ModelSource, settings: OperatorSettings) -> list[Json]:
+    """Those of a replica."""
+    start = [
+        {"name": one["name"], "mountPath": names.STARTUP_CACHE_MOUNT}
+        for one in remote_model.startup_volume(seen, settings)
+    ]
+    writes = where.kind == "remote" and not start
+    return [*model_mounts(_source(seen, settings), writes=writes), *start]
+
+
+def model_mounts(source: Sequence[Json], *, writes: bool) -> list[Json]:
+    """Of the model, which a pod writes only where it fetches it, and of the source's volumes."""
     model: Json = {"name": "model", "mountPath": names.MODEL_MOUNT}
-    if where.kind != "remote":
-        return [{**model, "readOnly": True}]
     return [
-        model,
-        *({"name": v["name"], "mountPath": names.SOURCE_MOUNT, "readOnly": True} for v in remote_model.secret(seen)),
+        model if writes else {**model, "readOnly": True},
+        *({"name": one["name"], "mountPath": names.SOURCE_MOUNT, "readOnly": True} for one in source),
     ]
 
 
@@ -297,13 +310,18 @@ def volume(seen: Observed, where: ModelSource, settings: OperatorSettings, *, sh
     if where.kind == "remote" and shared and claim:
         return {"name": "model", "persistentVolumeClaim": {"claimName": claim}}
     if where.kind == "remote" and shared and directory:
-        return {"name": "model", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
+        return node_volume(directory)
     if where.kind == "remote":
         disk = remote_model.cache_bytes(seen, settings)
         return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}
+
+
+def node_volume(directory: str) -> Json:
+    """The cache of a node. The kubelet makes one that is not there, for root."""
+    return {"name": "model", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
 
 
 def cores(quantity: str) -> int:

@@ -37,7 +37,7 @@ class InspectionWait:
 
 
 class Inspector:
-    """The only one that creates pods and deletes those that it created."""
+    """Creates pods that look at models, and deletes them."""
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
-"""Reads the nodes of replicas when one of them must leave, and only then; called by the reconciler.
+"""Reads the nodes of replicas when one of them must leave, and all nodes where models are fetched ahead.
 
 Nodes are not watched: there may be thousands, and they matter for seconds. Where nodes may not be read, as in an
 installation for one namespace, replicas are told apart by their work alone.
 """
 
 import logging
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -12,8 +13,9 @@ from msgspec import structs
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
-from kvasir_kube.kinds import NODE
+from kvasir_kube.kinds import NODE, Json
 from kvasir_operator.loop.clock import Clock
+from kvasir_operator.observed.candidate_node import CandidateNode, candidate_node
 from kvasir_operator.observed.node import GONE, NodeLifetime, node_lifetime
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed
@@ -22,6 +24,7 @@ LOG: Final = logging.getLogger(__name__)
 KNOWN_S: Final = 30.0
 """A node that was read is not read again for so long."""
 FORBIDDEN_S: Final = 3600.0
+LISTED_S: Final = 60.0
 MOST_KNOWN: Final = 4096
 
 
@@ -32,6 +35,8 @@ class NodeReader:
         self._cluster, self._clock = cluster, clock
         self._known: dict[str, tuple[float, NodeLifetime]] = {}
         self._forbidden_until = clock.steady()
+        self._candidates: tuple[CandidateNode, ...] = ()
+        self._listed_at = -math.inf
 
     async def marked(self, seen: Observed, *, wanted: int) -> Observed:
         """The service with the nodes of its replicas, if more of them run than are wanted."""
@@ -39,6 +44,21 @@ class NodeReader:
         if len(live) <= wanted or not wanted or self._clock.steady() < self._forbidden_until:
             return seen
         return replace(seen, replicas=tuple([await self._marked(r) for r in seen.replicas]))
+
+    async def candidates(self) -> tuple[CandidateNode, ...]:
+        """Where a replica may come, as of at most LISTED_S ago; none where nodes may not be listed."""
+        now = self._clock.steady()
+        if now - self._listed_at < LISTED_S:
+            return self._candidates
+        self._listed_at = now  # one that fails is not repeated at once either
+        try:
+            listed = await self._cluster.list(NODE, transform=_of_candidates)
+        except KubeError as error:
+            LOG.info("nodes cannot be listed, so that no model is fetched ahead of a replica: %s", error)
+            self._candidates = ()
+        else:
+            self._candidates = tuple(map(candidate_node, listed.items))
+        return self._candidates
 
     async def _marked(self, r: Replica) -> Replica:
         if not r.node or not r.live:
@@ -66,3 +86,10 @@ class NodeReader:
             return NodeLifetime()
         self._known[name] = (now, known)
         return known
+
+
+def _of_candidates(obj: Json) -> Json:
+    """What is read of a node: its images alone are many kilobytes."""
+    status = obj.get("status") or {}
+    kept = {part: status[part] for part in ("allocatable", "conditions") if part in status}
+    return {"metadata": obj["metadata"], "spec": obj.get("spec") or {}, "status": kept}

@@ -1,6 +1,7 @@
 """Gathers everything that is known about one service; the only reader of the cluster besides the watches."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvasir_api import names
@@ -79,6 +80,7 @@ class Observer:
             claim_of_one_node=claim.of_one_node,
             name_conflicts=self._store.names.conflicts(service),
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
+            fetches=[pod for pod in self._store.of(POD, name) if names.LABEL_FETCHES in labels(pod)],
             classes=self._accelerators(),
             served_before=self._served_before(name, service, replicas),
         )
@@ -105,6 +107,10 @@ class Observer:
     async def with_nodes(self, seen: Observed, *, wanted: int) -> Observed:
         """The same with the state of its nodes, where one of its replicas must leave."""
         return await self._nodes.marked(seen, wanted=wanted)
+
+    async def with_candidates(self, seen: Observed) -> Observed:
+        """The same with the nodes where a replica may come, for those that are to have its model before."""
+        return replace(seen, candidates=await self._nodes.candidates())
 
     def _accelerators(self) -> dict[str, AcceleratorClassSpec]:
         """All classes; only one that has changed is parsed again: the store keeps an object until a newer one comes."""

@@ -18,6 +18,7 @@ from kvasir_operator.loop.event_emitter import EventEmitter
 from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
+from kvasir_operator.loop.model_fetcher import ModelFetcher, ModelPods
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.pod_certificates import PodCertificates
@@ -167,7 +168,12 @@ class Operator:
         return Reconciler(
             Observer(cluster, self.store, scraper, clock=clock),
             self.scaler,
-            Inspector(cluster, self.store, recorder, self.telemetry, self.workqueue, settings=settings, clock=clock),
+            ModelPods(
+                inspector=Inspector(
+                    cluster, self.store, recorder, self.telemetry, self.workqueue, settings=settings, clock=clock
+                ),
+                fetcher=ModelFetcher(cluster, self.store, self.telemetry),
+            ),
             writer,
             reporter,
             self.workqueue,

@@ -1,17 +1,19 @@
 """One service, level-triggered: observe, resolve, plan, apply, report. Each stage is one value; see `stages.py`."""
 
+from dataclasses import replace
 from typing import Final
 
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.desired.children import children
+from kvasir_operator.desired.model_fetch import fetch_plan, nodes_ahead
 from kvasir_operator.desired.resolve import resolve
 from kvasir_operator.desired.revision import surplus
 from kvasir_operator.desired.validation import CURABLE
 from kvasir_operator.diff import diff
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.fleet_turns import FleetTurns
-from kvasir_operator.loop.inspector import Inspector
+from kvasir_operator.loop.model_fetcher import ModelPods
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.quota_waiters import QuotaWaiters
 from kvasir_operator.loop.scaler import Scaler
@@ -41,7 +43,7 @@ class Reconciler:
         self,
         observer: Observer,
         scaler: Scaler,
-        inspector: Inspector,
+        model_pods: ModelPods,
         writer: Writer,
         reporter: StatusReporter,
         workqueue: Workqueue,
@@ -49,7 +51,8 @@ class Reconciler:
         settings: OperatorSettings,
         clock: Clock,
     ) -> None:
-        self._observer, self._scaler, self._inspector = observer, scaler, inspector
+        self._observer, self._scaler = observer, scaler
+        self._inspector, self._fetcher = model_pods.inspector, model_pods.fetcher
         self._writer, self._reporter, self._workqueue = writer, reporter, workqueue
         self._settings, self._clock = settings, clock
         self._uids: dict[Key, str] = {}
@@ -91,6 +94,8 @@ class Reconciler:
             planned = await self._planned(resolved, resolved.revision, scaler.wanted)
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)
+        if (refused := await self._fetch_models(resolved)) is not None and error is None:
+            applied, error = _refused(refused, applied.foreign), refused
         if resolved.revision is None or seen.name_conflicts or applied.foreign:
             self._workqueue.mark(name, FAULT_RETRY_S)
         await self._reporter.report(service, resolved, scaler, planned, applied, waiting=waiting)
@@ -133,6 +138,22 @@ class Reconciler:
             for action in planned.actions:
                 await self._writer.act(seen, service, action)
         except KubeError as error:
-            reason = refusal(str(error), status=error.status) if error.status else ""
-            return Applied(refused=f"the API server refused: {error}", refused_reason=reason, foreign=foreign), error
+            return _refused(error, foreign), error
         return Applied(foreign=foreign), None
+
+    async def _fetch_models(self, resolved: Resolved) -> KubeError | None:
+        """Into the caches of nodes, if the installation has them; also for replicas of a spec before a broken one."""
+        if not self._settings.model_cache_dir:
+            return None
+        seen = resolved.observed
+        if nodes_ahead(resolved, self._settings):
+            resolved = replace(resolved, observed=await self._observer.with_candidates(seen))
+        step = fetch_plan(resolved, self._settings, now=self._clock.wall())
+        if step.again_s:
+            self._workqueue.mark((seen.namespace, seen.name), step.again_s, news=False)
+        return await self._fetcher.apply(seen, step)
+
+
+def _refused(error: KubeError, foreign: tuple[ForeignObject, ...]) -> Applied:
+    reason = refusal(str(error), status=error.status) if error.status else ""
+    return Applied(refused=f"the API server refused: {error}", refused_reason=reason, foreign=foreign)

@@ -143,4 +143,5 @@ def parent(obj: Json) -> Key:
     if obj.get("kind") == names.KIND:
         return namespace, name
     marks = labels(obj)
-    return namespace, marks.get(names.LABEL_SERVICE) or marks.get(names.LABEL_INSPECTS, "")
+    found = (marks.get(label) for label in (names.LABEL_SERVICE, names.LABEL_INSPECTS, names.LABEL_FETCHES))
+    return namespace, next(filter(None, found), "")

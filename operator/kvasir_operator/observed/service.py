@@ -14,7 +14,8 @@ from kvasir_api.service import InferenceServiceSpec, ModelSpec
 from kvasir_api.state import ServedTotals
 from kvasir_api.status import InferenceServiceStatus, ModelStatus
 from kvasir_kube.kinds import Json
-from kvasir_operator.observed.inspection import Inspection, inspection
+from kvasir_operator.observed.candidate_node import CandidateNode
+from kvasir_operator.observed.model_pod import ModelPod, model_pod
 from kvasir_operator.observed.replica import Replica
 
 
@@ -65,7 +66,8 @@ class Observed:
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
     claim_of_one_node: whether only one node at a time may mount it.
-    quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
+    quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model;
+    fetches: pods that fetch it into the cache of a node. candidates: nodes where a replica may come, if asked.
     model: what they read, as status has it until more is known. name_conflicts: names of its spec that it does not own.
     classes: the accelerator classes of the cluster by name. served_before: what each replica had served when the step
     of the rollout began, by uid.
@@ -90,7 +92,9 @@ class Observed:
     claim_bound: bool = True
     claim_of_one_node: bool = False
     name_conflicts: tuple[NameConflict, ...] = ()
-    inspections: tuple[Inspection, ...] = ()
+    inspections: tuple[ModelPod, ...] = ()
+    fetches: tuple[ModelPod, ...] = ()
+    candidates: tuple[CandidateNode, ...] = ()
     model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
     served_before: Mapping[str, ServedTotals] = field(default_factory=dict)
@@ -131,6 +135,7 @@ def observed(
     claim_of_one_node: bool = False,
     name_conflicts: tuple[NameConflict, ...] = (),
     inspections: Iterable[Json] = (),
+    fetches: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
     served_before: Mapping[str, ServedTotals] | None = None,
 ) -> Observed:
@@ -164,7 +169,8 @@ def observed(
         claim_bound=claim_bound or bool(spec.model.cache_claim),
         claim_of_one_node=claim_of_one_node,
         name_conflicts=name_conflicts,
-        inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),
+        inspections=tuple(model_pod(pod) for pod in inspections if owned(pod, uid)),
+        fetches=tuple(model_pod(pod) for pod in fetches if owned(pod, uid)),
         model=status.model,
         classes=classes if isinstance(classes, Mapping) else dict(map(parsed_class, classes)),
         served_before=served_before or {},

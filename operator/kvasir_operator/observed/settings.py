@@ -14,7 +14,8 @@ class OperatorSettings:
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
     hub_endpoint: base URL of the hub of hf:// models, empty for huggingface_hub's own.
     model_cache_dir: directory of the nodes with one for each namespace in which its pods share what they fetch, empty
-    for none; model_cache_bytes: what that may take, 0 without a limit.
+    for none; model_cache_bytes: what that may take, 0 without a limit; model_prefetch_nodes: nodes of a service that
+    have its model before a replica comes.
     otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
@@ -30,6 +31,7 @@ class OperatorSettings:
     hub_endpoint: str = ""
     model_cache_dir: str = ""
     model_cache_bytes: int = 0
+    model_prefetch_nodes: int = 0
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
     speed_window_s: float = 60.0

@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from kvasir_api import names
 from kvasir_api.forecast import readable
-from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.model_pod import ModelPod
+from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.volume_conflict import volume_conflict
@@ -100,6 +101,23 @@ def _refused(found: StatusInputs) -> Summary | None:
     if refusal.startswith(names.MODEL_UNAVAILABLE):
         refusal = f"spec.model.uri: {refusal.removeprefix(names.MODEL_UNAVAILABLE)}"
     return Summary(mode="stalled", reason=reason, message=refusal)
+
+
+def _not_fetched(found: StatusInputs) -> Summary | None:
+    """A replica waits for its model, which the pod that fetches it on its node does not get."""
+    nodes = {r.node for r in found.updated if r.phase == "starting" and r.node}
+    pod = next((pod for pod in found.seen.fetches if pod.node in nodes and _fails(pod, found.now)), None)
+    if pod is None or found.updated_ready >= found.minimum:
+        return None
+    why = pod.trouble.removeprefix("Error: ") or "no reason was reported"
+    reason = names.REFUSALS[names.MODEL_UNAVAILABLE]
+    return Summary(mode="stalled", reason=reason, message=f"spec.model.uri: {why} ({pod.name} on {pod.node})")
+
+
+def _fails(pod: ModelPod, now: str) -> bool:
+    """One that was started again and has run for a while downloads, as far as is known."""
+    began = pod.running_since
+    return pod.fails and (began is None or (epoch(now) or 0.0) - began < FETCHES_AGAIN_S)
 
 
 def _locked(found: StatusInputs) -> Summary | None:
@@ -239,6 +257,7 @@ def _down(failed: Replica) -> str:
 
 
 OUT_OF_MEMORY_TIMES: Final = 3
+FETCHES_AGAIN_S: Final = 60.0
 HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
 
 CHECKS: Final[tuple[Callable[[StatusInputs], Summary | None], ...]] = (
@@ -250,6 +269,7 @@ CHECKS: Final[tuple[Callable[[StatusInputs], Summary | None], ...]] = (
     _held,
     _zero,
     _refused,
+    _not_fetched,
     _locked,
     _all_ready,
     _out_of_memory,

@@ -1,6 +1,7 @@
 """`kvasir pull MODEL`: fetches a model before it is served, and prints where it is."""
 
 import os
+from pathlib import Path
 
 import click
 
@@ -10,11 +11,12 @@ from kvasir_api.forecast import readable
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.fetch.shared_cache import Recorder
 from kvasir_runtime.server.console import Console
 
 
-def _pull(model: str, revision: str) -> None:
-    """Fetch MODEL into the cache of its kind, and print the folder.
+def _pull(model: tuple[str, ...], revision: str, record: Path | None) -> None:
+    """Fetch each MODEL into the cache of its kind, and print the folder.
 
     MODEL is a name on the hub, or a uri of a bucket, a registry or an archive. What is there already is not fetched
     again, a broken download goes on where it was, and every file is compared with the stated checksum.
@@ -32,13 +34,30 @@ def _pull(model: str, revision: str) -> None:
         fraction = done_bytes / total_bytes if total_bytes else 1.0
         console.show("downloading", fraction, message=f"{readable(done_bytes)} of {readable(total_bytes)}")
 
+    def fetched(name: str) -> Path:
+        if record is None:
+            return source.resolve(name, revision, show)
+        recorder = Recorder(record, name)
+
+        def on_bytes(done_bytes: int, total_bytes: int) -> None:
+            recorder.progress(done_bytes, total_bytes)
+            show(done_bytes, total_bytes)
+
+        folder = source.resolve(name, revision, on_bytes)
+        try:
+            recorder.whole(folder)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{record} does not take the record of {name}: {error}") from error
+        return folder
+
     try:
-        folder = source.resolve(model, revision, show)
+        folders = [fetched(name) for name in model]
     except StartError as error:
         raise click.ClickException(str(error).removeprefix(names.MODEL_UNAVAILABLE)) from error
     finally:
         console.close()
-    click.echo(folder)
+    for folder in folders:
+        click.echo(folder)
 
 
 pull = click.Command(
@@ -47,7 +66,12 @@ pull = click.Command(
     help=_pull.__doc__,
     short_help="Fetch a model from the hub, a bucket, a registry or a server.",
     params=[
-        click.Argument(["model"]),
+        click.Argument(["model"], nargs=-1, required=True),
+        click.Option(
+            ["--record"],
+            type=click.Path(path_type=Path),
+            help="Directory of the cache, for processes that only read it: what was fetched is recorded there.",
+        ),
         *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
     ],
 )

@@ -8,8 +8,8 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +39,31 @@ def hold(entry: Path, environment: Mapping[str, str] = os.environ) -> None:
             raise ModelUnavailableError(
                 f"the cache {entry.parent} cannot be written, it has to belong to user {os.getuid()}: {error}"
             ) from error
+
+
+@contextmanager
+def read(entry: Path) -> Iterator[Callable[[], None]]:
+    """While no process removes an entry of a cache that this one may not write; until it ends, if `keep` is called.
+
+    It need not be there, and one that was never counted is held by no lock.
+    """
+    kept = False
+
+    def keep() -> None:
+        nonlocal kept
+        kept = True
+
+    try:
+        file = os.open(entry / _USED, os.O_RDONLY)
+    except OSError:
+        yield keep
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield keep
+    finally:
+        if not kept:
+            os.close(file)
 
 
 def make_room(entry: Path, rest_bytes: int, environment: Mapping[str, str] = os.environ) -> None:

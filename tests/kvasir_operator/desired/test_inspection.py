@@ -21,7 +21,7 @@ from kvasir_operator.desired.inspection import (
     known_model,
     pod_name,
 )
-from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -64,7 +64,7 @@ def world(*, model=None, pods=(), bound=True, uri=URI, inspect="Auto", serving="
 class Step(NamedTuple):
     found: ModelStatus | None
     create: dict | None
-    delete: tuple[Inspection, ...]
+    delete: tuple[ModelPod, ...]
     waiting: str
 
 
@@ -77,7 +77,7 @@ def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
 
 
 def pod(**fields):
-    return Inspection(**{"name": pod_name(world()), "uid": "u", **fields})
+    return ModelPod(**{"name": pod_name(world()), "uid": "u", **fields})
 
 
 def test_a_model_for_an_accelerator_is_looked_at_before_replicas_start():

@@ -14,7 +14,7 @@ from kvasir_api.inspection import RemoteInspection, encode
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.inspection import SOURCE_AGAIN_S, inspection_plan, known_model, pod_name
-from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -58,7 +58,7 @@ def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
 
 
 def pod(**fields):
-    return Inspection(**{"name": pod_name(world()), "uid": "u", "ended": True, **fields})
+    return ModelPod(**{"name": pod_name(world()), "uid": "u", "ended": True, **fields})
 
 
 def said(**fields):
@@ -226,19 +226,26 @@ def test_pods_fetch_one_version_of_what_is_in_a_bucket_a_registry_or_an_archive(
 @pytest.mark.parametrize("uri", [URI, "s3://bucket/a"])
 def test_pods_of_a_namespace_share_a_directory_of_the_node(uri):
     settings = OperatorSettings(model_cache_dir="/var/lib/kvasir/", model_cache_bytes=10**12)
-    seen = world(uri=uri, known=READ.model_copy(update={"uri": uri}))
+    seen = world(uri=uri, known=READ.model_copy(update={"uri": uri}), secret="keys")
     spec = pod_template(seen, "rev", settings)["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     directory = {"path": "/var/lib/kvasir/default", "type": "DirectoryOrCreate"}
     assert volumes["model"] == {"name": "model", "hostPath": directory}
-    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
-    assert env[names.ENV_MODEL_CACHE_BYTES] == str(10**12)
-    assert env[names.ENV_STARTUP_CACHE] == "/models/.start"
+    assert volumes["start"]["hostPath"]["path"] == "/var/lib/kvasir/default/.start"
+    (container,) = spec["containers"]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["model"] == {"name": "model", "mountPath": "/models", "readOnly": True}
+    assert mounts["start"] == {"name": "start", "mountPath": "/start"}
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert env[names.ENV_MODEL_CACHE_READ_ONLY] == "/models"
+    assert env[names.ENV_STARTUP_CACHE] == "/start"
+    assert "source" not in volumes, "a replica that fetches nothing has no credentials"
+    assert not {names.ENV_SOURCE_SETTINGS, names.ENV_MODEL_CACHE, "HF_HUB_CACHE"} & set(env)
     assert "ephemeral-storage" not in json.dumps(spec)
     claimed = json.dumps(pod_template(world(known=READ, cache="models"), "rev", settings))
     assert "hostPath" not in claimed
-    assert names.ENV_MODEL_CACHE_BYTES not in claimed
-    assert names.ENV_STARTUP_CACHE in claimed
+    assert names.ENV_MODEL_CACHE_READ_ONLY not in claimed
+    assert "/models/.start" in claimed
     alone = json.dumps(pod_template(world(uri=uri, known=READ.model_copy(update={"uri": uri})), "rev", SETTINGS))
     assert names.ENV_STARTUP_CACHE not in alone, "there is nothing that outlives the pod"
     looks = step(world(uri=uri)).create["spec"]

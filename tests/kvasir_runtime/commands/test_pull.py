@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from fakes import hub
+from kvasir_runtime.fetch import shared_cache
 
 
 def pulled(found: hub.Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,3 +32,19 @@ def test_what_cannot_be_fetched_is_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("Error: model org/name is gated")
     assert done.stdout == ""
+
+
+def test_what_was_fetched_is_recorded_for_processes_that_only_read(tmp_path):
+    with hub.serving() as found:
+        cache = tmp_path / "hub"
+        done = pulled(found, tmp_path, "hf://org/name@v1", "org/name", "--record", str(cache))
+    folders = [Path(line) for line in done.stdout.splitlines()]
+    assert len(folders) == 2, done.stderr
+    assert [shared_cache.awaited(cache, name, None) for name in ("hf://org/name@v1", "org/name")] == folders
+
+
+def test_a_record_that_cannot_be_written_is_one_line(tmp_path):
+    with hub.serving() as found:
+        done = pulled(found, tmp_path, "org/name", "--record", str(tmp_path / "elsewhere"))
+    assert done.returncode == 1
+    assert "elsewhere does not take the record of org/name" in done.stderr

@@ -1,4 +1,4 @@
-"""A pod that looks at a service's model, as decisions see it: whether it has ended, and its last words.
+"""A pod that looks at a service's model or fetches it, as decisions see it: whether it has ended, its last words.
 
 Called by the loop when it observes; knows the shape of a pod, no client and no clock.
 """
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from kvasir_api import names
 from kvasir_kube.kinds import Json, has_ended
-from kvasir_operator.observed.replica import epoch
+from kvasir_operator.observed.replica import FAILED_WAITS, epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class ModelPod:
     """One pod. created: epoch seconds. unplaced: the scheduler finds no node for it. ended: it will not say more.
 
-    said: its last words, empty when it failed. trouble: why it failed, or why it does not run yet.
+    node: where it runs. running_since: of its container, epoch seconds; None while it does not run. fails: its last
+    attempt did. well: its container ended with success. said: its last words, empty when it failed. trouble:
+    why it failed, or why it does not run yet.
     """
 
     name: str
@@ -23,28 +25,43 @@ class Inspection:
     unplaced: bool = False
     ended: bool = False
     leaving: bool = False
+    node: str = ""
+    running_since: float | None = None
+    fails: bool = False
+    well: bool = False
     said: str = ""
     trouble: str = ""
 
 
-def inspection(pod: Json) -> Inspection:
-    """A pod object as an Inspection."""
+def model_pod(pod: Json) -> ModelPod:
+    """A pod object as an ModelPod."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-    state = (_container(status).get("state") or {}) if status else {}
+    component = str((metadata.get("labels") or {}).get(names.LABEL_COMPONENT, ""))
+    state = (_container(status, component).get("state") or {}) if status else {}
     died = state.get("terminated") or {}
-    words = str(died.get("message") or "").strip()
+    before = (_container(status, component).get("lastState") or {}).get("terminated") or {}
+    words = str((died or before).get("message") or "").strip()
     well = bool(died) and died.get("exitCode") == 0
     scheduled: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
-    return Inspection(
+    return ModelPod(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
         unplaced=scheduled.get("status") == "False",
         ended=bool(died) or has_ended(pod),
         leaving=bool(metadata.get("deletionTimestamp")),
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        running_since=epoch((state.get("running") or {}).get("startedAt")),
+        fails=not well and _fails(status, state, died or before),
+        well=well,
         said=words if well else "",
         trouble="" if well else _trouble(status, state, scheduled, words),
     )
+
+
+def _fails(status: Json, state: Json, died: Json) -> bool:
+    waits = str((state.get("waiting") or {}).get("reason") or "")
+    return status.get("phase") == "Failed" or bool(died.get("exitCode")) or waits in FAILED_WAITS
 
 
 def _trouble(status: Json, state: Json, scheduled: Json, words: str) -> str:
@@ -60,6 +77,7 @@ def _trouble(status: Json, state: Json, scheduled: Json, words: str) -> str:
     return str(said or "")[:300]
 
 
-def _container(status: Json) -> Json:
+def _container(status: Json, component: str) -> Json:
+    """The one that is named as the pod's component is."""
     statuses = status.get("containerStatuses") or ()
-    return next((found for found in statuses if found.get("name") == names.COMPONENT_INSPECT), {})
+    return next((found for found in statuses if found.get("name") == component), {})

@@ -2,8 +2,10 @@
 
 import pytest
 
-from kvasir_operator.observed.inspection import inspection
+from kvasir_api import names
+from kvasir_operator.observed.model_pod import model_pod
 
+METADATA = {"name": "p", "uid": "u", "labels": {names.LABEL_COMPONENT: "inspect"}}
 UNPLACED = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]}
 
 
@@ -33,12 +35,12 @@ def ended(code, message="", reason="Error"):
     ],
 )
 def test_what_a_pod_has_to_say(found, over, said, trouble):
-    pod = {"metadata": {"name": "p", "uid": "u", "creationTimestamp": "1970-01-01T00:01:00Z"}, "status": found}
-    seen = inspection(pod)
+    pod = {"metadata": {**METADATA, "creationTimestamp": "1970-01-01T00:01:00Z"}, "status": found}
+    seen = model_pod(pod)
     assert (seen.name, seen.uid, seen.created, seen.leaving) == ("p", "u", 60.0, False)
     assert (seen.ended, seen.said, seen.trouble) == (over, said, trouble)
     assert seen.unplaced is trouble.startswith("0/3 nodes")
 
 
 def test_one_that_leaves():
-    assert inspection({"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}}).leaving
+    assert model_pod({"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}}).leaving
