@@ -4,10 +4,10 @@ the hub states. The only module that uses that library, which reads its environm
 
 import os
 import re
-from collections.abc import Iterator, MutableMapping
+import time
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from errno import EDQUOT, EFBIG, ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,8 @@ from kvasir_api.model_uri import HUB as SCHEME
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
+from kvasir_runtime.fetch.arrival import Arrival
+from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, repository_folder
@@ -28,11 +30,9 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z
 _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
 _SILENCE_S: Final = 10.0
-_READ_BYTES: Final = 1 << 20
 _TRIES: Final = 2
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +104,24 @@ def gguf_config(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S)
 
     timeout_s: for which the hub may send nothing.
     """
-    at = {file.name: file for file in found.files}
-    if missing := [part for part in gguf.parts(name.file) if part not in at]:
+    at = {file.name: file for file in _remote_files(name, found, timeout_s)}
+    return gguf_headers.config([at[part] for part in gguf.parts(name.file)])
+
+
+def _remote_files(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S) -> list[RemoteFile]:
+    """The files of a listing as they are fetched. Raises ModelUnavailableError where a part of a GGUF model lacks."""
+    there = {file.name for file in found.files}
+    if missing := [part for part in (gguf.parts(name.file) if name.file else ()) if part not in there]:
         raise ModelUnavailableError(f"repository {name.repository} on the hub has no {missing[0]}")
-    files = [
+    return [
         RemoteFile(
-            name=part,
-            size=at[part].size,
-            opened=partial(_opened, name, found.commit, part, timeout_s),
-            checksum=_none,
+            name=file.name,
+            size=file.size,
+            opened=partial(_opened, name, found.commit, file.name, timeout_s),
+            checksum=file.checksum,
         )
-        for part in gguf.parts(name.file)
+        for file in found.files
     ]
-    return gguf_headers.config(files)
 
 
 @contextmanager
@@ -136,7 +141,7 @@ def _opened(name: HubName, commit: str, file: str, timeout_s: float, offset: int
             hf_raise_for_status(answer)
         except Exception as error:
             raise _unavailable(name, error, file=file) from error
-        yield Transfer(start=offset if answer.status_code == 206 else 0, pieces=_pieces(answer.iter_bytes(_READ_BYTES)))
+        yield Transfer(start=offset if answer.status_code == 206 else 0, pieces=_pieces(answer.iter_bytes()))
 
 
 def _pieces(answer: Iterator[bytes]) -> Iterator[bytes]:
@@ -147,14 +152,16 @@ def _pieces(answer: Iterator[bytes]) -> Iterator[bytes]:
         raise BrokenTransferError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
-def _none() -> None:
-    """No checksum: of a part of a file there is none."""
-
-
-def fetch(name: HubName, on_bytes: OnBytes | None = None) -> Path:
+def fetch(
+    name: HubName,
+    on_bytes: OnBytes | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    arrival: Arrival | None = None,
+) -> Path:
     """The folder with the model's files, or the first GGUF file, after a download if need be.
 
-    What the cache holds is used where the hub cannot be reached. Raises ModelUnavailableError.
+    arrival: of a start that goes on while weights come. What the cache holds is used where the hub cannot be reached.
+    Raises ModelUnavailableError.
     """
     _configure(os.environ)
     from huggingface_hub import constants
@@ -164,23 +171,18 @@ def fetch(name: HubName, on_bytes: OnBytes | None = None) -> Path:
     try:
         answer = _asked(name)
     except Exception:  # noqa: BLE001 -- the download below finds it in the cache, or meets the same error
-        return _downloaded(name, name.revision)
+        return _known(name)
     found = _listed(name, answer)
-    cache = HubCache(root, name.repository, found)
+    cache = HubCache(root, name.repository, found, sleep, arrival)
     cache.make_room()
     cache.remove_leftovers()
     cache.check_space()
-    damaged: list[str] = []
-    for _ in range(_TRIES):
-        with watched(cache.held, found.size, on_bytes):
-            path = _downloaded(name, found.commit)
-        if not (damaged := cache.remove_damaged()):
-            cache.remember(name.revision or constants.DEFAULT_REVISION)
-            return path
-    raise ModelUnavailableError(
-        f"model {name.repository} comes with another checksum of {damaged[0]} than the hub states, fetched twice; a"
-        " proxy or mirror on the way may change it"
-    )
+    files = _remote_files(name, found)
+    with watched(cache.held, found.size, on_bytes):
+        missing = cache.remove_damaged()
+        cache.fetch([file for file in files if file.name in missing])  # each is compared before it is there
+    cache.remember(name.revision or constants.DEFAULT_REVISION)
+    return cache.path(gguf.parts(name.file)[0] if name.file else "")
 
 
 def _asked(name: HubName) -> "ModelInfo":
@@ -210,11 +212,11 @@ def _listed(name: HubName, found: "ModelInfo") -> HubListing:
     return HubListing(commit=found.sha or "", files=tuple(fetched))
 
 
-def _downloaded(name: HubName, at: str) -> Path:
-    """at: the commit, or without a listing what the name says, which the cache may know."""
+def _known(name: HubName) -> Path:
+    """What the cache knows under the name while the hub gives no listing, or why it does not."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    revision = at or None
+    revision = name.revision or None
     try:
         if name.file:
             parts = [hf_hub_download(name.repository, part, revision=revision) for part in gguf.parts(name.file)]
@@ -279,7 +281,7 @@ def _unavailable(name: HubName, error: Exception, *, file: str = "") -> ModelUna
 
 
 def _unfetched(model: str, error: BaseException) -> str:
-    if full := next((one for one in _chain(error) if getattr(one, "errno", None) in _DISK_IS_FULL), None):
+    if full := next((one for one in _chain(error) if getattr(one, "errno", None) in DISK_IS_FULL), None):
         return f"{model} could not be stored: {full}; give its cache more room"
     lines = str(error).splitlines() or [type(error).__name__]
     status = getattr(getattr(error, "response", None), "status_code", 0)

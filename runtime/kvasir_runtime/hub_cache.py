@@ -3,22 +3,24 @@
 Called by `hub`. Processes on several nodes may share a cache: what changes a blob takes the library's lock of it.
 """
 
-import hashlib
 import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from errno import ENOSYS, EOPNOTSUPP, EPERM
 from pathlib import Path
 from typing import Final
 
 from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
-from kvasir_runtime.fetch.model_files import is_inside
+from kvasir_runtime.fetch.arrival import WEIGHTS, Arrival
+from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
+from kvasir_runtime.fetch.model_files import Checksum, RemoteFile, is_inside
 
 _STILL_S: Final = 3.0
 """What is not written for so long while its lock is free is of a process that died."""
@@ -27,6 +29,10 @@ _READ_BYTES: Final = 1 << 20
 _CHECKED: Final = ".checked"
 """Folder beside a repository's blobs with an empty file for each digest that was computed."""
 _UNFINISHED: Final = "*.incomplete"
+_OURS: Final = ".incomplete"
+"""Behind a blob's name: not of the form that is removed, since it is gone on with."""
+_FILES_AT_ONCE: Final = 8
+_NO_LINKS: Final = (EPERM, ENOSYS, EOPNOTSUPP)
 _LEFT: Final = "*.*.incomplete"
 """The library since version 2 writes BLOB.RANDOM.incomplete and never goes on with it; before, BLOB.incomplete."""
 
@@ -38,6 +44,10 @@ class HubFile:
     name: str
     size: int
     digest: str
+
+    def checksum(self) -> Checksum:
+        """What its bytes are compared with."""
+        return Checksum(algorithm="sha256" if len(self.digest) == 64 else "git", value=self.digest, size=self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +66,21 @@ class HubListing:
 class HubCache:
     """What of a listing is in the cache."""
 
-    def __init__(self, root: Path, repository: str, found: HubListing) -> None:
+    def __init__(
+        self,
+        root: Path,
+        repository: str,
+        found: HubListing,
+        sleep: Callable[[float], None] = time.sleep,
+        arrival: Arrival | None = None,
+    ) -> None:
         """root: HF_HUB_CACHE. repository: its name on the hub."""
         self._root, self._name, self._found = root, repository, found
         self._repository = repository_folder(root, repository)
         self._locks = root / ".locks" / self._repository.name
         self._snapshot = self._repository / "snapshots" / found.commit
+        self._transfer = FileTransfer(repository, sleep, arrival)
+        self._arrival = arrival
 
     def remove_leftovers(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Remove unfinished files of processes that died. A free lock alone is no proof: some network file systems
@@ -103,6 +122,47 @@ class HubCache:
             raise ModelUnavailableError(
                 f"model {self._name} needs {readable(rest)} of disk in {self._root}, where {readable(free)} are free"
             )
+
+    def fetch(self, files: Sequence[RemoteFile]) -> None:
+        """Those of the listing that are not there, weights last. What a process before has begun is gone on with.
+
+        Raises ModelUnavailableError.
+        """
+        digests = {file.name: file.digest for file in self._found.files}
+        first = [file for file in files if not file.name.endswith(WEIGHTS)]
+        weights = [file for file in files if file.name.endswith(WEIGHTS)]
+        rest = sorted((file for file in weights if not self.path(file.name).exists()), key=lambda file: file.name)
+
+        def fetch(file: RemoteFile) -> None:
+            self._fetch(file, digests[file.name])
+
+        try:
+            with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
+                list(threads.map(fetch, first))
+                if self._arrival is not None:
+                    self._arrival.begun(self._snapshot, rest)
+                list(threads.map(fetch, rest))
+        except OSError as error:
+            raise not_stored(self._name, error) from error
+
+    def path(self, name: str = "") -> Path:
+        """Where a file lies, or all of them."""
+        return self._snapshot / name
+
+    def _fetch(self, file: RemoteFile, digest: str) -> None:
+        blob, place = self._blobs / digest, self._snapshot / file.name
+        with ExitStack() as held:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            self._is_locked(held, digest)
+            if not (self._repository / _CHECKED / digest).exists() or not blob.exists():
+                unfinished = self._blobs / f"{digest}{_OURS}"
+                self._transfer.receive(file, unfinished)
+                unfinished.replace(blob)
+                _touch(self._repository / _CHECKED / digest)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _link(place, blob)
+        if self._arrival is not None:
+            self._arrival.arrived(file.name)
 
     def remove_damaged(self) -> list[str]:
         """Compute each file's digest once, and remove files with another one than the hub states.
@@ -156,13 +216,13 @@ class HubCache:
         path, mark = self._snapshot / file.name, self._repository / _CHECKED / file.digest
         try:
             if mark.exists():
-                return True
+                return path.exists()
             with ExitStack() as held:
                 self._is_locked(held, file.digest)
                 if mark.exists():
-                    return True  # others computed it meanwhile
-                digest, inode = _digest(path, file)
-                if digest == file.digest:
+                    return path.exists()  # others computed it meanwhile
+                is_whole, inode = _compared(path, file)
+                if is_whole:
                     _touch(mark)
                     return True
                 blob = path.resolve()
@@ -192,16 +252,25 @@ def _written(path: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def _digest(path: Path, file: HubFile) -> tuple[str, int]:
-    """SHA-256 of 64 digits, or Git's object id, SHA-1 of a header and the content; and the inode that was read."""
-    if len(file.digest) == 64:
-        digest = hashlib.sha256()
-    else:
-        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+def _compared(path: Path, file: HubFile) -> tuple[bool, int]:
+    """Whether a file has its digest, and the inode that was read."""
+    digest = file.checksum().digest()
     with path.open("rb") as stream:
         while piece := stream.read(_READ_BYTES):
             digest.update(piece)
-        return digest.hexdigest(), os.fstat(stream.fileno()).st_ino
+        return digest.matches(), os.fstat(stream.fileno()).st_ino
+
+
+def _link(place: Path, blob: Path) -> None:
+    """A file of a snapshot is a link to its blob, or the blob itself on a file system without links."""
+    try:
+        place.symlink_to(os.path.relpath(blob, place.parent))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        blob.replace(place)
 
 
 def _touch(mark: Path) -> None:

@@ -15,6 +15,7 @@ from kvasir_api.speculation import WAYS, draft_model
 from kvasir_runtime import gguf, hub
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.fetch import shared_cache
+from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.progress import OnBytes
 
 _OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
@@ -23,18 +24,18 @@ SAMPLES = 32
 SAMPLE_BYTES = 64 * 1024
 
 
-def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None) -> Path:
+def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None, arrival: Arrival | None = None) -> Path:
     """The directory that holds the model's files, or the first GGUF file of it, after a download if need be.
 
     model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub, also as
     hf://ORG/NAME@REVISION; or s3://BUCKET/PREFIX, gs://, oci://HOST/REPOSITORY:TAG, https://HOST/FILE#sha256=DIGEST.
     revision: a branch, tag or commit on the hub; its main branch without one. HF_HOME, HF_TOKEN
-    and HF_HUB_OFFLINE are honoured. on_bytes: called about twice a second while a download runs.
-    Raises ModelError with one line when there is no such directory or file, ModelUnavailableError when the model is not
-    to be had.
+    and HF_HUB_OFFLINE are honoured. on_bytes: called about twice a second while a download runs. arrival: of a start
+    that goes on while weights come. Raises ModelError with one line when there is no such directory or file,
+    ModelUnavailableError when the model is not to be had.
     """
     if model_uri.is_fetched(model):
-        return _fetched(model, revision, on_bytes)
+        return _fetched(model, revision, on_bytes, arrival)
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
     if model and revision and folder.exists():
         raise ModelError(f"--revision {revision} is for models on the hub; {model} is on this machine")
@@ -46,10 +47,10 @@ def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None) -> 
         raise ModelError(f"model {model} is a file; expected a .gguf, or the directory of a Hugging Face checkpoint")
     if hub.parsed(model, revision) is None:
         raise ModelError(f"model directory {model} does not exist")
-    return _fetched(model, revision, on_bytes)
+    return _fetched(model, revision, on_bytes, arrival)
 
 
-def _fetched(model: str, revision: str, on_bytes: OnBytes | None) -> Path:
+def _fetched(model: str, revision: str, on_bytes: OnBytes | None, arrival: Arrival | None) -> Path:
     """A model that is no directory, after a download by this process or by the one that fetches for it."""
     named = None if model.startswith(_NOT_ON_A_HUB) else hub.parsed(model, revision)
     if named is None and revision:
@@ -57,10 +58,10 @@ def _fetched(model: str, revision: str, on_bytes: OnBytes | None) -> Path:
     if (cache := shared_cache.read_only()) is not None:
         return _lone_file(shared_cache.awaited(cache, model, on_bytes))
     if named is not None:
-        return hub.fetch(named, on_bytes)
+        return hub.fetch(named, on_bytes, arrival=arrival)
     from kvasir_runtime.fetch import fetched_model  # most starts have their model
 
-    return _lone_file(fetched_model.fetch(model, on_bytes))
+    return _lone_file(fetched_model.fetch(model, on_bytes, arrival=arrival))
 
 
 def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None) -> Path | None:

@@ -75,7 +75,7 @@ def broken(servers: ExitStack, folder: Path) -> Iterator[Download]:
     def from_registry(fault: file_server.Fault, name: str, says: str, **more: Any) -> Download:
         return of_registry(servers.enter_context(file_server.serving(fault=fault)), name, says, **more)
 
-    says = "model org/name comes with another checksum of model.safetensors than the hub states, fetched twice"
+    says = "model org/name comes with another checksum of model.safetensors than was stated, fetched twice"
     yield from_hub("damaged always", "checksum", says)
     says = "model org/name could not be fetched from the hub: .*401.*; put a token that may read it under the key token"
     yield from_hub("unauthorized", "unauthorized", says)

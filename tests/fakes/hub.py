@@ -20,7 +20,6 @@ Fault = Literal[
     "reset always",
     "stalls",
     "trickles",
-    "too long",
     "damaged once",
     "damaged always",
     "huge",
@@ -56,7 +55,8 @@ class Hub:
     every revision; after a listing of one that "moves" it is LATER. digest: what is said to be that of the weights.
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
-    "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set.
+    "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set, behind the bytes that
+    come `at_once`. weights: the file that all of this is about.
     """
 
     url: str
@@ -68,6 +68,8 @@ class Hub:
     elsewhere: str = ""
     commit: str = COMMIT
     digest: str = ""
+    weights: str = WEIGHTS
+    at_once: int = 0
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -98,7 +100,7 @@ class _Handler(HubHandler):
                 hub.commit = LATER
             return self.reply(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
-        of_weights = name == WEIGHTS or name.endswith(".gguf")
+        of_weights = name == hub.weights or name.endswith(".gguf")
         if of_weights and body and hub.fault != "trickles":
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
@@ -133,9 +135,8 @@ class _Handler(HubHandler):
             content = bytes([content[0] ^ 1]) + content[1:]
         first = self.first_byte()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": self._commit()}
-        claimed = len(content) + (1000 if fault == "too long" else 0)
         if not body:
-            return self.reply(b"", headers, length=claimed)
+            return self.reply(b"", headers, length=len(content))
         rest, status = content[first:], 206 if first else 200
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
@@ -154,8 +155,8 @@ class _Handler(HubHandler):
 
     def _trickle(self, rest: bytes, headers: dict[str, str], status: int) -> None:
         """Slow enough to last until `open` is set, and never silent, which clients accept for seconds only."""
-        self.reply(b"", headers, length=len(rest), status=status)
-        sent = 0
+        sent = min(self.hub.at_once, len(rest))
+        self.reply(rest[:sent], headers, length=len(rest), status=status)
         with contextlib.suppress(OSError):
             while sent < len(rest) - 1 and not self.hub.open.wait(0.2):
                 self.wfile.write(rest[sent : sent + 1])

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, hub
 from fakes.api_process import HERE, ApiProcess, api_process
 from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, REFUSAL_PREFIX
 
@@ -251,3 +251,23 @@ def test_lengths_and_stops_reach_the_engine(client):
     cut = client.completions.create(max_tokens=30, stop=text[5:8], extra_body={"ignore_eos": True}, **kwargs)
     assert cut.choices[0].text == text[: text.index(text[5:8])]
     assert cut.choices[0].finish_reason == "stop"
+
+
+def test_an_engine_loads_the_shards_that_are_there_while_others_come(tmp_path):
+    folder = checkpoints.write(tmp_path / "tiny", num_shards=3)
+    files, last = {path.name: path.read_bytes() for path in folder.iterdir()}, "model-00003-of-00003.safetensors"
+    with hub.serving("trickles", files, held=True) as found:
+        found.weights, found.at_once = last, len(files[last]) // 2
+        json_log = ("--log-format", "json")  # says at once that the ports are open
+        with api_process(
+            Path("org/name"), *json_log, command=REAL, env=found.env(tmp_path), wait="listening"
+        ) as server:
+            server.until("it loads", lambda: server.state()["phase"] == "loading")
+            server.until("two shards are read", lambda: server.state()["progress_fraction"] > 0.3)
+            state = server.state()
+            assert state["phase"] == "loading"
+            assert 0 < state["downloaded_bytes"] < state["download_bytes"]
+            found.open.set()
+            server.wait_ready()
+            assert server.ask("/v1/models").json["data"][0]["id"] == "name"
+            assert server.state()["downloaded_bytes"] == server.state()["download_bytes"]

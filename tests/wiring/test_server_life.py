@@ -148,6 +148,16 @@ def test_a_model_from_the_hub_is_fetched_and_the_seconds_are_told(model, tmp_pat
         assert server.state()["start"]["weights_s"] > least
 
 
+def test_a_shard_with_a_wrong_checksum_is_never_served(tmp_path):
+    folder = checkpoints.write(tmp_path / "tiny", num_shards=3)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with hub.serving("damaged always", files) as found:
+        found.weights = "model-00002-of-00003.safetensors"
+        with api_process(Path("org/name"), env=found.env(tmp_path), wait="nothing") as server:
+            assert server.wait() == 1
+            _assert_one_error(server.output(), "another checksum of model-00002-of-00003.safetensors than was stated")
+
+
 def test_told_to_stop_while_loading_it_stops(model, tmp_path):
     with api_process(model, faults={"load_gate": str(tmp_path / "never")}, wait="listening") as server:
         server.until("progress", lambda: server.state()["phase"] == "loading")

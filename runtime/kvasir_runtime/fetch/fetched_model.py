@@ -12,9 +12,11 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.archives import WebFile
+from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.buckets import Bucket
 from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, RemoteModel
-from kvasir_runtime.fetch.model_store import WHOLE, ModelStore, model_folder
+from kvasir_runtime.fetch.model_folder import model_folder
+from kvasir_runtime.fetch.model_store import WHOLE, ModelStore
 from kvasir_runtime.fetch.progress import OnBytes
 from kvasir_runtime.fetch.registries import Registry
 from kvasir_runtime.fetch.settings import SourceSettings
@@ -89,11 +91,16 @@ def _lone_gguf(files: Sequence[RemoteFile]) -> list[RemoteFile]:
     return [found[name] for name in parts] if found.keys() == {*parts} else []
 
 
-def fetch(uri: str, on_bytes: OnBytes | None = None, sleep: Callable[[float], None] = time.sleep) -> Path:
+def fetch(
+    uri: str,
+    on_bytes: OnBytes | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    arrival: Arrival | None = None,
+) -> Path:
     """The folder with the model's files, after a download if need be. Raises ModelError, ModelUnavailableError.
 
-    A version that is there is used without a look at the source; so is the last one of a uri whose source is not
-    reached.
+    arrival: of a start that goes on while weights come. A version that is there is used without a look at the source;
+    so is the last one of a uri whose source is not reached.
     """
     root, version = cache_folder(), model_uri.version(uri)
     if version and (there := _held(ModelStore(root, uri, version))):
@@ -106,7 +113,7 @@ def fetch(uri: str, on_bytes: OnBytes | None = None, sleep: Callable[[float], No
         if known and (there := _held(ModelStore(root, uri, known))):
             return there
         raise
-    store = ModelStore(root, uri, found.version, sleep)
+    store = ModelStore(root, uri, found.version, sleep, arrival)
     if _held(store) is None:
         cache_limit.make_room(store.entry, found.unpacked_bytes - cache_limit.size(store.entry))
     folder = store.fetched(found, on_bytes)

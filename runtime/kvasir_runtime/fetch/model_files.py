@@ -25,11 +25,12 @@ class BrokenTransferError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksum:
     """value: hexadecimal. part_bytes: of md5 over the md5 of parts of that size, as S3 has for objects that were
-    uploaded in parts; 0 for a digest of the whole."""
+    uploaded in parts; 0 for a digest of the whole. git: SHA-1 of a header with size and the content. size: bytes."""
 
-    algorithm: Literal["sha256", "md5"]
+    algorithm: Literal["sha256", "md5", "git"]
     value: str
     part_bytes: int = 0
+    size: int = 0
 
     def digest(self) -> "RunningDigest":
         """One that has seen nothing yet."""
@@ -69,6 +70,8 @@ class RunningDigest:
         self._hash, self._seen = self._fresh(), 0
 
     def _fresh(self) -> "hashlib._Hash":
+        if self._checksum.algorithm == "git":
+            return hashlib.sha1(f"blob {self._checksum.size}\0".encode(), usedforsecurity=False)
         return hashlib.new(self._checksum.algorithm, usedforsecurity=False)
 
 

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import signal
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,6 @@ from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import EngineProcess
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import tokenizer
-from kvasir_runtime.frontend.generation_config import generation_defaults
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
@@ -140,16 +138,17 @@ class ServeProcess:
         app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
         await self._load_keys()
         asked = time.monotonic()
-        folder = await download.model_folder(given, app_state.lifecycle, console)
+        model = await download.begun(given, app_state.lifecycle, console)
         found = time.monotonic()
-        console.found(*self._addresses, note=tokenizer.text_part(folder))
-        defaults, digest = await asyncio.to_thread(_read, folder, given)
-        loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder, self._options.chat_template))
+        console.found(*self._addresses, note=tokenizer.text_part(model.folder))
+        loading = asyncio.create_task(download.load(model, given))
         try:
-            ready = await self._start_engine(folder, loading)
-            loaded = await loading
+            ready = await self._start_engine(model.folder, loading)
+            files = await loading
         finally:
             loading.cancel()
+            model.arrival.abandon()
+        folder, loaded = files.folder, files.tokenizer
         assert self._client is not None
         app_state.served_model = ServedModel(
             profile=ModelProfile(
@@ -157,7 +156,7 @@ class ServeProcess:
                 tokenizer=loaded,
                 max_context=ready.max_cached_tokens,
                 capabilities=capabilities(folder, self._options, ready, loaded),
-                defaults=defaults,
+                defaults=files.defaults,
                 ready=ready,
                 parsers=parser_names(loaded.template_text, given.tool_call_parser, given.reasoning_parser),
                 instance=app_state.instance,
@@ -169,7 +168,7 @@ class ServeProcess:
             fingerprint=_fingerprint(app_state.names[0], ready),
             start=self._startup_seconds(ready, weights_s=found - asked),
             folder=folder,
-            digest=digest,
+            digest=files.digest,
             grammar_validator=GrammarValidator(folder, loaded.vocab_size, observe=app_state.metrics.grammar),
         )
         app_state.metrics.opened(ready, self._options)
@@ -247,7 +246,7 @@ class ServeProcess:
                 )
                 self._tasks.append(asyncio.create_task(watch))
 
-    async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
+    async def _start_engine(self, folder: Path, loading: asyncio.Task[download.LoadedFiles]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
         self._client = EngineClient(
             self._child.address,
@@ -375,13 +374,6 @@ class ServeProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _read(folder: Path, options: ServeOptions) -> tuple[Mapping[str, Any], bytes]:
-    """A checkpoint's defaults of sampling fields, and its digest where streams may be continued."""
-    may_continue = options.continuation_key_file or options.ops_key_file
-    digest = source.checkpoint_digest(folder) if may_continue else b""
-    return generation_defaults(folder, options), digest
 
 
 def _reason(message: str, *, refused: bool) -> str:

@@ -9,6 +9,7 @@ from typing import BinaryIO, Final
 import torch
 from torch import Tensor
 
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
@@ -231,7 +232,7 @@ def whole_of_each(stored: Iterable[CheckpointTensor]) -> dict[str, Tensor]:
         of_file.setdefault(one.path, []).append(one)
     found = dict[str, Tensor]()
     for path, tensors in of_file.items():
-        with path.open("rb") as stream:
+        with arriving.awaited(path).open("rb") as stream:
             found |= {one.name: _read(one, stream) for one in sorted(tensors, key=lambda one: one.start)}
     return found
 

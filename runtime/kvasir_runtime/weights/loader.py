@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime import gguf
+from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantize as quantizing
 from kvasir_runtime.kernels import quantized
@@ -98,6 +98,7 @@ def load(
         on_read(read, total)
 
     stream(pieces, staging(device), ring_of(device), placed)
+    arriving.all_awaited(model)  # what follows looks at all files of the checkpoint
     return tensors
 
 

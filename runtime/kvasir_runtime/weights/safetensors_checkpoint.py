@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor
 
@@ -85,6 +86,8 @@ def files(folder: Path) -> list[Path]:
 def stored(path: Path) -> list[CheckpointTensor]:
     """The tensors of one file, in its order; what is wrong with it is one line that names it. Raises ModelError."""
     try:
+        if not arriving.is_here(path):
+            return list(_tensors(path))  # each range is checked with the bytes that there will be
         with safe_open(path, framework="pt"):
             pass  # the library has checked the header: its size, its ranges, that they fill the file without overlaps
         return list(_tensors(path))
@@ -126,7 +129,7 @@ def integers(folder: Path, name: str) -> Tensor | None:
     """A tensor of int64 of a checkpoint as it is, or None where there is none of that name. Raises ModelError."""
     for path in files(folder):
         try:
-            with safe_open(path, framework="pt") as opened:
+            with safe_open(arriving.awaited(path), framework="pt") as opened:
                 if name not in opened.keys():  # noqa: SIM118 -- no mapping
                     continue
                 found: Tensor = opened.get_tensor(name)
@@ -143,14 +146,14 @@ def header(path: Path) -> bytes:
     with path.open("rb") as stream:
         begin = stream.read(8)
         (length,) = struct.unpack("<Q", begin)
-        if length > min(MAX_HEADER_BYTES, path.stat().st_size):
+        if length > min(MAX_HEADER_BYTES, arriving.size(path)):
             raise OSError(f"a header of {length:,} bytes")
         return begin + stream.read(length)
 
 
 def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     raw = header(path)
-    size = path.stat().st_size - len(raw)
+    size = arriving.size(path) - len(raw)
     found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
     found.pop("__metadata__", None)
     entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())

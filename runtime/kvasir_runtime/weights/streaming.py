@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.weights.staging import CopyEvent, Put, Staging
 
@@ -180,5 +181,5 @@ class _Files:
 
     def descriptor(self, path: Path) -> int:
         if path not in self._opened:
-            self._opened[path] = self._stack.enter_context(path.open("rb", buffering=0)).fileno()
+            self._opened[path] = self._stack.enter_context(arriving.awaited(path).open("rb", buffering=0)).fileno()
         return self._opened[path]

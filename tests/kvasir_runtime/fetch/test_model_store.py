@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import os
+import struct
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile, RemoteModel, Transfer
 from kvasir_runtime.fetch.model_store import ModelStore
 
@@ -266,3 +268,41 @@ def test_processes_wait_for_the_one_that_fetches(tmp_path):
         thread.join(100)
     assert (len(first.starts), len(second.starts)) == (1, 0)
     assert told[-1] == (len(WEIGHTS), len(WEIGHTS))
+
+
+SHARD = struct.pack("<Q", 2) + b"{}" + bytes(3000)
+
+
+def test_a_start_goes_on_when_only_shards_are_missing(tmp_path):
+    begun = []
+    arrival = Arrival(lambda path: begun.append((path, sorted(one.name for one in path.iterdir() if one.is_symlink()))))
+    store = ModelStore(tmp_path, URI, VERSION, arrival=arrival)
+    shards = [Source(SHARD).file(f"model-{number}.safetensors") for number in range(3)]
+    folder = store.fetched(model(shards[0], Source(b"{}").file("config.json"), *shards[1:]))
+    ((view, whole),) = begun
+    assert "config.json" in whole
+    assert not any(name.startswith("model-") for name in whole), "none was there yet"
+    assert {(view / file.name).resolve() for file in shards} == {folder / file.name for file in shards}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [Source(SHARD).file()],
+        [Source(SHARD).file("a.safetensors"), Source(SHARD).file("b/c.safetensors")],
+        [Source(b"no header").file("a.safetensors"), Source(SHARD).file("b.safetensors")],
+    ],
+    ids=["one file", "a folder", "no header"],
+)
+def test_other_checkpoints_are_waited_for(tmp_path, files):
+    begun = []
+    store = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
+    store.fetched(model(Source(b"{}").file("config.json"), *files))
+    assert begun == []
+
+
+def test_a_download_that_no_start_waits_for_ends(tmp_path):
+    arrival = Arrival(lambda _: None)
+    arrival.abandon()
+    with pytest.raises(ModelUnavailableError, match="the download was abandoned"):
+        ModelStore(tmp_path, URI, VERSION, arrival=arrival).fetched(model(Source().file()))

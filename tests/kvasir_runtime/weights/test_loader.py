@@ -1,6 +1,8 @@
 """Checkpoints fill every tensor or are refused with the name of what is wrong, before anything large is read."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from fakes import checkpoints
 from fakes.checkpoints import Shape
+from kvasir_runtime.arriving import ArrivingFolder
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
@@ -207,3 +210,31 @@ def test_a_range_outside_is_found_without_the_library(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(OSError, match=r"model\.norm\.weight takes bytes 32 to 96 of 64"):
         list(safetensors_checkpoint._tensors(tmp_path / "x"))
+
+
+def test_shards_are_read_while_others_come(tmp_path: Path) -> None:
+    weights = checkpoints.random_weights(SHAPE)
+    whole = folder_with(tmp_path / "whole", weights, 3)
+    shards = safetensors_checkpoint.files(whole)
+    headers = {path.name: safetensors_checkpoint.header(path) for path in shards}
+    real = tmp_path / "real"
+    real.mkdir()
+    for name in ("config.json", "model.safetensors.index.json"):
+        (real / name).write_bytes((whole / name).read_bytes())
+    coming = ArrivingFolder(real, headers, {path.name: path.stat().st_size for path in shards})
+    reads: list[tuple[int, int]] = []
+    found: dict[str, Tensor] = {}
+    loading = threading.Thread(target=lambda: found.update(loaded(coming.path, reads)))
+    loading.start()
+    deadline = time.monotonic() + 60
+    for path in shards:
+        before = len(reads)
+        (real / path.name).write_bytes(path.read_bytes())
+        coming.arrived(path.name)
+        while len(reads) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(reads) > before, "what is there is read"
+    loading.join(60)
+    want = loaded(whole)
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)

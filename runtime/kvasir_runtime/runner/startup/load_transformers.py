@@ -17,7 +17,7 @@ import torch
 
 from kvasir_api import hf_config
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import gguf
+from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, StartError
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import transformers_decoder
@@ -77,6 +77,7 @@ def load(
     """
     named = registry.named_in(document) or ("without a name",)
     refuse_options(options, folder, named)
+    arriving.all_awaited(folder)  # the library opens files by itself
     if not is_installed():
         raise StartError(f"--model-impl transformers needs the library of that name: {EXTRA}")
     transformers = importlib.import_module("transformers")

@@ -1,0 +1,73 @@
+"""What a start that goes on before its model is whole knows of the download, and how it ends one that is of no use.
+
+Called by what fetches, in its threads: `begun` when all but the weights is there, `arrived` for each file of those.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from kvasir_runtime.arriving import ArrivingFolder
+from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile
+
+WEIGHTS: Final = ".safetensors"
+MOST_HEADER_BYTES: Final = 100_000_000
+"""As the library that reads such files has it."""
+_FILES_AT_ONCE: Final = 8
+
+
+class Arrival:
+    """on_begun: takes a folder that may be loaded from while files come; it is there as long as this object."""
+
+    def __init__(self, on_begun: Callable[[Path], None]) -> None:
+        self._on_begun, self._abandoned = on_begun, False
+        self._folder: ArrivingFolder | None = None
+
+    def begun(self, folder: Path, rest: Sequence[RemoteFile]) -> None:
+        """folder: where the files are or will be. rest: those that are not there. A checkpoint in one file, or with
+        other files to come than shards, is waited for."""
+        is_sharded = len(rest) > 1 and all(file.name.endswith(WEIGHTS) and "/" not in file.name for file in rest)
+        if not is_sharded or not (folder / "config.json").is_file():
+            return
+        try:
+            with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
+                headers = list(threads.map(_header, rest))
+        except (BrokenTransferError, ModelUnavailableError):
+            return  # the download says what is wrong, if it is still so
+        names = [file.name for file in rest]
+        sizes = {file.name: file.size for file in rest}
+        self._folder = ArrivingFolder(folder, dict(zip(names, headers, strict=True)), sizes)
+        self._on_begun(self._folder.path)
+
+    def arrived(self, name: str) -> None:
+        """A file is whole, and was compared with its checksum. Raises ModelUnavailableError."""
+        if self._folder is not None:
+            self._folder.arrived(name)
+
+    def abandon(self) -> None:
+        """Nothing waits for the model any more: the download ends at its next piece."""
+        self._abandoned = True
+
+    def check(self) -> None:
+        """Raises ModelUnavailableError for a download that was abandoned."""
+        if self._abandoned:
+            raise ModelUnavailableError("the download was abandoned, since the start ended")
+
+
+def _header(file: RemoteFile) -> bytes:
+    """Length and JSON at the beginning of a shard. Raises BrokenTransferError, also for what is none."""
+    found = b""
+    with file.opened(0) as transfer:
+        for piece in transfer.pieces:
+            found += piece
+            if len(found) < 8:
+                continue
+            (length,) = struct.unpack("<Q", found[:8])
+            if length > min(MOST_HEADER_BYTES, file.size):
+                break
+            if len(found) >= 8 + length:
+                return found[: 8 + length]
+    raise BrokenTransferError(f"{file.name} begins with no header")

@@ -1,0 +1,76 @@
+"""A folder whose shards still come: what is known of them before, and that none is read before it is whole."""
+
+import threading
+
+import pytest
+
+from kvasir_runtime import arriving
+from kvasir_runtime.arriving import ArrivingFolder
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
+
+HEADER = b"header: "
+
+
+@pytest.fixture
+def real(tmp_path):
+    folder = tmp_path / "real"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_shard_is_its_header_until_it_is_there(real):
+    made = ArrivingFolder(real, {"a": HEADER, "b": HEADER}, {"a": 20, "b": 30})
+    shard = made.path / "a"
+    assert (made.path / "config.json").read_text() == "{}"
+    assert (arriving.is_here(made.path / "config.json"), arriving.is_here(shard)) == (True, False)
+    assert (shard.read_bytes(), arriving.size(shard)) == (HEADER, 20)
+    waits = []
+
+    def comes(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            (real / "a").write_bytes(HEADER + b"the rest")
+            made.arrived("a")
+
+    assert arriving.awaited(shard, comes).read_bytes() == HEADER + b"the rest"
+    assert len(waits) == 2
+    assert (arriving.is_here(shard), arriving.size(shard)) == (True, 16)
+    assert not arriving.is_here(made.path / "b")
+
+
+def test_all_are_awaited(real):
+    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
+    done = threading.Event()
+    waiter = threading.Thread(target=lambda: (arriving.all_awaited(made.path), done.set()))
+    waiter.start()
+    assert not done.is_set()
+    (real / "a").write_bytes(HEADER)
+    made.arrived("a")
+    waiter.join(60)
+    assert done.is_set()
+    arriving.all_awaited(real)
+
+
+def test_a_shard_that_begins_otherwise_is_refused(real):
+    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
+    (real / "a").write_bytes(b"HEADER: ")
+    with pytest.raises(ModelUnavailableError, match="a was sent with two different beginnings"):
+        made.arrived("a")
+    assert not arriving.is_here(made.path / "a")
+    made.arrived("config.json")
+
+
+def test_what_nothing_fetches_any_more_ends_the_wait(real):
+    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
+    shard = made.path / "a"
+    del made
+    with pytest.raises(ModelError, match="a is not fetched any more"):
+        arriving.awaited(shard)
+
+
+def test_an_ordinary_folder_is_whole(real):
+    assert arriving.awaited(real / "config.json", pytest.fail) == real / "config.json"
+    assert arriving.size(real / "config.json") == 2
+    with pytest.raises(OSError, match="No such file"):
+        arriving.size(real / "absent")
