@@ -58,6 +58,7 @@ class FakeKubelet:
         self.refusal: Callable[[StubPod], str] = lambda pod: ""  # the last line of a new pod, empty when it starts
         self.unknown_image = ""  # no registry has it
         self.looked: list[Json] = []  # those pods, as they were started
+        self.fetched: list[Json] = []  # pods that fetch a model, likewise
         self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
         self._client, self._node, self._refuse = client, node, refuse
         self._subnet, self._claim = _claimed_subnet()
@@ -146,6 +147,8 @@ class FakeKubelet:
                         await self._stop(name[1])
                 elif labels(pod).get(names.LABEL_COMPONENT) == names.COMPONENT_INSPECT:
                     await self._look(pod)
+                elif labels(pod).get(names.LABEL_COMPONENT) == names.COMPONENT_FETCH:
+                    await self._end(pod, self.fetched, 0, "Completed", "")
                 elif pod["metadata"].get("deletionTimestamp"):
                     await self._terminate(pod)
                 elif name[1] in self.pods:
@@ -162,15 +165,20 @@ class FakeKubelet:
 
     async def _look(self, pod: Json) -> None:
         """A pod that looks at a model ends at once."""
+        said = (0, "Completed", self.facts) if self.facts else (2, "Error", "Error: no config.json")
+        await self._end(pod, self.looked, *said)
+
+    async def _end(self, pod: Json, seen: list[Json], code: int, reason: str, words: str) -> None:
+        """A pod that serves nothing ends. seen: those of its sort, as they were started."""
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return
-        if all(pod["metadata"]["uid"] != before["metadata"]["uid"] for before in self.looked):  # an older event of it
-            self.looked.append(pod)
-        said = (0, "Completed", self.facts) if self.facts else (2, "Error", "Error: no config.json")
-        ended = dict(zip(("exitCode", "reason", "message"), said, strict=True))
-        container = {"name": names.COMPONENT_INSPECT, "image": "", "imageID": "", "ready": False, "restartCount": 0}
+        if all(pod["metadata"]["uid"] != before["metadata"]["uid"] for before in seen):  # an older event of it
+            seen.append(pod)
+        ended = {"exitCode": code, "reason": reason, "message": words}
+        name = labels(pod)[names.LABEL_COMPONENT]
+        container = {"name": name, "image": "", "imageID": "", "ready": False, "restartCount": 0}
         statuses = [{**container, "state": {"terminated": ended}}]
-        status: Json = {"phase": "Succeeded" if self.facts else "Failed", "containerStatuses": statuses}
+        status: Json = {"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses}
         await self._client.apply(
             POD, {"metadata": pod_reference(pod), "status": status}, manager="fake-kubelet", subresource="status"
         )
