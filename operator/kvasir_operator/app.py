@@ -42,6 +42,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         model_cache_dir=options.model_cache_dir,
         model_cache_bytes=options.model_cache_bytes,
         model_prefetch_nodes=options.model_prefetch_nodes,
+        model_image_volumes=options.model_image_volumes,
         otlp_traces_endpoint=options.otlp_traces_endpoint,
         system_namespace=options.lease_namespace or names.SYSTEM_NAMESPACE,
         speed_window_s=options.speed_window,

@@ -44,6 +44,11 @@ class OperatorOptions(OptionsBase):
         ge=0,
         le=64,
     )
+    model_image_volumes: bool = option(
+        False,
+        "Mount oci:// models that are images as image volumes, which the kubelet pulls and replicas share on a node."
+        " For clusters with ImageVolume (Kubernetes 1.35, or its feature gate). Artifacts cannot be mounted so.",
+    )
     otlp_traces_endpoint: str = option(
         "", "OTLP collector (HTTP) for requests of services with spec.observability.traceSamplePercent.", metavar="URL"
     )

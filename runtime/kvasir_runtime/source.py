@@ -16,6 +16,7 @@ from kvasir_runtime import gguf, hub
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.fetch import shared_cache
 from kvasir_runtime.fetch.arrival import Arrival
+from kvasir_runtime.fetch.model_folder import model_folder
 from kvasir_runtime.fetch.progress import OnBytes
 
 _OF_CHECKPOINT = frozenset({".safetensors", ".json", ".model"})
@@ -40,7 +41,9 @@ def resolve(model: str, revision: str = "", on_bytes: OnBytes | None = None, arr
     if model and revision and folder.exists():
         raise ModelError(f"--revision {revision} is for models on the hub; {model} is on this machine")
     if model and folder.is_dir():
-        return _lone_file(folder)
+        # An image that is mounted has the model in any directory; elsewhere a directory is meant as it is named.
+        is_image = os.environ.get(names.ENV_MODEL_URI, "").startswith(model_uri.OCI)
+        return _lone_file(model_folder(folder) if is_image else folder)
     if model and gguf.is_gguf(folder):
         return folder
     if model and folder.exists():

@@ -126,3 +126,11 @@ def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> No
     assert "org/here is not a directory, is not in the local cache" in no_file
     assert "org/absent is not a directory, is not in the local cache" in refusal
     assert has_torch == "False"
+
+
+@pytest.mark.parametrize(("uri", "found"), [("oci://host/org/name:v1", "a/model"), ("pvc://models/tiny", "")])
+def test_an_image_that_is_mounted_has_its_model_in_any_directory(tmp_path, monkeypatch, uri, found):
+    (tmp_path / "a" / "model").mkdir(parents=True)
+    (tmp_path / "a" / "model" / "config.json").write_text("{}")
+    monkeypatch.setenv(names.ENV_MODEL_URI, uri)
+    assert source.resolve(str(tmp_path)) == tmp_path / found

@@ -20,9 +20,26 @@ _UNPACKED_TIMES: Final = {model_uri.HTTPS: 3, model_uri.OCI: 2}
 
 def pinned_source(seen: Observed) -> ModelSource:
     """The source of a service's model, of the one version once it is known."""
-    uri = seen.spec.model.uri
-    found = commit(seen)
-    return model_source(model_uri.pinned(uri, found) if found else uri)
+    return model_source(_pinned(seen))
+
+
+def replica_source(seen: Observed, settings: OperatorSettings) -> ModelSource:
+    """The same as replicas have it: an image that their node mounts is a volume."""
+    if not is_mounted(seen, settings):
+        return pinned_source(seen)
+    reference = _pinned(seen).removeprefix(model_uri.OCI)
+    return ModelSource(kind="image", volume=reference, path=names.MODEL_MOUNT)
+
+
+def is_mounted(seen: Observed, settings: OperatorSettings) -> bool:
+    """Whether the kubelet pulls the model as an image and mounts it."""
+    model = seen.spec.model
+    return settings.model_image_volumes and model.uri.startswith(model_uri.OCI) and not model.cache_claim
+
+
+def _pinned(seen: Observed) -> str:
+    uri, found = seen.spec.model.uri, commit(seen)
+    return model_uri.pinned(uri, found) if found else uri
 
 
 def commit(seen: Observed) -> str:
@@ -79,7 +96,7 @@ def serving_variables(seen: Observed, settings: OperatorSettings) -> list[Json]:
     if node_cache(seen, settings):
         shared = {names.ENV_MODEL_CACHE_READ_ONLY: names.MODEL_MOUNT}
         return _environment({**shared, names.ENV_STARTUP_CACHE: names.STARTUP_CACHE_MOUNT})
-    found = variables(seen.spec.model.uri, settings)
+    found = [] if is_mounted(seen, settings) else variables(seen.spec.model.uri, settings)
     if not seen.spec.model.cache_claim:
         return found
     return found + _environment({names.ENV_STARTUP_CACHE: f"{names.MODEL_MOUNT}/{names.STARTUP_CACHE}"})
@@ -102,13 +119,15 @@ def node_cache(seen: Observed, settings: OperatorSettings) -> str:
     model = seen.spec.model
     if not settings.model_cache_dir or model.cache_claim or not model_uri.is_fetched(model.uri):
         return ""
+    if is_mounted(seen, settings):
+        return ""
     return f"{settings.model_cache_dir.rstrip('/')}/{seen.namespace}"
 
 
 def cache_bytes(seen: Observed, settings: OperatorSettings) -> int:
     """Disk of the node for the files of a model that is fetched, of this pod alone; 0 while their size is not known,
     and where pods share them."""
-    if node_cache(seen, settings):
+    if node_cache(seen, settings) or is_mounted(seen, settings):
         return 0
     uri = seen.spec.model.uri
     size = download_bytes(seen) * _UNPACKED_TIMES.get(uri[: uri.find("://") + 3], 1)

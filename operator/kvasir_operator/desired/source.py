@@ -12,10 +12,11 @@ FILE_SCHEME = "file://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. kind remote: there is none,
-    each pod fetches what path names. path: the argument MODEL of the container."""
+    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. kind image: volume is the
+    reference of an image that the kubelet mounts. kind remote: there is none, each pod fetches what path names. path:
+    the argument MODEL of the container."""
 
-    kind: Literal["pvc", "file", "remote"]
+    kind: Literal["pvc", "file", "remote", "image"]
     volume: str
     path: str
 

@@ -75,7 +75,7 @@ def named(template: Any, revision: str) -> Any:
 
 def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Json:
     spec = seen.spec
-    where = remote_model.pinned_source(seen)
+    where = remote_model.replica_source(seen, settings)
     pod: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -92,8 +92,9 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
             *_tls(settings),
         ],
     }
-    if spec.pod.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
+    of_model = [spec.model.secret_name] if where.kind == "image" and spec.model.secret_name else []
+    if pulls := list(dict.fromkeys([*(secret.name for secret in spec.pod.image_pull_secrets), *of_model])):
+        pod["imagePullSecrets"] = [{"name": name} for name in pulls]
     metadata: Json = {"labels": {**_of_user(spec.pod.labels), **pod_labels(seen.name, UNNAMED)}}
     if spread := spec.pod.topology_spread:
         pod["topologySpreadConstraints"] = [_spread(one, selector(seen.name, UNNAMED)) for one in spread]
@@ -272,8 +273,10 @@ def _tls(settings: OperatorSettings) -> list[Json]:
 
 
 def _source(seen: Observed, settings: OperatorSettings) -> list[Json]:
-    """A replica that only reads the cache of its node reaches no source and has no credentials of one."""
-    return [] if remote_model.node_cache(seen, settings) else remote_model.secret(seen.spec.model.secret_name)
+    """A replica that fetches nothing by itself reaches no source and has no credentials of one."""
+    if remote_model.node_cache(seen, settings) or remote_model.is_mounted(seen, settings):
+        return []
+    return remote_model.secret(seen.spec.model.secret_name)
 
 
 def _model_mounts(seen: Observed, where: ModelSource, settings: OperatorSettings) -> list[Json]:
@@ -314,6 +317,8 @@ def volume(seen: Observed, where: ModelSource, settings: OperatorSettings, *, sh
     if where.kind == "remote":
         disk = remote_model.cache_bytes(seen, settings)
         return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}
+    if where.kind == "image":
+        return {"name": "model", "image": {"reference": where.volume, "pullPolicy": "IfNotPresent"}}
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}

@@ -15,7 +15,7 @@ class OperatorSettings:
     hub_endpoint: base URL of the hub of hf:// models, empty for huggingface_hub's own.
     model_cache_dir: directory of the nodes with one for each namespace in which its pods share what they fetch, empty
     for none; model_cache_bytes: what that may take, 0 without a limit; model_prefetch_nodes: nodes of a service that
-    have its model before a replica comes.
+    have its model before a replica comes. model_image_volumes: whether the kubelet mounts the images of oci:// models.
     otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
@@ -32,6 +32,7 @@ class OperatorSettings:
     model_cache_dir: str = ""
     model_cache_bytes: int = 0
     model_prefetch_nodes: int = 0
+    model_image_volumes: bool = False
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
     speed_window_s: float = 60.0

@@ -250,3 +250,32 @@ def test_pods_of_a_namespace_share_a_directory_of_the_node(uri):
     assert names.ENV_STARTUP_CACHE not in alone, "there is nothing that outlives the pod"
     looks = step(world(uri=uri)).create["spec"]
     assert "hostPath" not in json.dumps(looks)
+
+
+def test_an_image_is_a_volume_where_the_cluster_has_those():
+    settings = OperatorSettings(model_image_volumes=True, model_cache_dir="/cache")
+    uri = "oci://registry.example/org/name:v1"
+    known = ModelStatus(uri=uri, inspected_at=TIME, commit=DIGEST, download_bytes=3 * 2**30)
+    seen = world(uri=uri, known=known, secret="keys", pod={"imagePullSecrets": [{"name": "own"}]})
+    spec = pod_template(seen, "rev", settings)["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    reference = f"registry.example/org/name:v1@sha256:{DIGEST}"
+    assert volumes["model"] == {"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+    assert not {"source", "start"} & set(volumes)
+    (container,) = spec["containers"]
+    assert container["args"][0] == "/models"
+    assert {"name": "model", "mountPath": "/models", "readOnly": True} in container["volumeMounts"]
+    assert spec["imagePullSecrets"] == [{"name": "own"}, {"name": "keys"}], "the kubelet signs in"
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert env[names.ENV_MODEL_URI] == uri
+    assert not {names.ENV_SOURCE_SETTINGS, names.ENV_MODEL_CACHE, names.ENV_MODEL_CACHE_READ_ONLY} & set(env)
+    assert "ephemeral-storage" not in json.dumps(spec)
+    looks = step(world(uri=uri)).create["spec"]
+    assert "image" not in looks["volumes"][0], "which version it is, a pod asks the registry"
+
+
+@pytest.mark.parametrize("given", [{"uri": URI}, {"uri": "oci://host/org/name:v1", "cache": "models"}])
+def test_other_models_are_fetched_all_the_same(given):
+    known = READ.model_copy(update={"uri": given["uri"]})
+    template = json.dumps(pod_template(world(known=known, **given), "rev", OperatorSettings(model_image_volumes=True)))
+    assert '"pullPolicy"' not in template

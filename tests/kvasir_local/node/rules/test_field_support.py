@@ -36,6 +36,7 @@ def test_a_defaulted_pod_is_accepted():
         ({"runtimeClassName": "gvisor"}, "spec.runtimeClassName"),
         ({"fieldOfTheFuture": {"deep": 1}}, "spec.fieldOfTheFuture"),
         ({"volumes": [{"name": "v", "nfs": {"server": "x"}}]}, "spec.volumes[0].nfs"),
+        ({"volumes": [{"name": "v", "image": {"reference": "host/model:v1"}}]}, "spec.volumes[0].image"),
         ({"volumes": [{"name": "v", "hostPath": {"path": "/x", "type": "Socket"}}]}, "spec.volumes[0].hostPath.type"),
         ({"initContainers": [{**CONTAINER, "restartPolicy": "Always"}]}, "spec.initContainers[0].restartPolicy"),
         ({"securityContext": {"sysctls": [{"name": "a"}]}}, "spec.securityContext.sysctls"),
