@@ -18,8 +18,9 @@ class RelayOptions(OptionsBase):
     config_dir: Path = option(Path(DIRECTORY), CONFIG_DIR)
     max_relayed_bytes: int = option(
         96 << 20,
-        "Bodies of requests at the relay at once; further ones are answered with 429. It takes four times as much "
-        "memory while all are sent again.",
+        "What the relay keeps of all requests at once: their bodies, once more on the way to an external backend, and "
+        "what it needs to go on with streams. Further bodies are answered with 429, and streams are passed on as they "
+        "are. It takes four times as much memory while all are sent again.",
         unit="bytes",
         ge=1 << 10,
         le=1 << 34,

@@ -27,6 +27,7 @@ from kvasir_gateway.relay import backend_answer
 from kvasir_gateway.relay.app_runner import app_runner
 from kvasir_gateway.relay.backend_answer import AnswerError, AnswerReader, BackendFailure, BodyError, SentBody
 from kvasir_gateway.relay.backend_files import BackendBusyError, BackendFiles, OpenBackend
+from kvasir_gateway.relay.kept_bytes import KeptBytes, KeptShare, NoRoomError
 
 LOG = logging.getLogger(__name__)
 READ_PERIOD_S: Final = 2.0
@@ -41,10 +42,10 @@ ERROR_S: Final = 10.0
 
 
 class BackendServer:
-    """directory: shared with Envoy. files: of the backends."""
+    """directory: shared with Envoy. files: of the backends. kept: what the process keeps of all requests."""
 
-    def __init__(self, directory: Path, files: BackendFiles) -> None:
-        self._socket, self._files = directory / BACKENDS_SOCKET, files
+    def __init__(self, directory: Path, files: BackendFiles, kept: KeptBytes) -> None:
+        self._socket, self._files, self._kept = directory / BACKENDS_SOCKET, files, kept
         self._ended: dict[str, EndedRequest] = {}
         self._estimated: dict[str, EndedRequest] = {}
         self._health = BackendHealth()
@@ -98,17 +99,20 @@ class BackendServer:
             return _failed(name, gone.error)
         namespace = request.headers.get(names.HEADER_SERVICE, "").partition("/")[0]
         try:
-            with backend.session(namespace) as session:  # before the first wait: what is idle may be closed meanwhile
-                return await self._ask(request, backend, session)
+            with backend.session(namespace) as session, self._kept.share() as share:
+                # Before the first wait: what is idle may be closed meanwhile.
+                return await self._ask(request, backend, session, share)
+        except NoRoomError as refused:
+            return _failed(name, refused.error)
         except BackendBusyError:
             return _failed(name, backend_answer.busy(name).error)
 
     async def _ask(
-        self, request: web.Request, backend: OpenBackend, session: aiohttp.ClientSession
+        self, request: web.Request, backend: OpenBackend, session: aiohttp.ClientSession, share: KeptShare
     ) -> web.StreamResponse:
         name, model = backend.grant.name, request.headers.get(names.HEADER_BACKEND_MODEL, "")
-        try:  # the request itself would keep the bytes that `read` returns
-            sent = backend_answer.sent_body(await request.content.read(), request.path, model)
+        try:
+            sent = backend_answer.sent_body(await share.body_of(request), request.path, model)
         except BodyError as refused:
             return _refused(refused.error)
         began_s = time.monotonic()

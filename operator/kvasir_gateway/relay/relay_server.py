@@ -6,7 +6,6 @@ Where there are external backends, `backend_server` beside it opens those to the
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -14,72 +13,32 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from kvasir_api import http_apis, openai_errors
-from kvasir_api.openai_errors import ApiError
+from kvasir_api import http_apis
 from kvasir_gateway import backends, held_places, unix_socket
 from kvasir_gateway.envoy.bootstrap import INNER_SOCKET, RELAY_SOCKET
 from kvasir_gateway.held_places import HELD_SOCKET, HeldPlaces
 from kvasir_gateway.relay.app_runner import MAX_FIELD_BYTES, app_runner
 from kvasir_gateway.relay.backend_files import BackendFiles
 from kvasir_gateway.relay.backend_server import BackendServer
+from kvasir_gateway.relay.kept_bytes import KeptBytes, NoRoomError
 from kvasir_gateway.relay.relayed_request import QUIET_S, RelayedRequest
 
 READ_PERIOD_S: Final = 0.5
 READ_TIMEOUT_S: Final = 2.0
-RETRY_AFTER_S: Final = 2.0
-
-
-class NoRoomError(Exception):
-    """A body is not kept. error: for its client."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-class KeptBodies:
-    """The bodies of all requests that the relay has now, each until its answer ends. max_bytes: of all together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._num_bytes = max_bytes, 0
-
-    @contextlib.asynccontextmanager
-    async def body_of(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The whole body. Raises NoRoomError, before it is read where its length is known."""
-        taken, found = 0, bytearray()
-        try:
-            taken += self._take(request.content_length or 0)
-            async for chunk in request.content.iter_any():
-                found += chunk
-                taken += self._take(max(0, len(found) - taken))
-            body = bytes(found)
-            del found
-            yield body
-        finally:
-            self._num_bytes -= taken
-
-    def _take(self, num_bytes: int) -> int:
-        if num_bytes > self._max_bytes:
-            raise NoRoomError(openai_errors.body_too_large(self._max_bytes))
-        if self._num_bytes + num_bytes > self._max_bytes:
-            message = "As many requests wait, or may be resumed, as there is memory for. Try again later."
-            raise NoRoomError(openai_errors.overloaded(message, retry_after_s=RETRY_AFTER_S))
-        self._num_bytes += num_bytes
-        return num_bytes
 
 
 class RelayServer:
-    """directory: shared with Envoy and the picker. max_body_bytes: of the bodies of all requests together. backends:
-    directory of the external backends, None for none. quiet_s: see `RelayedRequest`."""
+    """directory: shared with Envoy and the picker. max_body_bytes: of what is kept of all requests. backends: directory
+    of the external backends, None for none. quiet_s: see `RelayedRequest`."""
 
     def __init__(
         self, directory: Path, *, max_body_bytes: int, backends: Path | None = None, quiet_s: float = QUIET_S
     ) -> None:
         self._directory, self._quiet_s = directory, quiet_s
-        self._backends = BackendServer(directory, BackendFiles(backends)) if backends is not None else None
+        self._kept = KeptBytes(max_body_bytes)
+        self._backends = BackendServer(directory, BackendFiles(backends), self._kept) if backends is not None else None
         self._socket = directory / RELAY_SOCKET
         self._places: HeldPlaces = {}
-        self._bodies = KeptBodies(max_body_bytes)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until stop is set; then streams have STOP_GRACE_S to end."""
@@ -90,9 +49,15 @@ class RelayServer:
 
             async def relay(request: web.Request) -> web.StreamResponse:
                 try:
-                    async with self._bodies.body_of(request) as body:
+                    with self._kept.share() as share:
+                        body = await share.body_of(request)
                         relayed = RelayedRequest(
-                            request, body, session=session, place_of=self._places.get, quiet_s=self._quiet_s
+                            request,
+                            body,
+                            session=session,
+                            place_of=self._places.get,
+                            quiet_s=self._quiet_s,
+                            may_keep=share.can_have,
                         )
                         return await relayed.answer()
                 except NoRoomError as refused:

@@ -114,7 +114,8 @@ class ClientStream:
 
 class RelayedRequest:
     """place_of: how a request waits now, by the id that it has at the relay; None while it does not wait. quiet_s:
-    without a word to its client, see QUIET_S."""
+    without a word to its client, see QUIET_S. may_keep: whether there is room for so many bytes of the request, its
+    body among them."""
 
     def __init__(
         self,
@@ -124,7 +125,9 @@ class RelayedRequest:
         session: aiohttp.ClientSession,
         place_of: Callable[[str], HeldPlace | None],
         quiet_s: float = QUIET_S,
+        may_keep: Callable[[int], bool] = lambda _: True,
     ) -> None:
+        self._may_keep = may_keep
         self._request, self._body, self._session, self._quiet_s = request, body, session, quiet_s
         self._id = request.headers.get(names.HEADER_INFLIGHT_ID, "")
         # A client that requests the pieces goes on by itself.
@@ -243,7 +246,8 @@ class RelayedRequest:
                 await self._client.write(chunk)
                 continue
             await self._client.write(self._splicer.feed(chunk))
-            if self._splicer.kept_bytes > MAX_KEPT_BYTES:
+            kept_bytes = self._splicer.kept_bytes
+            if kept_bytes > MAX_KEPT_BYTES or not self._may_keep(len(self._body) + kept_bytes):
                 await self._client.write(self._splicer.end())
                 self._stop_resuming()
         if self._splicer.handed_over:

@@ -15,6 +15,7 @@ from kvasir_api import names
 from kvasir_gateway.envoy.bootstrap import BACKENDS_SOCKET
 from kvasir_gateway.relay.backend_files import MOST_CONNECTIONS, BackendFiles
 from kvasir_gateway.relay.backend_server import BackendServer
+from kvasir_gateway.relay.kept_bytes import KeptBytes
 
 
 @pytest.fixture
@@ -37,10 +38,15 @@ def found(files):
 
 
 @pytest.fixture
-async def server(external, files, found, tmp_path):
+def kept():
+    return KeptBytes(10_000)
+
+
+@pytest.fixture
+async def server(external, files, found, kept, tmp_path):
     (files / "stranger.json").write_text(json.dumps(external.file(ca=tls_files.authority("x").certificate.decode())))
     (files / "refused.json").write_text(json.dumps(external.file(url="https://127.0.0.1:1/v1")))
-    made = BackendServer(tmp_path, found)
+    made = BackendServer(tmp_path, found, kept)
     async with made.serving():
         yield made
     assert not (tmp_path / BACKENDS_SOCKET).exists()
@@ -129,7 +135,7 @@ async def test_a_body_that_is_no_request_is_the_clients_error(server, external, 
 async def test_the_name_of_the_certificate_is_verified(files, external, tmp_path):
     url = f"https://localhost:{external.port}/v1"
     (files / "one.json").write_text(json.dumps(external.file(url=url)))
-    async with BackendServer(tmp_path, BackendFiles(files)).serving():
+    async with BackendServer(tmp_path, BackendFiles(files), KeptBytes(10_000)).serving():
         status, _, _ = await post(tmp_path, "one")
     assert status == 503, "it is for 127.0.0.1"
     assert external.seen == []
@@ -178,7 +184,7 @@ async def test_a_file_that_changes_while_a_body_arrives_breaks_nothing(files, fo
         await go_on.wait()
         yield b'"r"}'
 
-    async with BackendServer(tmp_path, found).serving():
+    async with BackendServer(tmp_path, found, KeptBytes(1 << 20)).serving():
         asking = asyncio.create_task(post(tmp_path, "one", body()))
         await begun.wait()
         first = found.get("one")
@@ -190,3 +196,19 @@ async def test_a_file_that_changes_while_a_body_arrives_breaks_nothing(files, fo
         go_on.set()
         assert (await asking)[0] == 200
     assert external.seen[0][1]["authorization"] == "Bearer key-of-one"
+
+
+async def test_bodies_on_their_way_have_the_bound_of_all_that_is_kept(server, external, kept, tmp_path):
+    external.hold = asyncio.Event()
+    body = json.dumps({"model": "r", "stream": True, "x": "x" * 6000}).encode()
+    first = asyncio.create_task(post(tmp_path, "one", body))
+    await until(lambda: bool(external.seen), "the backend has one")
+    status, answer, headers = await post(tmp_path, "one", body)
+    assert (status, json.loads(answer)["error"]["code"]) == (429, "overloaded")
+    assert headers[names.HEADER_BACKEND_FAILED] == "one", "the next fallback is tried"
+    with kept.share() as share:
+        assert not share.can_have(5000), "the relay keeps no more beside it"
+    external.hold.set()
+    assert (await first)[0] == 200
+    assert (await post(tmp_path, "one", body))[0] == 200
+    assert len(external.seen) == 2
