@@ -186,6 +186,8 @@ def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -
     if load is None or load.room.has_no_bounds:
         return True
     requests = load.running + load.waiting + candidate.recent
+    if load.room.has_place(requests):
+        return True
     cost = _cost(candidate, request, policy)
     return load.room.takes(
         requests=requests,

@@ -26,15 +26,19 @@ class QueueRoom(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every request is taken."""
         return self.most_requests <= 0 and self.most_tokens <= 0 and self.most_s <= 0
 
+    def has_place(self, requests: int) -> bool:
+        """Whether one of the places is free beside so many requests. It is taken whatever the bounds are, so that
+        nothing waits for a pod that is idle."""
+        return requests < self.places
+
     def takes(self, *, requests: int, tokens: float, first_token_s: float) -> bool:
         """Whether the pod takes one more request.
 
         requests: that it has, running or waiting, with those that were sent since. tokens: to be computed of the
-        waiting ones and of the new one. first_token_s: predicted for the new one. A pod with a free place always takes
-        it, whatever its bounds are, so that nothing waits for a pod that is idle.
+        waiting ones and of the new one. first_token_s: predicted for the new one.
         """
         waiting = requests - self.places
-        return waiting < 0 or not (
+        return self.has_place(requests) or not (
             0 < self.most_requests <= waiting
             or (waiting > 0 and 0 < self.most_tokens < tokens)
             or 0 < self.most_s < first_token_s

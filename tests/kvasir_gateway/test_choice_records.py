@@ -4,11 +4,13 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from kvasir_gateway import choice_records
 from kvasir_gateway.__main__ import gateway
 from kvasir_gateway.choice_records import ChoiceInputs, ChoiceRecords
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, RequestSize
+from kvasir_gateway.queue_room import QueueRoom
 
 FAST = EndpointLoad(prefill_tokens_per_s=1000.0, stall_fraction=0.5, decode_slope_s=0.001, running=2)
 PODS = (
@@ -104,3 +106,18 @@ def test_a_record_has_no_text_of_a_prompt():
         "turn",
         "gateway",
     }
+
+
+def test_an_explanation_names_full_endpoints():
+    load = EndpointLoad(running=1, waiting=1, room=QueueRoom(places=1, most_requests=1))
+    candidates = (
+        Candidate(address="a", sent_s=0, cold_s=0, load=load),
+        Candidate(address="b", sent_s=0, cold_s=0, load=EndpointLoad()),
+    )
+    record = choice_records.ChoiceRecord(request_id="x", service="n/s", at="now", candidates=candidates)
+    first, _, _, *rows = choice_records.explained(choice_records.decode(choice_records.encode(record))).splitlines()
+    assert first == "request x of service n/s at now: b, the only one of 2, 1 of them full"
+    assert [row.split()[0] for row in rows] == ["b", "a"]
+    assert rows[1].split()[1] == "full"
+    text = choice_records.explained(structs.replace(record, candidates=candidates[:1]))
+    assert "now: a, the only one of 1, all of them full" in text

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from kvasir_gateway.choose import (
     MOST_COST_S,
+    STRATEGIES,
     Candidate,
     ChoicePolicy,
     EndpointLoad,
@@ -16,6 +17,7 @@ from kvasir_gateway.choose import (
     choose,
     cost_of,
 )
+from kvasir_gateway.queue_room import QueueRoom
 
 POLICY = ChoicePolicy()
 SIZE = RequestSize(prompt_tokens=1000, output_tokens=100)
@@ -341,3 +343,21 @@ def test_gateways_that_choose_at_once_choose_apart_unless_a_prompt_is_cold(cache
     for number, first in enumerate(firsts):
         choice = choose(pods, replace(SIZE, gateway=number), policy=POLICY)
         assert (choice.addresses[0], choice.reason) == (first, "tie")
+
+
+def full(address, **load):
+    return candidate(address, running=4, waiting=2, room=QueueRoom(places=4, most_requests=2), **load)
+
+
+@pytest.mark.parametrize("policy", [ChoicePolicy(strategy=strategy) for strategy in STRATEGIES])
+@pytest.mark.parametrize("session", ["", "one", "two"])
+def test_endpoints_with_room_come_first_and_silent_ones_before_full_ones(policy, session):
+    size = replace(SIZE, session=session)
+    busy = [candidate("c", running=9, waiting=90), blind("d"), full("a"), full("b")]
+    choice = choose(busy, size, policy=policy)
+    assert choice.addresses == ("c", "d", "a", "b")
+    assert (choice.full, choice.is_saturated, choice.has_alternative) == ({"a", "b"}, False, True)
+    choice = choose([full("a"), candidate("c")], size, policy=policy)
+    assert (choice.addresses, choice.has_alternative) == (("c", "a"), False)
+    choice = choose([full("a"), blind("d"), full("b")], size, policy=policy)
+    assert (choice.is_saturated, choice.addresses[-1]) == (True, "d")

@@ -82,11 +82,10 @@ class HeldRequests:
             *((held.id, self._end_wait(by_key, held, now_s, "expired")) for held in self._queue.expired(now_s)),
         ]
         for key in self._queue.services():
-            late = [(held.id, self._next_outcome(by_key, held, now_s)) for held in self._queue.overdue(key, now_s)]
-            found += [(held_id, outcome) for held_id, outcome in late if outcome is not None]
             while held := self._queue.first(key):
                 outcome = self._next_outcome(by_key, held, now_s)
                 if outcome is None:
+                    found += self._overdue(by_key, key, now_s)
                     found += self._to_fallbacks(by_key, key, now_s)
                     break
                 found.append((held.id, outcome))
@@ -109,6 +108,14 @@ class HeldRequests:
         if self._waiting.pop(held.id, None) is not None:
             self._queue.remove(held.id)
             self._metrics.observe_hold(held.service, "aborted", now_s - held.since_s)
+
+    def _overdue(self, by_key: dict[str, RoutedService], key: str, now_s: float) -> Iterator[tuple[str, Outcome]]:
+        """Those behind the first of a service, which has to wait, whose objectives are over: while there is room they
+        pass no other one."""
+        for held in self._queue.overdue(key, now_s):
+            outcome = self._next_outcome(by_key, held, now_s)
+            if outcome is not None:
+                yield held.id, outcome
 
     def _to_fallbacks(self, by_key: dict[str, RoutedService], key: str, now_s: float) -> Iterator[tuple[str, Outcome]]:
         """Those behind the first of a service, which has to wait, that a fallback of their route can take. Once none

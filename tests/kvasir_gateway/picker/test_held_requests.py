@@ -161,6 +161,17 @@ def test_a_request_is_held_no_longer_than_its_objective_which_the_replica_then_d
     assert (name, late.headers[names.HEADER_TTFT]) == ("second", "1")
 
 
+def test_an_objective_that_is_over_passes_no_other_request(picker, clock):
+    report(picker, clock, one=FULL, two=FULL)
+    hold(picker, "first")
+    hold(picker, "hurried", x_slo_ttft_ms="1")
+    report(picker, clock, one=FULL, two=with_room(1))
+    assert [(name, going.headers.get(names.HEADER_TTFT)) for name, going in picker.release()] == [
+        ("first", None),
+        ("hurried", "1"),  # which its replica refuses, since the room is taken
+    ]
+
+
 def test_a_replica_gets_what_is_left_of_an_objective(picker, clock):
     default = structs.replace(FULL, queue=QueueBounds(requests=2, ttft_s=10.0))
     report(picker, clock, one=default, two=default)
