@@ -1,14 +1,18 @@
 """A cache that several processes share, some of which died: what is removed, what stays, what counts."""
 
+import contextlib
 import hashlib
 import os
 import threading
+from errno import EOPNOTSUPP
+from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import WeakFileLock
 
 from fakes.hub import COMMIT
 from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.model_files import RemoteFile, Transfer
 from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing
 
 GOOD, BAD = b"weights" * 100, b"WEIGHTS" * 100
@@ -136,3 +140,53 @@ def test_a_branch_stands_for_the_commit(cache, repository):
         cache.remember(revision)
     assert (repository / "refs/main").read_text() == (repository / "refs/refs/pr/1").read_text() == COMMIT
     assert sorted(path.name for path in (repository / "refs").rglob("*") if path.is_file()) == ["1", "main"]
+
+
+def weights(asked, *contents):
+    """The file of the listing, whose contents are sent one after the other; asked: from where on each was."""
+    left = list(contents)
+
+    @contextlib.contextmanager
+    def opened(offset):
+        asked.append(offset)
+        yield Transfer(start=offset, pieces=iter([left.pop(0)[offset:]]))
+
+    (file,) = LISTING.files
+    return RemoteFile(name=file.name, size=file.size, opened=opened, checksum=file.checksum)
+
+
+@pytest.mark.parametrize(("contents", "asked"), [([GOOD], [0]), ([BAD, GOOD], [0, 0])])
+def test_what_is_fetched_was_compared_before_it_is_there(cache, repository, contents, asked):
+    starts = []
+    cache.fetch([weights(starts, *contents)])
+    assert cache.path("model.safetensors").read_bytes() == GOOD
+    assert starts == asked
+    assert cache.remove_damaged() == []
+    assert [path.name for path in (repository / "blobs").iterdir()] == [DIGEST]
+
+
+def test_a_wrong_checksum_twice_leaves_nothing(cache, repository):
+    with pytest.raises(ModelUnavailableError, match=r"another checksum of model\.safetensors than was stated"):
+        cache.fetch([weights([], BAD, BAD)])
+    assert not cache.path("model.safetensors").exists()
+    assert [*(repository / "blobs").iterdir()] == []
+
+
+def test_a_blob_of_another_commit_is_linked_and_not_fetched(cache, repository):
+    (repository / "blobs" / DIGEST).write_bytes(GOOD)
+    (repository / ".checked").mkdir()
+    (repository / ".checked" / DIGEST).touch()
+    assert cache.remove_damaged() == ["model.safetensors"], "this commit has no name for it"
+    starts = []
+    cache.fetch([weights(starts)])
+    assert (cache.path("model.safetensors").read_bytes(), starts) == (GOOD, [])
+
+
+def test_a_file_system_without_links_has_the_file_itself(cache, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(EOPNOTSUPP, "no links here")
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    cache.fetch([weights([], GOOD)])
+    assert cache.path("model.safetensors").read_bytes() == GOOD
+    assert cache.remove_damaged() == []

@@ -17,7 +17,7 @@ from kvasir_operator.desired import remote_model
 from kvasir_operator.desired.helper_pod import helper_pod, with_scratch
 from kvasir_operator.desired.probes import SLOWEST_DOWNLOAD
 from kvasir_operator.desired.source import variable
-from kvasir_operator.desired.template import SCRATCH, model_mounts, node_volume
+from kvasir_operator.desired.template import SCRATCH, model_mounts
 from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, Revision
@@ -129,6 +129,12 @@ def _reads(revision: Revision) -> bool:
     return any(v.get("name") == names.ENV_MODEL_CACHE_READ_ONLY for c in containers for v in c.get("env") or ())
 
 
+def _cache(template: Json) -> Json:
+    """The directory that replicas of the revision read, whatever the operator's option is by now."""
+    found: Json = next(volume for volume in template["volumes"] if volume["name"] == "model")
+    return found
+
+
 def _pod(seen: Observed, fetch: _Fetch, name: str, settings: OperatorSettings) -> Json:
     """It has its node by name: where the replica is already, no scheduler is asked, whatever is free there."""
     template, model = fetch.revision.template["spec"], fetch.revision.inputs.get("model") or {}
@@ -151,7 +157,7 @@ def _pod(seen: Observed, fetch: _Fetch, name: str, settings: OperatorSettings) -
             "resources": RESOURCES,
             "volumeMounts": with_scratch(model_mounts(source, writes=True)),
         },
-        volumes=[node_volume(f"{settings.model_cache_dir.rstrip('/')}/{seen.namespace}"), *source],
+        volumes=[_cache(template), *source],
         nodeName=fetch.node,
         restartPolicy="OnFailure",
         activeDeadlineSeconds=LEAST_S + size // SLOWEST_DOWNLOAD if size else UNKNOWN_S,

@@ -313,7 +313,7 @@ def volume(seen: Observed, where: ModelSource, settings: OperatorSettings, *, sh
     if where.kind == "remote" and shared and claim:
         return {"name": "model", "persistentVolumeClaim": {"claimName": claim}}
     if where.kind == "remote" and shared and directory:
-        return node_volume(directory)
+        return {"name": "model", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
     if where.kind == "remote":
         disk = remote_model.cache_bytes(seen, settings)
         return {"name": "model", "emptyDir": {"sizeLimit": _mebibytes(disk)} if disk else {}}
@@ -322,11 +322,6 @@ def volume(seen: Observed, where: ModelSource, settings: OperatorSettings, *, sh
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}
-
-
-def node_volume(directory: str) -> Json:
-    """The cache of a node. The kubelet makes one that is not there, for root."""
-    return {"name": "model", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}}
 
 
 def cores(quantity: str) -> int:

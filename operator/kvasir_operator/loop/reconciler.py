@@ -142,9 +142,7 @@ class Reconciler:
         return Applied(foreign=foreign), None
 
     async def _fetch_models(self, resolved: Resolved) -> KubeError | None:
-        """Into the caches of nodes, if the installation has them; also for replicas of a spec before a broken one."""
-        if not self._settings.model_cache_dir:
-            return None
+        """Into the caches that replicas read, also those of a spec before a broken one or of another option."""
         seen = resolved.observed
         if nodes_ahead(resolved, self._settings):
             resolved = replace(resolved, observed=await self._observer.with_candidates(seen))

@@ -35,11 +35,11 @@ class Arrival:
         try:
             with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
                 headers = list(threads.map(_header, rest))
-        except (BrokenTransferError, ModelUnavailableError):
-            return  # the download says what is wrong, if it is still so
-        names = [file.name for file in rest]
-        sizes = {file.name: file.size for file in rest}
-        self._folder = ArrivingFolder(folder, dict(zip(names, headers, strict=True)), sizes)
+            names = [file.name for file in rest]
+            sizes = {file.name: file.size for file in rest}
+            self._folder = ArrivingFolder(folder, dict(zip(names, headers, strict=True)), sizes)
+        except (BrokenTransferError, ModelUnavailableError, OSError):
+            return  # it is fetched whole then, and the download says what is wrong, if it is still so
         self._on_begun(self._folder.path)
 
     def arrived(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Arrival:
 
 def _header(file: RemoteFile) -> bytes:
     """Length and JSON at the beginning of a shard. Raises BrokenTransferError, also for what is none."""
-    found = b""
+    found = bytearray()
     with file.opened(0) as transfer:
         for piece in transfer.pieces:
             found += piece
@@ -69,5 +69,5 @@ def _header(file: RemoteFile) -> bytes:
             if length > min(MOST_HEADER_BYTES, file.size):
                 break
             if len(found) >= 8 + length:
-                return found[: 8 + length]
+                return bytes(found[: 8 + length])
     raise BrokenTransferError(f"{file.name} begins with no header")

@@ -62,6 +62,7 @@ class ServeProcess:
         self._app_state = AppState(options=options, names=names, created=int(time.time()))
         self._child, self._listeners = child, listeners
         self._client: EngineClient | None = None
+        self._model: download.DownloadedModel | None = None  # the engine may look into its folder again
         self._tasks: list[asyncio.Task[None]] = []
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
@@ -138,7 +139,7 @@ class ServeProcess:
         app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
         await self._load_keys()
         asked = time.monotonic()
-        model = await download.begun(given, app_state.lifecycle, console)
+        self._model = model = await download.begun(given, app_state.lifecycle, console)
         found = time.monotonic()
         console.found(*self._addresses, note=tokenizer.text_part(model.folder))
         loading = asyncio.create_task(download.load(model, given))

@@ -200,3 +200,9 @@ def test_replicas_that_fetch_by_themselves_need_no_pod():
 
 def test_no_value_of_the_secret_is_in_the_pod():
     assert "secretKeyRef" not in json.dumps(plan(world(WAITING)).create)
+
+
+def test_replicas_that_read_a_cache_get_their_model_when_the_option_is_gone():
+    found = world(WAITING)
+    (pod,) = fetch_plan(found, OperatorSettings(), now=0.0).create
+    assert pod["spec"]["volumes"][0]["hostPath"]["path"] == "/cache/default"
