@@ -95,8 +95,9 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
     await rig.client.merge(SECRET, names.SYSTEM_NAMESPACE, names.SIGNING_SECRET, nothing, manager="test")
     kubectl(rig.control, "apply", "-f", "-", text=yaml.safe_dump(OWN_TENANT))
     mark = rig.audit_mark()
-    # As the Deployment of the base runs it, for all namespaces, under a Lease; and with TLS to pods.
+    # As the Deployment of the base runs it, for all namespaces, under a Lease; with TLS to pods, and models ahead.
     flags = ("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}", "--pod-tls")
+    flags += ("--model-cache-dir=/cache", "--model-prefetch-nodes=1")
     rig.start(*flags)
     await rig.claim()
 
@@ -115,11 +116,23 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
     await overstays(rig)
     await forgets_revisions(rig)
     await judges_tenants(rig)
+    await fetches_ahead(rig)
     assert rig.stop() == 0
     kubectl(rig.control, "delete", names.TENANT_PLURAL, "own", f"--namespace={names.SYSTEM_NAMESPACE}")
     requests = asked(rig.control, mark, names.OPERATOR)
     assert [request for request in requests if request.denied] == []
     assert used(requests) == granted("operator")
+
+
+async def fetches_ahead(rig):
+    """A model that is fetched to a node before a replica comes, for which nodes are listed."""
+    uri = f"s3://bucket/tiny@sha256:{'d' * 64}"
+    await rig.apply("ahead", model={"uri": uri, "inspect": "Never"}, autoscaling={"maxReplicas": 2})
+
+    async def fetches():
+        return any(labels(pod).get(names.LABEL_FETCHES) == "ahead" for pod in await rig.all(POD))
+
+    await rig.until(fetches, lambda: "a pod that fetches")
 
 
 async def routes(rig):
