@@ -205,3 +205,48 @@ def test_a_namespace_without_annotations_limits_nothing(control, limited):
 def test_a_class_without_an_accelerator_is_refused(control, spec):
     said = create(control, "default", resources={"accelerator": spec})
     assert "resources.accelerator.count must be above 0 where classes or minMemory are set" in said
+
+
+async def test_an_edit_of_a_class_waits_for_its_turn(rig):
+    """The phase is one that the API server takes; services serve on, and take the edit when they may."""
+    name, services = f"edited-{rig.namespace}", ("one", "two")
+
+    async def put(note):
+        spec = {"memory": "80Gi", "pod": {"annotations": {"example.com/note": note}}}
+        await rig.client.apply(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec}, manager="admin")
+
+    async def rollouts():
+        return [(await rig.status(of)).get("rollout", {}) for of in services]
+
+    await put("first")
+    for of in services:
+        model = {"uri": f"file:///srv/{of}", "inspect": "Never"}
+        await rig.apply(of, model=model, resources={"accelerator": {"count": 1, "classes": [name]}})
+    for of in services:
+        await rig.until_condition("Ready", name=of, reason="AllReplicasReady")
+    before, uids = [one["currentRevision"] for one in await rollouts()], await rig.pod_uids()
+    rig.stop()
+    rig.start("--allow-model-dir=/srv", "--fleet-max-unavailable=0")
+    await put("second")
+
+    async def wait():
+        return [one.get("phase") for one in await rollouts()] == ["Waiting"] * len(services)
+
+    await rig.until(wait, lambda: rig.dump("one"))
+    assert "--fleet-max-unavailable" in (await rollouts())[0]["message"]
+    for of in services:
+        await rig.until_condition("Ready", name=of, reason="AllReplicasReady")
+    assert await rig.pod_uids() == uids
+    rig.stop()
+    rig.start("--allow-model-dir=/srv")
+
+    async def rolled():
+        found = await rollouts()
+        return all(one.get("currentRevision") not in ("", None, *before) for one in found) and not any(
+            one.get("phase") for one in found
+        )
+
+    await rig.until(rolled, lambda: rig.dump("one"))
+    for of in services:
+        await rig.delete(of)
+    await rig.client.delete(ACCELERATOR_CLASS, "", name)
