@@ -33,7 +33,8 @@ arrivals and lengths.
 TOGETHER: Final = """Each knows what the replicas report, and 2 ms later what the others have sent. One run differs
 from another by chance: of three (seeds 1, 101 and 7) the mean p99 of four is 1.16 times that of one in `b2b`, 1.11 in
 `long-short` and at most 1.08 elsewhere, and reuse is at most 0.4 points apart; of 28 (1 to 7, 11 to 30 and 101) it is
-1.03 times in `b2b`, and of 8 others (23 to 30) 0.99 times in `long-short`.
+1.03 times in `b2b`, and of 8 others (23 to 30) 0.99 times in `long-short`. The goal of at most 1.1 times, and of at
+most 2 points of reuse, counts as met by these: three runs do not tell it from chance.
 """
 
 

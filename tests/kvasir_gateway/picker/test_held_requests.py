@@ -15,6 +15,7 @@ from kvasir_gateway.picker.destination import Destination
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.request_parser import ImmediateResponse, RequestBounds
+from kvasir_gateway.placements import RequestPlacement
 from kvasir_gateway.routing_table import StateReading
 
 ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -101,6 +102,21 @@ def test_held_requests_go_in_turns_of_tenants_as_room_is_reported_and_no_more_of
     hold(picker, "new", authorization="Bearer three")  # it does not pass those that wait
     report(picker, clock, one=RuntimeState(phase="ready", max_sequences=2, queue=QueueBounds(requests=2)), two=FULL)
     assert [name for name, _ in released(picker)] == ["y", "c", "new"]
+
+
+def test_two_gateways_send_together_no_more_than_there_is_room_for(clock):
+    one, two = (made(clock) for _ in range(2))
+    for picker in (one, two):
+        report(picker, clock, one=FULL, two=FULL)
+        for name in ("a", "b", "c"):
+            hold(picker, name)
+        report(picker, clock, one=FULL, two=with_room(2))
+    sent = one.release()
+    assert [name for name, _ in sent] == ["a", "b"]
+    for name, going in sent:
+        placement = RequestPlacement(id=name, address=going.addresses[0])
+        two.router.forwarded_elsewhere("one", placement, now_s=clock.now)
+    assert two.release() == []
 
 
 def test_pods_that_report_no_bounds_get_every_request(picker, clock):
