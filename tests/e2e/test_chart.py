@@ -74,6 +74,8 @@ def test_releases_for_two_namespaces_are_installed_side_by_side_and_leave_alone(
 
 
 def test_the_sample_of_an_ingress_is_one_that_the_api_server_takes(control):
-    sample = (ROOT / "manifests" / "samples" / "ingress.yaml").read_text().replace("kvasir-system", "default")
+    sample = (
+        (ROOT / "manifests" / "samples" / "gateway" / "ingress.yaml").read_text().replace("kvasir-system", "default")
+    )
     said = kubectl(control, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", text=sample)
     assert "ingress.networking.k8s.io/kvasir-gateway serverside-applied" in said

@@ -10,7 +10,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
 def sample(name: str) -> Any:
-    (found,) = yaml.safe_load_all((MANIFESTS / "samples" / f"{name}.yaml").read_text())
+    (found,) = yaml.safe_load_all((MANIFESTS / "samples" / "gateway" / f"{name}.yaml").read_text())
     return found
 
 
