@@ -172,12 +172,7 @@ def unknown(given, schema, path=""):
     return wrong + [f for name, item in inner for f in unknown(item, schema["properties"][name], f"{path}.{name}")]
 
 
-WAYS_IN = {"http-route", "ingress"}
-"""Samples without a kind of ours, which test_ways_in.py looks at."""
-SAMPLES = [path for path in sorted((MANIFESTS / "samples").glob("*.yaml")) if path.stem not in WAYS_IN]
-
-
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((MANIFESTS / "samples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sample_is_what_the_definitions_know(path):
     models = {
         names.KIND: (InferenceService, crd.definition()),
