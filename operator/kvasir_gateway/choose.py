@@ -171,13 +171,12 @@ def choose(
         raise ValueError("no candidates to choose from")
     known = [c for c in candidates if c.load is not None]
     unread = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
-    full = [c for c in known if not has_room(c, request, policy)]
+    full = [c.address for c in known if not has_room(c, request, policy)]
     if not full:
         return _choice(known, unread, request, policy, seed)
-    refusing = {c.address for c in full}
-    choice = _choice([c for c in known if c.address not in refusing] or known, unread, request, policy, seed)
-    addresses = tuple(dict.fromkeys([*choice.addresses, *refusing]))[: policy.max_endpoints]
-    return replace(choice, addresses=addresses, full=frozenset(refusing), is_saturated=len(full) == len(known))
+    choice = _choice([c for c in known if c.address not in full] or known, unread, request, policy, seed)
+    addresses = tuple(dict.fromkeys([*choice.addresses, *full]))[: policy.max_endpoints]
+    return replace(choice, addresses=addresses, full=frozenset(full), is_saturated=len(full) == len(known))
 
 
 def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -> bool:
