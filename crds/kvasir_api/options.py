@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
 
-from kvasir_api import hf_config, tenants
+from kvasir_api import hf_config, multi_node, tenants
 from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_api.option_fields import OptionsBase, option
 from kvasir_api.speculation import OPTION, RULE
@@ -237,13 +237,9 @@ class RuntimeOptions(OptionsBase):
         return self
 
     @model_validator(mode="after")
-    def _host_tier_has_a_prefix_cache(self) -> Self:
+    def _host_tier_is_possible(self) -> Self:
         if self.kv_host_bytes and not self.prefix_cache:
             raise ValueError("kvHostBytes needs prefixCache: blocks on the host are found by their prefix")
-        return self
-
-    @model_validator(mode="after")
-    def _host_tier_has_one_rank(self) -> Self:
         if self.kv_host_bytes and self.tensor_parallel_size > 1:
             raise ValueError("kvHostBytes needs tensorParallelSize 1: copies are not made of several ranks' blocks yet")
         return self
@@ -276,6 +272,11 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
+    nnodes: int = multi_node.NNODES
+    node_rank: int = multi_node.NODE_RANK
+    master_addr: str = multi_node.MASTER_ADDR
+    master_port: int = multi_node.MASTER_PORT
+    node_key_file: str = multi_node.NODE_KEY_FILE
     chat_template: str = option(
         "",
         "Chat template in place of the checkpoint's: a file, the template itself, or the name of one of several that the "
@@ -389,3 +390,8 @@ class ServeOptions(RuntimeOptions):
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on each node."""
+        return max(self.tensor_parallel_size // self.nnodes, 1)

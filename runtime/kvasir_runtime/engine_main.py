@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from pydantic import ValidationError
@@ -60,6 +61,8 @@ def _serve(options: ServeOptions, build: Build, socket: ClientSocket, xids: XidM
     if options.device != "cpu":
         xids.begin()
     try:
+        if options.node_rank:
+            _follow(options, clients)
         engine = start_engine(options, build, socket, clients)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
         gc.freeze()  # what was loaded stays; without this the first collection stops a request for 0.2 s
@@ -80,6 +83,14 @@ def _serve(options: ServeOptions, build: Build, socket: ClientSocket, xids: XidM
         clients.send_final(EngineFailed(xids.words(f"the engine failed: {type(error).__name__}: {one_line(error)}")))
         return 1
     return 0
+
+
+def _follow(options: ServeOptions, clients: StartupClients) -> NoReturn:
+    """This process is no engine: it computes for that of node 0, and serves no requests."""
+    from kvasir_runtime.runner.startup import node_worker
+
+    gc.enable()
+    node_worker.follow(options, clients.send)
 
 
 def _real_build() -> Build:

@@ -1,7 +1,9 @@
-"""What the engine reports beside the outputs of requests: changes of its prefix cache, and what tenants used.
+"""What the engine reports beside outputs of requests: its start, changes of its prefix cache, what tenants used.
 
-Parts of `wire.StepOutputs`.
+Parts of what `wire` sends.
 """
+
+from typing import Literal
 
 import msgspec
 
@@ -29,3 +31,15 @@ class TenantUsage(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Where the start is: phase loading or warming, fraction 0..1, seconds still expected (-1 unknown).
+
+    message: why it is there, where that needs words.
+    """
+
+    phase: Literal["starting", "loading", "warming"]
+    progress_fraction: float
+    eta_s: float = -1.0
+    message: str = ""

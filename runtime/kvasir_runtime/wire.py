@@ -16,7 +16,7 @@ from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.roofline import StepWork
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
+from kvasir_runtime.engine_reports import PrefixChanges, Progress, TenantUsage
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
@@ -308,14 +308,6 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     prefixes: PrefixChanges | None = None
     tenants: dict[str, TenantUsage] | None = None
     expected_s: float = 0.0
-
-
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Where the start is: phase loading or warming, fraction 0..1, seconds still expected (-1 unknown)."""
-
-    phase: Literal["starting", "loading", "warming"]
-    progress_fraction: float
-    eta_s: float = -1.0
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

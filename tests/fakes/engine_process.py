@@ -14,8 +14,8 @@ from fakes.runner import FakeRunner
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import engine_main
 from kvasir_runtime.core.plan import StepResults
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.wire import Progress
 
 ENDLESS = tuple(range(3, 61))
 """Without the special tokens of a tiny checkpoint: neither the end of a sequence nor that of a message is drawn."""

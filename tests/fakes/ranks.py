@@ -1,25 +1,71 @@
 """Groups of ranks within one process, for tests: the memory and the code of real ones, without processes."""
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.node_collectives import NodeCollectives
+from kvasir_runtime.nodes import rendezvous
+from kvasir_runtime.nodes.handshake import Membership
+from kvasir_runtime.nodes.rendezvous import NodeLinks
+
+KEY = b"a key that only nodes of tests have"
 
 
 @contextmanager
-def group_of(ranks: int) -> Iterator[tuple[Collectives, ...]]:
-    """So many ranks, whose operations end with the block."""
+def group_of(ranks: int, nodes: int = 1) -> Iterator[tuple[Collectives, ...]]:
+    """So many ranks, whose operations end with the block; on so many nodes, which meet on loopback."""
+    links = links_of(nodes) if nodes > 1 else (None,)
+    group: list[Collectives] = []
+    for node, own in enumerate(links):
+        locals_ = _of_one_host(ranks // nodes)
+        if own is None:
+            group += [local for local in locals_ if local is not None]
+            continue
+        group += [
+            NodeCollectives(local, None if index else own, node=node, nodes=nodes)
+            for index, local in enumerate(locals_)
+        ]
+    try:
+        yield tuple(group)
+    finally:
+        for member in group:
+            member.abort("the test has ended")
+        for link in (link for own in links if own is not None for link in own.steps):
+            link.close()
+
+
+def links_of(nodes: int) -> tuple[NodeLinks, ...]:
+    """Of each node, by the real rendezvous on a free port."""
+    deadline = time.monotonic() + 60
+    listener = rendezvous.listen("127.0.0.1", 0, deadline)
+    port = listener.getsockname()[1]
+
+    def own(node: int) -> Membership:
+        return Membership(node=node, nodes=nodes, channel="", facts={})
+
+    with ThreadPoolExecutor(nodes) as pool:
+        leading = pool.submit(rendezvous.lead, listener, KEY, own(0), deadline, lambda _: None)
+        following = [
+            pool.submit(rendezvous.follow, "127.0.0.1", port, KEY, own(node), deadline, lambda _: None)
+            for node in range(1, nodes)
+        ]
+        return leading.result(60), *(future.result(60) for future in following)
+
+
+def _of_one_host(ranks: int) -> tuple[Collectives | None, ...]:
+    if ranks == 1:
+        return (None,)
     descriptor = backends.rank_memory(ranks)
     group = tuple(backends.collectives_of(descriptor, rank, ranks) for rank in range(ranks))
     os.close(descriptor)
-    try:
-        yield group
-    finally:
-        group[0].abort("the test has ended")
+    return group
 
 
 class WithoutMemory:

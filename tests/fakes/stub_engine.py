@@ -16,6 +16,7 @@ import zmq
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime import wire
+from kvasir_runtime.engine_reports import Progress
 
 
 class Faults(msgspec.Struct, kw_only=True):
@@ -176,7 +177,7 @@ class Stub:
         """Ready, or the last words."""
         gate = self.faults.load_gate
         if gate and not Path(gate).exists():
-            return wire.Progress("loading", 0.25, 3.0)
+            return Progress("loading", 0.25, 3.0)
         if self.faults.fail:
             self.stopping = True
             return wire.EngineFailed(self.faults.fail, self.faults.incurable)

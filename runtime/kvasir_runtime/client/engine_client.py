@@ -17,7 +17,7 @@ from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.client.open_sequences import OpenSequences, TenantLoad
 from kvasir_runtime.client.prefix_log import PrefixLog
-from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
+from kvasir_runtime.engine_reports import PrefixChanges, Progress, TenantUsage
 
 RECONNECT_MS = 20
 ENDED_WELL = ("stop", "length")
@@ -59,7 +59,7 @@ class EngineClient:
         address: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        on_progress: Callable[[wire.Progress], None] = lambda _: None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
         on_step: Callable[[int], None] = lambda _: None,
         on_usage: Callable[[Mapping[str, TenantUsage]], None] = lambda _: None,
         on_failure: Callable[[], None] = lambda: None,
@@ -76,7 +76,7 @@ class EngineClient:
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._open = OpenSequences()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.EngineFailed).decode
+        self._decode = msgspec.msgpack.Decoder(_StepMessage | Progress | wire.Ready | wire.EngineFailed).decode
         self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
         self._packed_state: msgspec.Raw | None = None
         self._state = RuntimeState()
@@ -218,7 +218,7 @@ class EngineClient:
         """A look at the flag is quicker than the exception of an empty socket."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:
+    def _dispatch(self, message: _StepMessage | Progress | wire.Ready | wire.EngineFailed) -> None:
         self.last_message_at = self._clock()
         match message:
             case _StepMessage(outputs, state, computed_tokens, prefixes, tenants, expected_s):
@@ -231,7 +231,7 @@ class EngineClient:
                     self._on_step(computed_tokens)
                 for output in outputs:
                     self._route(output)
-            case wire.Progress():
+            case Progress():
                 self._on_progress(message)
             case wire.Ready(facts, hash_salt):
                 self.ready, self.hash_salt = facts, hash_salt

@@ -21,9 +21,10 @@ from kvasir_runtime.engine.client_socket import ClientSocket
 from kvasir_runtime.engine.interfaces import Runner
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.trace import TraceFile
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.step_profiler import StepProfiler
-from kvasir_runtime.wire import EngineFacts, EngineFailed, FromEngine, Hello, Progress, Shutdown, ToEngine
+from kvasir_runtime.wire import EngineFacts, EngineFailed, FromEngine, Hello, Shutdown, ToEngine
 
 LOG = logging.getLogger(__name__)
 FINAL_MESSAGE_S = 2.0

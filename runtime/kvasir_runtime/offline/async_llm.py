@@ -17,6 +17,7 @@ from kvasir_runtime import source
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
 from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import prepare, tokenizer
 from kvasir_runtime.frontend.errors import Refused
@@ -36,7 +37,7 @@ from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
 from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
-from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, Progress
+from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest
 
 NAME: Final = "offline"
 LAST_WORDS_S: Final = 0.2

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from kvasir_runtime import wire
+from kvasir_runtime import engine_reports
 from kvasir_runtime.offline.outputs import Output
 
 
@@ -29,13 +29,13 @@ class ProgressBars:
         self._shown = sys.stderr.isatty() if shown is None else shown
 
     @contextmanager
-    def loading(self) -> Iterator[Callable[[wire.Progress], None]]:
+    def loading(self) -> Iterator[Callable[[engine_reports.Progress], None]]:
         """Yields the function that shows the progress of a start."""
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with self._progress(*columns, transient=True) as bar:
             task = bar.add_task("starting", total=1.0)
 
-            def show(progress: wire.Progress) -> None:
+            def show(progress: engine_reports.Progress) -> None:
                 bar.update(task, description=progress.phase, completed=progress.progress_fraction)
 
             yield show

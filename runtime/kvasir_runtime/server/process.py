@@ -23,6 +23,7 @@ from kvasir_runtime import source
 from kvasir_runtime.client import output_check
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import EngineProcess
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.frontend.model_profile import ModelProfile
@@ -37,7 +38,7 @@ from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
 from kvasir_runtime.server.watchdog import LOOK_S
-from kvasir_runtime.wire import EngineFacts, Progress
+from kvasir_runtime.wire import EngineFacts
 
 log = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 0.2
@@ -279,8 +280,8 @@ class ServeProcess:
         return facts
 
     def _on_progress(self, progress: Progress) -> None:
-        self._app_state.lifecycle.advance(progress.phase, progress.progress_fraction, progress.eta_s)
-        self._console.show(progress.phase, progress.progress_fraction, progress.eta_s)
+        self._app_state.lifecycle.advance(*msgspec.structs.astuple(progress))
+        self._console.show(*msgspec.structs.astuple(progress))
 
     async def _watch_child(self, client: EngineClient) -> None:
         """When the engine ends, every request that waits for it fails. Its own last message is better than ours."""

@@ -13,6 +13,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.engine_reports import Progress
 
 FACTS = engine_facts(block_size=16, num_blocks=4, max_batch_tokens=64, max_model_len=32)
 READY = wire.Ready(FACTS)
@@ -68,7 +69,7 @@ async def take(queue):
 async def test_the_start_is_told_step_by_step(tmp_path):
     seen = []
     async with connected(tmp_path, on_progress=seen.append) as (client, engine):
-        progress = wire.Progress("loading", 0.5)
+        progress = Progress("loading", 0.5)
         await engine.say(progress)
         await engine.say(READY)
         assert await asyncio.wait_for(client.wait_ready(), 60) == FACTS

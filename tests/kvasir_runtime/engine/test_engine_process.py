@@ -17,6 +17,7 @@ from fakes.serving import request
 from kvasir_runtime import wire
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import records
+from kvasir_runtime.engine_reports import Progress
 
 DEADLINE_S = 60.0
 TESTS = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def test_progress_then_facts_then_answers_then_a_clean_end(start, tmp_path):
     engine = start("slow", kv_cache_tokens=1024, block_size=8, max_sequences=4, trace=str(tmp_path / "trace"))
     *before, ready = engine.until(wire.Ready)
     fractions = [message.progress_fraction for message in before]
-    assert all(isinstance(message, wire.Progress) for message in before)
+    assert all(isinstance(message, Progress) for message in before)
     assert fractions == sorted(fractions)
     facts = ready.facts
     assert (facts.capacity_tokens, facts.block_size, facts.max_model_len, facts.max_sequences) == (1024, 8, 256, 4)

@@ -81,13 +81,20 @@ def answers(
     return found, logprobs, joins - len(prompts)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in SHAPES), ("qwen3_moe", 4), ("gemma3", 4)])
-def test_ranks_answer_as_one_process_does(root: Path, name: str, ranks: int) -> None:
-    """With 4 ranks, two share a key head."""
+@pytest.mark.parametrize(
+    ("name", "ranks", "nodes"),
+    [
+        *((name, 2, 1) for name in SHAPES),
+        *[("qwen3_moe", 4, 1), ("gemma3", 4, 1)],
+        *[("llama of odd vocabulary", 2, 2), ("deepseek_v2", 2, 2), ("gemma3", 4, 4), ("qwen3_moe", 4, 2)],
+    ],
+)
+def test_ranks_answer_as_one_process_does(root: Path, name: str, ranks: int, nodes: int) -> None:
+    """With 4 ranks, two share a key head. On several nodes they sum in the same order, so with the same bits."""
     folder, sizes = folder_of(root, name), {"num_blocks": 22, "max_sequences": 8, "ops": cpu_ops()}
     for samplings in ([GREEDY], DRAWN):
         alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings)
-        with group_of(ranks) as group:
+        with group_of(ranks, nodes) as group:
             together, found, num_preempted = answers(runner_of(folder, **sizes, group=group), samplings)
         assert together == alone
         assert found == pytest.approx(logprobs, abs=1e-3)

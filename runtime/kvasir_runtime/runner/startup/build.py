@@ -17,6 +17,7 @@ from kvasir_api import cache_groups, forecast
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import DraftModelSize
 from kvasir_runtime import source
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import kv_cache, kv_quant
@@ -46,7 +47,7 @@ from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import CopyStream, CudaCopyStream, DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
-from kvasir_runtime.wire import EngineFacts, Progress
+from kvasir_runtime.wire import EngineFacts
 
 if TYPE_CHECKING:
     from kvasir_runtime.guide.vocabulary import Vocabulary
@@ -71,9 +72,9 @@ def build(
     """
     device = placement.choose_device(options.device)
     ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
-    threads = max(host_resources.num_threads() // options.tensor_parallel_size, 1)
-    if options.tensor_parallel_size > 1:
-        ops = replace(ops, collectives=rank_processes.start(options, device, threads))
+    threads = max(host_resources.num_threads() // options.local_ranks, 1)
+    if options.tensor_parallel_size > 1 or options.nnodes > 1:
+        ops = replace(ops, collectives=rank_processes.start(options, device, threads, on_progress))
     try:
         return _built(options, device, on_progress, device_stream, new_capturer, ops, threads, weight_copies)
     except BaseException as error:
@@ -218,7 +219,7 @@ def _with_kv_cache(
     cache = StartupCache(startup_cache.directory(options.startup_cache))
 
     def sized(found: StepMemory, held: int) -> ModelRunner:
-        fitted = fitted_facts(facts, options, warmup.memory(device, found, held, options.tensor_parallel_size))
+        fitted = fitted_facts(facts, options, warmup.memory(device, found, held, options.local_ranks))
         runner = new_runner(fitted, grammars=grammars)
         runner.capture_graphs()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)

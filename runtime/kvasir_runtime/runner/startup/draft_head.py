@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import reads_own_layer
 from kvasir_runtime import gguf
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
@@ -27,7 +28,7 @@ from kvasir_runtime.runner.draft_model import whole_group
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.load_model import LoadedModel, check_memory, loading_progress
 from kvasir_runtime.weights import loader, quant_formats, safetensors_checkpoint
-from kvasir_runtime.wire import EngineFacts, Progress
+from kvasir_runtime.wire import EngineFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

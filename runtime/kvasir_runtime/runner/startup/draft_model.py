@@ -11,6 +11,7 @@ import torch
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import draft_model
 from kvasir_runtime import source
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
@@ -20,7 +21,7 @@ from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.text_draft_model import TextDraftModel
 from kvasir_runtime.runner.vocabulary_pair import TextVocabulary, VocabularyPair
 from kvasir_runtime.tokenizer_files import build
-from kvasir_runtime.wire import EngineFacts, Progress
+from kvasir_runtime.wire import EngineFacts
 
 LEAST_COMMON: Final = 0.9
 """Of the larger vocabulary, what two must have in common to count as one: in a family they differ by a few tokens."""

@@ -12,6 +12,7 @@ import torch
 from kvasir_api import forecast, hf_config, weight_offload
 from kvasir_api.options import ServeOptions
 from kvasir_api.roofline import StepWork, table_bytes
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
@@ -30,7 +31,6 @@ from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
 from kvasir_runtime.weights.loader import kinds as stored_kinds
-from kvasir_runtime.wire import Progress
 
 ETA_FRACTION: Final = 0.05
 ETA_AFTER_S: Final = 1.0
@@ -100,13 +100,15 @@ def load_model(
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
     sizes = _sizes(document)
-    if rank.index == 0:  # before the others have taken theirs
-        check_memory(weights_bytes * rank.count, device, folder)
-        _check_forecast(options, sizes, device, dtype, total_bytes * rank.count)
+    if rank.index % options.local_ranks == 0:  # before the others on this host have taken theirs
+        check_memory(weights_bytes * options.local_ranks, device, folder)
+        _check_forecast(options, sizes, device, dtype, total_bytes * options.local_ranks)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
     row_bytes = kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
     token_bytes = spec.kv_bytes_per_token(*row_bytes, spec.block_size(options.block_size, *row_bytes))
-    capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // rank.count)
+    capacity.check_cache(
+        options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks
+    )
     with torch.inference_mode():
         names = {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
         on_read, unused = loading_progress(on_progress), family.unused

@@ -1,4 +1,4 @@
-"""Starts the processes of the ranks behind the first, and watches them. Called by `build` in the engine process.
+"""Starts the processes of the ranks behind the first of a host, and watches them. Called by `build` and `node_worker`.
 
 Each runs `rank_worker` with a RankArgs on its standard input, which stays open: they end with this process. One that
 ends before it, for whatever reason, aborts the group, so that no rank waits for it.
@@ -10,15 +10,21 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 import torch
 
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import source
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.node_collectives import NodeCollectives
+from kvasir_runtime.nodes.rendezvous import NodeLinks
+from kvasir_runtime.runner.startup import node_group
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.startup.rank_worker")
 LAST_WORDS_BYTES: Final = 4096
@@ -26,7 +32,8 @@ STDERR: Final = 2
 
 
 class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank serves. options: those of the engine. descriptor: of the group's memory. threads: to compute with.
+    """What a rank serves. options: those of the engine. rank, ranks: of those on this node. descriptor: of their
+    memory. threads: to compute with.
 
     last_words: descriptor of a pipe for one line about why it ended.
     """
@@ -39,20 +46,45 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     last_words: int
 
 
-def start(options: ServeOptions, device: torch.device, threads: int) -> Collectives:
-    """Start all ranks behind the first; this process's part in their group. threads: of each rank.
+def start(
+    options: ServeOptions, device: torch.device, threads: int, on_progress: Callable[[Progress], None]
+) -> Collectives:
+    """Join the other nodes where there are any, and start the ranks behind the first of this one; this process's part
+    in their group. threads: of each rank. on_progress: called about every second while nodes are missing.
 
-    Raises StartError where ranks cannot compute together on this device, or with these options.
+    Raises StartError where ranks cannot compute together on this device, or with these options, and RankLostError where
+    a node is missing.
     """
-    ranks = options.tensor_parallel_size
     if device.type != "cpu":
+        ranks = options.tensor_parallel_size
         raise StartError(f"--tensor-parallel-size {ranks} is not possible on CUDA yet: ranks compute on CPUs only")
+    if options.nnodes == 1 and not options.node_rank:
+        return _node(options, threads, lambda local: local)
+    folder = source.resolve(options.model)
+
+    def on_wait(message: str) -> None:
+        on_progress(Progress(phase="starting", progress_fraction=0.0, message=message))
+
+    links = node_group.joined(options, folder, on_wait)
+    if options.local_ranks == 1:
+        return node_collectives(options, None, links)
+    return _node(options, threads, lambda local: node_collectives(options, local, links))
+
+
+def node_collectives(options: ServeOptions, local: Collectives | None, links: NodeLinks | None) -> Collectives:
+    """A rank's part of a group over nodes, by its part in the group of its node. links: at the first rank of a node."""
+    return NodeCollectives(local, links, node=options.node_rank, nodes=options.nnodes)
+
+
+def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives], Collectives]) -> Collectives:
+    """Start the ranks of this node behind its first. group_of: the whole group, of that of this node."""
+    ranks = options.local_ranks
     try:
         descriptor = backends.rank_memory(ranks)
     except (RuntimeError, OSError) as error:
-        raise StartError(f"--tensor-parallel-size {ranks} is not possible: {error}") from error
+        raise StartError(f"--tensor-parallel-size {options.tensor_parallel_size} is not possible: {error}") from error
     try:
-        group = backends.collectives_of(descriptor, 0, ranks)
+        group = group_of(backends.collectives_of(descriptor, 0, ranks))
         for rank in range(1, ranks):
             words, last_words = os.pipe()
             args = RankArgs(
@@ -64,7 +96,7 @@ def start(options: ServeOptions, device: torch.device, threads: int) -> Collecti
                 last_words=last_words,
             )
             try:
-                _start(args, words, group)
+                _start(args, words, options.node_rank * ranks + rank, group)
             finally:
                 os.close(last_words)
     finally:
@@ -72,8 +104,10 @@ def start(options: ServeOptions, device: torch.device, threads: int) -> Collecti
     return group
 
 
-def _start(args: RankArgs, words: int, group: Collectives) -> None:
-    """words: the other end of its last_words. What libraries print is no reason to end: it goes to standard error."""
+def _start(args: RankArgs, words: int, number: int, group: Collectives) -> None:
+    """number: of the rank among all. words: the other end of its last_words. What libraries print is no reason to end:
+    it goes to standard error.
+    """
     process = subprocess.Popen(
         COMMAND,
         stdin=subprocess.PIPE,
@@ -85,7 +119,7 @@ def _start(args: RankArgs, words: int, group: Collectives) -> None:
     with contextlib.suppress(OSError):  # it died already: the watch says how
         process.stdin.write(msgspec.json.encode(args) + b"\n")
         process.stdin.flush()
-    name = f"rank {args.rank}"
+    name = f"rank {number}"
     threading.Thread(target=_watch, args=(process, words, name, group), daemon=True, name=name).start()
 
 

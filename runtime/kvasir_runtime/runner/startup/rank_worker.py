@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -17,11 +19,13 @@ import torch
 
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import log_config, malloc, source
-from kvasir_runtime.errors import RankLostError
+from kvasir_runtime.engine_reports import Progress
+from kvasir_runtime.errors import CapacityError, RankLostError
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.ranks import NewCache, follow
-from kvasir_runtime.runner.startup import host_resources, placement
+from kvasir_runtime.runner.startup import host_resources, placement, rank_processes
 from kvasir_runtime.runner.startup.build import allocate_cache
 from kvasir_runtime.runner.startup.load_model import load_model
 from kvasir_runtime.runner.startup.rank_processes import RankArgs
@@ -45,7 +49,7 @@ def main() -> int:
     except RankLostError:
         return 1  # another rank has said why
     except BaseException as error:  # noqa: BLE001 -- whatever it was, rank 0 reports it
-        os.write(args.last_words, " ".join(f"{type(error).__name__}: {error}".split()).encode())
+        os.write(args.last_words, words(error).encode())
         return 1
 
 
@@ -55,17 +59,47 @@ def serve(args: RankArgs) -> NoReturn:
     log_config.configure(options.log_format)
     group = backends.collectives_of(args.descriptor, args.rank, args.ranks)
     os.close(args.descriptor)
+    if options.nnodes > 1:
+        group = rank_processes.node_collectives(options, group, None)
     device = placement.choose_device("cpu")
     ops = replace(backends.ops_for(device, batch_invariant=options.batch_invariant), collectives=group)
-    host_resources.use(args.threads, ops)
-    loaded = load_model(options, source.resolve(options.model), device, ops, lambda _: None)
+    compute(options, source.resolve(options.model), ops, args.threads, lambda _: None)
+
+
+def compute(
+    options: ServeOptions, folder: Path, ops: Ops, threads: int, on_progress: Callable[[Progress], None]
+) -> NoReturn:
+    """Load the part of ops' rank from the model's folder, and compute what rank 0 sends. Raises as `serve`."""
+    assert ops.collectives is not None
+    device = placement.choose_device("cpu")
+    host_resources.use(threads, ops)
+    loaded = load_model(options, folder, device, ops, on_progress)
     host_resources.return_memory()
 
     def allocate(made: NewCache) -> KvCache:
         dtype = getattr(torch, made.dtype)
-        return allocate_cache(loaded.model.spec, made.num_blocks, made.block_size, dtype, device)
+        cache = allocate_cache(loaded.model.spec, made.num_blocks, made.block_size, dtype, device)
+        if options.nnodes > 1:
+            _check_cache(cache.blocks.nbytes * options.local_ranks)
+        return cache
 
-    follow(loaded.model, group, allocate, loaded.dtype)
+    on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0"))
+    follow(loaded.model, ops.collectives, allocate, loaded.dtype)
+
+
+def _check_cache(num_bytes: int) -> None:
+    """num_bytes: of the KV cache of this host. Rank 0 has chosen its size by the memory of its own host."""
+    free_bytes = min(host_resources.memory_limit_bytes(), host_resources.memory_available_bytes())
+    if num_bytes > free_bytes:
+        raise CapacityError(
+            f"the KV cache takes {num_bytes:,} bytes on each node, and {free_bytes:,} are free on this one: set"
+            " --kv-cache-tokens or lower --memory-fraction"
+        )
+
+
+def words(error: BaseException) -> str:
+    """Why a rank ended, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _die_with_engine() -> None:

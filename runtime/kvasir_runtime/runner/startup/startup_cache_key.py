@@ -33,8 +33,8 @@ def key(
     """Everything that the memory of a step depends on, by name. drafter: of a draft model, if there is one."""
     shared = {name: getattr(options, name) for name in RuntimeOptions.model_fields}
     return {
-        "model": _model(model),
-        "draft model": "" if drafter is None else _model(drafter),
+        "model": model_of(model),
+        "draft model": "" if drafter is None else model_of(drafter),
         "options": " ".join(f"{name}={value}" for name, value in shared.items()),
         "device": placement.device_name(device),
         "memory": str(_memory_bytes(device)),
@@ -47,20 +47,26 @@ def key(
     }
 
 
-def _model(model: Path) -> str:
-    """Of the checkpoint, which was loaded before: it raises nothing that loading does not."""
+def model_of(model: Path) -> str:
+    """Of the checkpoint's config, and the headers and sizes of its files."""
     digest = hashlib.sha256()
+    files = weight_files(model)
     if gguf.is_gguf(model):
-        files = [Path(part) for part in gguf.parts(str(model))]
         headers = [_beginning(path) for path in files]
     else:
-        files = safetensors_checkpoint.files(model)
         headers = [safetensors_checkpoint.header(path) for path in files]
         digest.update((model / "config.json").read_bytes())
     for path, header in zip(files, headers, strict=True):
         digest.update(f"{path.name} {path.stat().st_size} {len(header)} ".encode())
         digest.update(header)
     return digest.hexdigest()
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The files of a checkpoint that hold its weights."""
+    if gguf.is_gguf(model):
+        return [Path(part) for part in gguf.parts(str(model))]
+    return list(safetensors_checkpoint.files(model))
 
 
 def _beginning(path: Path) -> bytes:

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.ranks import group_of
+from fakes.ranks import group_of, links_of
 from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.kernels.node_collectives import NodeCollectives
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
 SLOT_BYTES = 256 << 10
@@ -28,21 +29,23 @@ def on_all(group: tuple[Collectives, ...], call: Callable[[Collectives], T]) -> 
 
 
 @given(
-    ranks=st.integers(2, 5),
+    shape=st.sampled_from([(2, 1), (3, 1), (5, 1), (2, 2), (3, 3), (4, 2), (6, 3)]),
     sizes=st.lists(st.sampled_from([1, 7, 256, 1000, SLOT_BYTES // 4, SLOT_BYTES // 4 + 1, 150_000]), max_size=4),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 99),
 )
 def test_every_rank_has_the_sum_in_the_order_of_the_ranks(
-    ranks: int, sizes: list[int], dtype: torch.dtype, seed: int
+    shape: tuple[int, int], sizes: list[int], dtype: torch.dtype, seed: int
 ) -> None:
+    """shape: ranks, and the nodes on which they are."""
+    ranks, _ = shape
     generator = torch.Generator().manual_seed(seed)
     given_ = [[torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)] for size in sizes]
 
     def call(member: Collectives) -> list[torch.Tensor]:
         return [member.all_reduce(of_rank[member.rank].clone()) for of_rank in given_]
 
-    with group_of(ranks) as group:
+    with group_of(*shape) as group:
         found = on_all(group, call)
     for index, of_rank in enumerate(given_):
         total = of_rank[0].float()
@@ -52,30 +55,32 @@ def test_every_rank_has_the_sum_in_the_order_of_the_ranks(
             assert torch.equal(member[index], total.to(dtype))
 
 
-def test_a_sum_that_is_not_finite_stays_so() -> None:
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2)])
+def test_a_sum_that_is_not_finite_stays_so(shape: tuple[int, int]) -> None:
     values = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.0e38])
 
     def call(member: Collectives) -> list[torch.Tensor]:
         return [member.all_reduce(values.to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
 
-    with group_of(2) as group:
+    with group_of(*shape) as group:
         for found in on_all(group, call):
             for sums in found:
                 assert sums[0].isnan()
                 assert sums[1:].tolist() == [float("inf"), -float("inf"), float("inf")]
 
 
+@pytest.mark.parametrize("shape", [(3, 1), (3, 3), (4, 2)])
 @pytest.mark.parametrize("size", [1, 5000, SLOT_BYTES, SLOT_BYTES + 3])
-def test_the_first_rank_gathers_and_broadcasts(size: int) -> None:
+def test_the_first_rank_gathers_and_broadcasts(size: int, shape: tuple[int, int]) -> None:
     message = bytes(index % 251 for index in range(size))
 
     def call(member: Collectives) -> tuple[torch.Tensor, bytes, bytes]:
         own = torch.full((size,), member.rank, dtype=torch.uint8)
         return member.gather(own), member.broadcast(b"" if member.rank else message), member.broadcast(b"")
 
-    with group_of(3) as group:
+    with group_of(*shape) as group:
         found = on_all(group, call)
-    assert found[0][0].tolist() == [[rank] * size for rank in range(3)]
+    assert found[0][0].tolist() == [[rank] * size for rank in range(shape[0])]
     for rank, (gathered, got, nothing) in enumerate(found):
         assert (got, nothing) == (message, b"")
         if rank:
@@ -94,6 +99,43 @@ def test_those_who_wait_learn_that_a_rank_is_lost() -> None:
         for later in (group[0], group[2]):
             with pytest.raises(RankLostError):
                 later.broadcast(b"hello")
+
+
+def test_the_reason_of_a_node_reaches_all_others() -> None:
+    with group_of(4, 2) as group, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(group[rank].all_reduce, torch.ones(4)) for rank in (0, 1, 3)]
+        group[2].abort("rank 3 was killed by SIGKILL")
+        with pytest.raises(RankLostError, match=r"^rank 3 was killed by SIGKILL$"):
+            waiting[0].result(60)
+        for other in waiting[1:]:
+            with pytest.raises(RankLostError, match=r"^another rank has ended$"):
+                other.result(60)
+        assert group[0].failure == "rank 3 was killed by SIGKILL"
+        with pytest.raises(RankLostError, match=r"^rank 3 was killed by SIGKILL$"):
+            group[0].broadcast(b"the next step")
+
+
+@pytest.mark.parametrize("size", [3, 5, 1 << 20])
+def test_a_node_that_sends_another_length_ends_the_group(size: int) -> None:
+    with group_of(2, 2) as group, ThreadPoolExecutor(1) as pool:
+        lying = pool.submit(group[1].all_reduce, torch.ones(size))
+        with pytest.raises(
+            RankLostError, match=rf"^node 1 at 127\.0\.0\.1 sent {4 * size:,} bytes where 16 must come$"
+        ):
+            group[0].all_reduce(torch.ones(4))
+        with pytest.raises(RankLostError, match=r"^node 1 at"):
+            lying.result(60)
+
+
+def test_a_node_whose_connection_ends_within_a_step_ends_the_group() -> None:
+    """Without a reason, as at the end of its process."""
+    links = links_of(2)
+    leader = NodeCollectives(None, links[0], node=0, nodes=2)
+    for link in (*links[1].steps, *links[1].control):
+        link.close()
+    with pytest.raises(RankLostError, match=r"^node 1 at 127\.0\.0\.1 has closed the connection$"):
+        leader.gather(torch.ones(4))
+    links[0].steps[0].close()
 
 
 def test_a_sum_that_a_rank_gave_up_is_not_added_to_its_next() -> None:

@@ -12,13 +12,14 @@ from fakes import checkpoints, encoder_checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, NoDeviceError, StartError
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory, cache_blocks, fitting_limit
-from kvasir_runtime.wire import Progress, SamplingConfig
+from kvasir_runtime.wire import SamplingConfig
 
 MIB = 2**20
 

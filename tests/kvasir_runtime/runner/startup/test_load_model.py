@@ -10,6 +10,7 @@ from fakes.checkpoints import Shape
 from fakes.overlapping import WeightCopies
 from fakes.ranks import group_of
 from kvasir_api.options import ServeOptions
+from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.reference import REFERENCE
@@ -19,7 +20,6 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import host_resources, placement
 from kvasir_runtime.runner.startup.load_model import load_model, loading_progress
-from kvasir_runtime.wire import Progress
 
 
 def reported(reads: list[tuple[float, int]]) -> list[tuple[float, float]]:

@@ -56,10 +56,17 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
 
 
 def test_a_rank_that_fails_ends_the_model_with_its_last_words(tmp_path: Path) -> None:
-    group = rank_processes.start(options_of(tmp_path / "none"), torch.device("cpu"), 1)
+    group = rank_processes.start(options_of(tmp_path / "none"), torch.device("cpu"), 1, lambda _: None)
     with pytest.raises(RankLostError, match=r"^rank 1: [A-Za-z]+Error: .*none"):
         group.broadcast(b"a step")
     assert group.failure.startswith("rank 1: ")
+
+
+def test_a_node_of_no_nodes_is_refused_before_it_starts(tmp_path: Path) -> None:
+    folder, before = checkpoints.write(tmp_path / "m", Shape()), children()
+    with pytest.raises(StartError, match=r"^--node-rank 1 must be less than --nnodes 1$"):
+        rank_processes.start(options_of(folder, node_rank=1), torch.device("cpu"), 1, lambda _: None)
+    assert children() == before
 
 
 def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path) -> None:
@@ -67,5 +74,5 @@ def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r"^--tensor-parallel-size 2 is not possible on CUDA yet: ranks compute on CPUs"
     ):
-        rank_processes.start(options, torch.device("cuda"), 1)
+        rank_processes.start(options, torch.device("cuda"), 1, lambda _: None)
     assert children() == before

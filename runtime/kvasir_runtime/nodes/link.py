@@ -1,0 +1,97 @@
+"""A TCP connection between two nodes that carries frames: their number, their length and so many bytes.
+
+The number counts the frames of one direction, so that a node that has left out or repeated one is noticed at the next.
+Lengths are bounded by the reader before anything is read.
+"""
+
+import select
+import socket
+import struct
+import time
+from typing import Final
+
+_HEAD: Final = struct.Struct("<IQ")
+_NUMBERS: Final = 1 << 32
+WITH_HEAD_BYTES: Final = 16_384
+"""Frames up to here are sent in one call with their head: the copy costs less than a packet of its own."""
+
+
+class LinkError(Exception):
+    """What a node sent is no frame that may come here."""
+
+
+class Link:
+    """One end of a connection. Each direction is used by one thread at a time. peer: the other node, for messages."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.peer = peer
+        self._connection = connection
+        self._sent = self._received = 0
+
+    def send(self, message: bytes | memoryview, *, within_s: float | None = None) -> None:
+        """message: contiguous bytes. Raises OSError, TimeoutError after within_s."""
+        head = _HEAD.pack(self._sent, len(message))
+        self._sent = (self._sent + 1) % _NUMBERS
+        self._connection.settimeout(within_s)
+        if len(message) <= WITH_HEAD_BYTES:
+            self._connection.sendall(head + bytes(message))
+            return
+        self._connection.sendall(head)
+        self._connection.sendall(message)
+
+    def receive(self, most: int, *, within_s: float | None = None) -> bytearray:
+        """The next frame, of at most so many bytes. Raises OSError, TimeoutError after within_s, LinkError."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        length = self._head(deadline)
+        if length > most:
+            raise LinkError(f"{self.peer} sent {length:,} bytes where at most {most:,} may come")
+        message = bytearray(length)
+        self._fill(memoryview(message), deadline)
+        return message
+
+    def receive_into(self, target: memoryview) -> None:
+        """The next frame, of exactly the target's bytes. Raises OSError, LinkError."""
+        length = self._head(None)
+        if length != len(target):
+            raise LinkError(f"{self.peer} sent {length:,} bytes where {len(target):,} must come")
+        self._fill(target, None)
+
+    def has_bytes(self, timeout_s: float) -> bool:
+        """Whether something, or the end, comes within so many seconds. Raises OSError."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def end(self) -> None:
+        """End the connection for both nodes; a thread that waits for a frame gets an OSError. May be called again."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended
+            return
+
+    def close(self) -> None:
+        """End it and free it; no thread may use it."""
+        self.end()
+        self._connection.close()
+
+    def _head(self, deadline: float | None) -> int:
+        raw = bytearray(_HEAD.size)
+        self._fill(memoryview(raw), deadline)
+        number, length = _HEAD.unpack(raw)
+        if number != self._received:
+            raise LinkError(f"{self.peer} sent frame {number} where frame {self._received} must come")
+        self._received = (self._received + 1) % _NUMBERS
+        return int(length)
+
+    def _fill(self, target: memoryview, deadline: float | None) -> None:
+        while target:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError(f"{self.peer} did not send a whole frame in time")
+            self._connection.settimeout(left_s)
+            count = self._connection.recv_into(target)
+            if not count:
+                raise ConnectionResetError(f"{self.peer} has closed the connection")
+            target = target[count:]

@@ -1,0 +1,98 @@
+"""This host as one of several nodes that compute a model: what they must have in common, and how they join.
+
+Called by `build` at node 0 and by `node_worker` at the others, before weights are read.
+"""
+
+import hashlib
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from kvasir_api import __version__
+from kvasir_api.flags import flag
+from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_runtime.errors import ModelError, StartError
+from kvasir_runtime.nodes import rendezvous
+from kvasir_runtime.nodes.handshake import Membership
+from kvasir_runtime.nodes.rendezvous import NodeLinks
+from kvasir_runtime.runner.startup import startup_cache_key
+
+LEAST_KEY_CHARACTERS: Final = 32
+MOST_KEY_BYTES: Final = 4096
+_COMMON: Final = ("revision", "model_impl", "device")
+"""Options of the process that shape what ranks compute."""
+_SAMPLES: Final = 16
+_SAMPLE_BYTES: Final = 4096
+
+
+def joined(
+    options: ServeOptions, folder: Path, on_wait: Callable[[str], None], join_s: float = rendezvous.JOIN_S
+) -> NodeLinks:
+    """The links of this node, once all nodes have joined. folder: of the model. on_wait: called about every second.
+
+    Raises StartError where the options or the nodes do not fit together, and RankLostError where a node is missing.
+    """
+    check(options)
+    key, facts = _key(options.node_key_file), facts_of(options, folder)
+    own = Membership(node=options.node_rank, nodes=options.nnodes, channel="", facts=facts)
+    address, port, deadline = options.master_addr, options.master_port, time.monotonic() + join_s
+    if options.node_rank:
+        return rendezvous.follow(address, port, key, own, deadline, on_wait)
+    listener = rendezvous.listen(address, port, deadline)
+    return rendezvous.lead(listener, key, own, deadline, on_wait)
+
+
+def check(options: ServeOptions) -> None:
+    """Raises StartError where the options of nodes contradict one another."""
+    ranks, nodes = options.tensor_parallel_size, options.nnodes
+    if options.node_rank >= nodes:
+        raise StartError(f"--node-rank {options.node_rank} must be less than --nnodes {nodes}")
+    if ranks % nodes:
+        raise StartError(f"--nnodes {nodes} does not divide --tensor-parallel-size {ranks}: each has as many ranks")
+    if not options.master_addr:
+        raise StartError(f"--nnodes {nodes} needs --master-addr, the address of node 0")
+
+
+def _key(path: str) -> bytes:
+    """Raises StartError where the file holds no key. The key itself is in no message."""
+    if not path:
+        raise StartError("--nnodes needs --node-key-file: without a key any process could join")
+    try:
+        with Path(path).open("rb") as stream:
+            key = stream.read(MOST_KEY_BYTES).strip()
+    except OSError as error:
+        raise StartError(f"--node-key-file {path} cannot be read: {error.strerror}") from error
+    if len(key) < LEAST_KEY_CHARACTERS:
+        raise StartError(
+            f"--node-key-file {path} holds {len(key)} characters; at least {LEAST_KEY_CHARACTERS} are needed"
+        )
+    return key
+
+
+def facts_of(options: ServeOptions, folder: Path) -> dict[str, str]:
+    """What all nodes must have in common, by the name that a message gives it."""
+    names = (*RuntimeOptions.model_fields, *_COMMON)
+    facts = {flag(name): str(getattr(options, name)) for name in names}
+    return facts | {
+        "the version": f"kvasir {__version__} torch {torch.__version__}",
+        "the model's content": _digest(folder),
+    }
+
+
+def _digest(folder: Path) -> str:
+    """Of the model: its config, the headers of its files, and samples of their tensors. Raises ModelError."""
+    try:
+        digest = hashlib.sha256(startup_cache_key.model_of(folder).encode())
+        for path in startup_cache_key.weight_files(folder):
+            with path.open("rb") as stream:
+                step = max(path.stat().st_size // _SAMPLES, 1)
+                for index in range(_SAMPLES):
+                    stream.seek(index * step + step // 2)
+                    digest.update(stream.read(_SAMPLE_BYTES))
+    except (OSError, struct.error) as error:
+        raise ModelError(f"{folder} cannot be read: {error}") from error
+    return digest.hexdigest()[:16]

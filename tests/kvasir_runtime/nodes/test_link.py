@@ -1,0 +1,65 @@
+"""Frames between nodes: whole, bounded before they are read, and in their order."""
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from kvasir_runtime.nodes.link import WITH_HEAD_BYTES, Link, LinkError
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, socket.socket]]:
+    """A link, and the other end as a plain socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        connection, _ = server.accept()
+    link = Link(connection, "node 1")
+    with other:
+        yield link, other
+        link.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, WITH_HEAD_BYTES, WITH_HEAD_BYTES + 1])
+def test_frames_arrive_whole_and_in_order(pair: tuple[Link, socket.socket], size: int) -> None:
+    link, other = pair
+    there, message = Link(other, "node 0"), bytes(index % 251 for index in range(size))
+    there.send(message)
+    there.send(b"next")
+    assert link.receive(size) == message
+    room = bytearray(4)
+    link.receive_into(memoryview(room))
+    assert room == b"next"
+
+
+def test_a_frame_that_is_longer_than_may_come_is_not_read(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    other.sendall(struct.pack("<IQ", 0, 1 << 60))
+    with pytest.raises(LinkError, match=r"^node 1 sent 1,152,921,504,606,846,976 bytes where at most 64 may come$"):
+        link.receive(64)
+
+
+@pytest.mark.parametrize("size", [0, 3, 5])
+def test_a_frame_of_another_length_is_not_taken_for_a_part(pair: tuple[Link, socket.socket], size: int) -> None:
+    link, other = pair
+    other.sendall(struct.pack("<IQ", 0, size) + bytes(size))
+    with pytest.raises(LinkError, match=f"^node 1 sent {size} bytes where 4 must come$"):
+        link.receive_into(memoryview(bytearray(4)))
+
+
+def test_a_frame_that_was_left_out_is_noticed(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    other.sendall(struct.pack("<IQ", 1, 0))
+    with pytest.raises(LinkError, match=r"^node 1 sent frame 1 where frame 0 must come$"):
+        link.receive(64)
+
+
+def test_half_a_frame_ends_with_its_sender_or_its_time(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    other.sendall(struct.pack("<IQ", 0, 8) + b"half")
+    with pytest.raises(TimeoutError):
+        link.receive(64, within_s=0.05)
+    other.close()
+    with pytest.raises(ConnectionError, match="node 1 has closed the connection"):
+        link.receive(64)

@@ -1,0 +1,82 @@
+"""What nodes must have in common before they compute together, and what is refused before one listens."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes import checkpoints
+from fakes.checkpoints import Shape
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import ModelError, StartError
+from kvasir_runtime.runner.startup import node_group
+
+KEY = "a key that only nodes of tests have"
+
+
+def options_of(tmp_path: Path, **given: object) -> ServeOptions:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    fields = {
+        "model": "m",
+        "tensor_parallel_size": 4,
+        "nnodes": 2,
+        "master_addr": "127.0.0.1",
+        "node_key_file": str(tmp_path / "key"),
+        **given,
+    }
+    return ServeOptions.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"node_rank": 1, "nnodes": 1}, "--node-rank 1 must be less than --nnodes 1"),
+        ({"node_rank": 2}, "--node-rank 2 must be less than --nnodes 2"),
+        ({"nnodes": 3}, "--nnodes 3 does not divide --tensor-parallel-size 4"),
+        ({"tensor_parallel_size": 1}, "--nnodes 2 does not divide --tensor-parallel-size 1"),
+        ({"master_addr": ""}, "--nnodes 2 needs --master-addr"),
+        ({"node_key_file": ""}, "--nnodes needs --node-key-file: without a key any process could join"),
+        ({"node_key_file": "/nowhere/key"}, "--node-key-file /nowhere/key cannot be read: No such file"),
+    ],
+)
+def test_options_that_contradict_one_another_are_refused(tmp_path: Path, given: dict[str, object], words: str) -> None:
+    options = options_of(tmp_path, **given)
+    with pytest.raises(StartError) as refused:
+        node_group.joined(options, tmp_path, lambda _: None)
+    assert str(refused.value).startswith(words)
+
+
+def test_a_short_key_is_refused_without_showing_it(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    (tmp_path / "key").write_text("hunter2\n")
+    with pytest.raises(StartError, match="holds 7 characters; at least 32 are needed") as refused:
+        node_group.joined(options, tmp_path, lambda _: None)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_nodes_compare_options_versions_and_the_content_of_the_model(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "m", Shape(std=0.2))
+    facts = node_group.facts_of(options_of(tmp_path), folder)
+    assert facts["--tensor-parallel-size"] == "4"
+    assert facts["--model-impl"] == "auto"
+    assert facts["the version"].startswith("kvasir ")
+    assert not {"--node-rank", "--port", "--host", "--node-key-file", "--api-key"} & facts.keys()
+    assert KEY not in str(facts)
+    again = node_group.facts_of(options_of(tmp_path, node_rank=1, port=1, model="elsewhere"), folder)
+    assert again == facts
+
+
+def test_weights_with_the_same_shapes_and_other_values_are_another_model(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "m", Shape(std=0.2))
+    before = node_group.facts_of(options_of(tmp_path), folder)["the model's content"]
+    (weights,) = folder.glob("*.safetensors")
+    raw, half = weights.read_bytes(), weights.stat().st_size // 2
+    weights.write_bytes(raw[:half] + bytes(len(raw) - half))
+    assert node_group.facts_of(options_of(tmp_path), folder)["the model's content"] != before
+
+
+def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "m", Shape())
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(b"short")
+    with pytest.raises(ModelError, match="cannot be read"):
+        node_group.facts_of(options_of(tmp_path), folder)

@@ -1,0 +1,111 @@
+"""Real servers as the nodes of one model, on loopback: they answer as one process, and end together with the reason."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import ApiProcess, api_process
+from fakes.checkpoints import Shape
+from kvasir_runtime.kernels.cpu import library
+
+REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+ARGS = ("--device", "cpu", "--kv-cache-tokens", "8192", "--dtype", "float32", "--served-model-name", "tiny")
+ADDRESS = "127.91.7.4"
+"""Of this file alone, so that no other process has the port between its choice and its use."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "key").write_text("a key that only nodes of tests have\n")
+    return checkpoints.write(tmp_path / "tiny", Shape(std=0.2))
+
+
+@contextmanager
+def nodes_of(folder: Path, ranks: int, *follower_args: str) -> Iterator[tuple[ApiProcess, ApiProcess]]:
+    """The processes of node 0 and node 1, begun."""
+    with socket.create_server((ADDRESS, 0)) as probe:
+        port = str(probe.getsockname()[1])
+    shared = ("--nnodes", "2", "--tensor-parallel-size", str(ranks), "--master-addr", ADDRESS, "--master-port", port)
+    args = (*ARGS, *shared, "--node-key-file", str(folder.parent / "key"))
+    first = api_process(folder, *args, command=REAL, wait="listening")
+    second = api_process(folder, *args, "--node-rank", "1", *follower_args, command=REAL, wait="listening")
+    with first as leader, second as follower:
+        yield leader, follower
+
+
+def answers(server: ApiProcess) -> list[Any]:
+    """Greedy, drawn with a seed, one whose beginning is cached, longer than a step, and one by a grammar."""
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "ignore_eos": True}
+    bodies = [
+        {**asked, "prompt": "the engine " * 40, "temperature": 0.0},
+        {**asked, "prompt": "the engine " * 40 + "and more", "temperature": 0.9, "top_p": 0.8, "seed": 7},
+        {**asked, "prompt": "words " * 700, "temperature": 0.0, "n": 2},
+    ]
+    found = [[choice["text"] for choice in server.ask("/v1/completions", body).json["choices"]] for body in bodies]
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a number"}], "temperature": 0.0}
+    guided = server.ask("/v1/chat/completions", {**chat, "max_tokens": 60, "response_format": schema}).json
+    content = guided["choices"][0]["message"]["content"]
+    assert 0 <= json.loads(content)["n"] <= 9
+    return [*found, content]
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+def test_four_processes_on_two_nodes_answer_as_one_and_end_together(folder: Path) -> None:
+    with api_process(folder, *ARGS, command=REAL) as alone:
+        expected = answers(alone)
+    with nodes_of(folder, 4) as (leader, follower):
+        leader.wait_ready()
+        assert answers(leader) == expected
+        state = follower.state()
+        assert (state["phase"], state["message"]) == ("warming", "computing for node 0")
+        assert follower.ask("/v1/models").status == 200
+        assert follower.ask("/v1/completions", {"model": "tiny", "prompt": "hello"}).status == 503
+        (rank,) = children(follower.engine_pid)
+        os.kill(rank, signal.SIGKILL)
+        assert (leader.wait(), follower.wait()) == (1, 1)
+        assert "rank 3 was killed by SIGKILL" in leader.output()
+        assert "rank 3 was killed by SIGKILL" in follower.output()
+
+
+def test_a_node_that_is_stopped_ends_the_model(folder: Path) -> None:
+    with nodes_of(folder, 2) as (leader, follower):
+        leader.wait_ready()
+        stopped = follower.engine_pid
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            assert leader.wait() == 1
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert "node 1 at 127.0.0.1 was silent for 1.75 s" in leader.output()
+        assert follower.wait() == 1
+
+
+def test_nodes_that_wait_for_others_end_when_they_are_asked_to(folder: Path) -> None:
+    with nodes_of(folder, 2, "--master-port", "1") as (leader, follower):
+        leader.until("waiting", lambda: "waiting for nodes 1 of 2" in leader.state()["message"])
+        follower.until("joining", lambda: f"joining node 0 at {ADDRESS}:1" in follower.state()["message"])
+        for process in (leader, follower):
+            process.signal()
+        assert (leader.wait(), follower.wait()) == (0, 0)
