@@ -61,6 +61,8 @@ def is_here(path: Path) -> bool:
 
 def awaited(path: Path, sleep: Callable[[float], None] = time.sleep) -> Path:
     """The same path, when the file is whole. Raises ModelError where nothing fetches it any more."""
+    if is_here(path):
+        return path
     while not is_here(path):
         sleep(_LOOK_S)
     if not path.exists():

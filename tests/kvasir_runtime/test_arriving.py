@@ -62,11 +62,10 @@ def test_a_shard_that_begins_otherwise_is_refused(real):
 
 
 def test_what_nothing_fetches_any_more_ends_the_wait(real):
-    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
-    shard = made.path / "a"
-    del made
+    made = [ArrivingFolder(real, {"a": HEADER}, {"a": 8})]
+    shard = made[0].path / "a"
     with pytest.raises(ModelError, match="a is not fetched any more"):
-        arriving.awaited(shard)
+        arriving.awaited(shard, lambda _: made.clear())
 
 
 def test_an_ordinary_folder_is_whole(real):
