@@ -88,9 +88,7 @@ def load_model(
     spec, places = _part(family, whole, rank)
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
-    capability = placement.capability(device)
-    stored, packs = config.dtype or config.torch_dtype, ops.packs_bfloat16
-    dtype = placement.choose_dtype(options.dtype, stored, device, capability=capability, packs_bfloat16=packs)
+    dtype = placement.dtype_of(options, config.dtype or config.torch_dtype, device, packs_bfloat16=ops.packs_bfloat16)
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)
     formats = _formats(options, folder, whole, spec, places, floating=device.type == "cuda")
@@ -142,9 +140,9 @@ def _through_transformers(
 ) -> LoadedModel:
     """`load_model` of a model that transformers computes."""
     _check_pinned(options, pins=copies is not None)
-    document, capability = read_document(folder, options.hf_overrides), placement.capability(device)
+    document = read_document(folder, options.hf_overrides)
     stored = document.get("dtype") or document.get("torch_dtype")
-    dtype = placement.choose_dtype(options.dtype, stored, device, capability=capability)
+    dtype = placement.dtype_of(options, stored, device)
     on_progress(Progress(phase="loading", progress_fraction=0.0))
 
     def check_bytes(taken: int) -> None:

@@ -58,6 +58,13 @@ def choose_dtype(
     return dtype
 
 
+def dtype_of(
+    options: ServeOptions, checkpoint: str | None, device: torch.device, *, packs_bfloat16: bool = False
+) -> torch.dtype:
+    """`choose_dtype` for a device that is there."""
+    return choose_dtype(options.dtype, checkpoint, device, capability=capability(device), packs_bfloat16=packs_bfloat16)
+
+
 def choose_cache_dtype(
     wanted: KvCacheDtype,
     dtype: torch.dtype,
