@@ -92,6 +92,10 @@ class WithoutMemory:
         """The member's."""
         return self._able("broadcast").broadcast(message)
 
+    def end_start(self) -> None:
+        """The member's."""
+        self._member.end_start()
+
     def abort(self, why: str) -> None:
         """The member's."""
         self._member.abort(why)

@@ -38,14 +38,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def nodes_of(folder: Path, ranks: int, *follower_args: str) -> Iterator[tuple[ApiProcess, ApiProcess]]:
+def nodes_of(folder: Path, ranks: int) -> Iterator[tuple[ApiProcess, ApiProcess]]:
     """The processes of node 0 and node 1, begun."""
     with socket.create_server((ADDRESS, 0)) as probe:
         port = str(probe.getsockname()[1])
     shared = ("--nnodes", "2", "--tensor-parallel-size", str(ranks), "--master-addr", ADDRESS, "--master-port", port)
     args = (*ARGS, *shared, "--node-key-file", str(folder.parent / "key"))
     first = api_process(folder, *args, command=REAL, wait="listening")
-    second = api_process(folder, *args, "--node-rank", "1", *follower_args, command=REAL, wait="listening")
+    second = api_process(folder, *args, "--node-rank", "1", command=REAL, wait="listening")
     with first as leader, second as follower:
         yield leader, follower
 
@@ -100,12 +100,3 @@ def test_a_node_that_is_stopped_ends_the_model(folder: Path) -> None:
             os.kill(stopped, signal.SIGCONT)
         assert "node 1 at 127.0.0.1 was silent for 1.75 s" in leader.output()
         assert follower.wait() == 1
-
-
-def test_nodes_that_wait_for_others_end_when_they_are_asked_to(folder: Path) -> None:
-    with nodes_of(folder, 2, "--master-port", "1") as (leader, follower):
-        leader.until("waiting", lambda: "waiting for nodes 1 of 2" in leader.state()["message"])
-        follower.until("joining", lambda: f"joining node 0 at {ADDRESS}:1" in follower.state()["message"])
-        for process in (leader, follower):
-            process.signal()
-        assert (leader.wait(), follower.wait()) == (0, 0)

@@ -4,6 +4,7 @@ The engine's loop holds requests back until their grammar is ready; the runner t
 validated the grammar before, under the same limits, so compiling it takes a known amount of time and memory.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvasir_runtime.guide.errors import one_line
+from kvasir_runtime.guide.errors import GrammarError, one_line
 from kvasir_runtime.wire import Grammar, SamplingConfig
 
 if TYPE_CHECKING:  # llguidance is loaded with the first grammar
@@ -46,6 +47,11 @@ class GrammarCompiler:
         self._thread: ThreadPoolExecutor | None = None
         self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()
         self._held: dict[str, Grammar] = {}
+
+    def load(self) -> None:
+        """Load the vocabulary now; the first grammar tells why it cannot be."""
+        with contextlib.suppress(GrammarError):
+            self._vocabulary = self._load()
 
     def compile(self, request_id: str, grammar: Grammar) -> None:
         """Begin to compile for a request; its grammar is kept until the request is dropped."""

@@ -35,5 +35,8 @@ class Collectives(Protocol):
     def broadcast(self, message: bytes) -> bytes:
         """What rank 0 gave; what the others give is ignored. They wait without computing."""
 
+    def end_start(self) -> None:
+        """Nothing takes this process long from now on: others need not wait for it as they do while it starts."""
+
     def abort(self, why: str) -> None:
         """End all operations of all ranks, those that wait too. Any thread may call it; the first reason counts."""

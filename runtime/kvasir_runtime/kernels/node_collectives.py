@@ -19,7 +19,7 @@ from kvasir_runtime.nodes.rendezvous import NodeLinks
 
 MOST_BYTES: Final = 1 << 30
 """Of a message of rank 0: the tables of more requests than may run take less."""
-REASON_S: Final = 1.0
+REASON_S: Final = 5.0
 """For as long the reason may come later than the end of the steps' connection."""
 
 S = TypeVar("S")
@@ -85,6 +85,11 @@ class NodeCollectives:
         if len(message) > MOST_BYTES:
             raise ValueError(f"a message of {len(message):,} bytes is longer than {MOST_BYTES:,}")
         return self._broadcast(message, MOST_BYTES, exactly=False)
+
+    def end_start(self) -> None:
+        """From now on other nodes take this one for lost after 1.75 s of silence."""
+        for heartbeat in self._heartbeats:
+            heartbeat.end_start()
 
     def abort(self, why: str) -> None:
         """The reason reaches the first rank of every node."""

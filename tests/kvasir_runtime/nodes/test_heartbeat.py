@@ -49,7 +49,9 @@ def test_a_closed_connection_is_an_end(ends: tuple[Link, Link]) -> None:
 
 
 def test_nodes_that_beat_are_not_taken_for_silent(ends: tuple[Link, Link]) -> None:
-    (_, here), (_, there) = begun(ends[0]), begun(ends[1])
+    (first, here), (second, there) = begun(ends[0]), begun(ends[1])
+    first.end_start()
+    second.end_start()
     with pytest.raises(queue.Empty):
         here.get(timeout=2 * LOOK_S * MOST_SILENT_LOOKS)
     assert there.empty()
@@ -58,10 +60,20 @@ def test_nodes_that_beat_are_not_taken_for_silent(ends: tuple[Link, Link]) -> No
 def test_a_node_that_is_silent_is_lost_within_two_seconds_of_looks(ends: tuple[Link, Link]) -> None:
     """It keeps its connection, as a stopped process does."""
     _, heard = begun(ends[0])
+    ends[1].send(bytes([MOST_SILENT_LOOKS]))
     assert heard.get(timeout=DEADLINE_S) == "node 1 at 10.0.0.7 was silent for 1.75 s"
+
+
+def test_a_node_that_starts_may_be_silent_for_longer(ends: tuple[Link, Link]) -> None:
+    _, heard = begun(ends[0])
+    ends[1].send(bytes([255]))
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=2 * LOOK_S * MOST_SILENT_LOOKS)
+    ends[1].close()
+    assert heard.get(timeout=DEADLINE_S) == "node 1 at 10.0.0.7 has closed the connection"
 
 
 def test_what_is_no_beat_ends_the_node(ends: tuple[Link, Link]) -> None:
     _, heard = begun(ends[0])
-    ends[1].send(bytes(1 << 20), within_s=DEADLINE_S)
-    assert heard.get(timeout=DEADLINE_S).startswith("node 1 at 10.0.0.7 sent 1,048,576 bytes where at most")
+    ends[1].send(bytes(4097), within_s=DEADLINE_S)
+    assert heard.get(timeout=DEADLINE_S).startswith("node 1 at 10.0.0.7 sent 4,097 bytes where at most")

@@ -231,6 +231,21 @@ def test_a_node_that_is_started_again_is_not_paired_with_its_first_process() -> 
     closed(leading, *(future.result(DEADLINE_S) for future in others))
 
 
+def test_who_waits_can_be_ended_and_leaves_no_port() -> None:
+    def end(words: str) -> None:
+        raise InterruptedError(words)
+
+    deadline = time.monotonic() + DEADLINE_S
+    listener = rendezvous.listen(ADDRESS, 0, deadline)
+    port = listener.getsockname()[1]
+    with pytest.raises(InterruptedError, match="waiting for nodes 1 of 2"):
+        rendezvous.lead(listener, KEY, member(0), deadline, end)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((ADDRESS, port))
+    with pytest.raises(InterruptedError, match="joining node 0"):
+        rendezvous.follow(ADDRESS, port, KEY, member(1), deadline, end)
+
+
 def test_nodes_that_are_missing_are_named_at_the_deadline() -> None:
     meeting = Meeting(3, within_s=0.0)
     with pytest.raises(RankLostError, match=r"^nodes 1, 2 of 3 have not joined within 600 s$"):

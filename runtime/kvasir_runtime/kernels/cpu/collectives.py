@@ -58,6 +58,9 @@ class SharedMemoryCollectives:
         self._check(self._broadcast(self._address, self.rank, self.ranks, ctypes.addressof(held), len(room)))
         return bytes(room)
 
+    def end_start(self) -> None:
+        """Each waits for as long as the others take."""
+
     def abort(self, why: str) -> None:
         """The reason is this process's own; the others learn only that the group has ended."""
         self.failure = self.failure or why

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -34,6 +33,7 @@ from kvasir_runtime.runner.startup import (
     capacity,
     draft_head,
     draft_model,
+    grammars,
     host_resources,
     host_tier,
     placement,
@@ -48,9 +48,6 @@ from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import CopyStream, CudaCopyStream, DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.wire import EngineFacts
-
-if TYPE_CHECKING:
-    from kvasir_runtime.guide.vocabulary import Vocabulary
 
 OnProgress = Callable[[Progress], None]
 NewCapturer = Callable[[], GraphCapturer]
@@ -76,7 +73,10 @@ def build(
     if options.tensor_parallel_size > 1 or options.nnodes > 1:
         ops = replace(ops, collectives=rank_processes.start(options, device, threads, on_progress))
     try:
-        return _built(options, device, on_progress, device_stream, new_capturer, ops, threads, weight_copies)
+        runner = _built(options, device, on_progress, device_stream, new_capturer, ops, threads, weight_copies)
+        if ops.collectives is not None:
+            ops.collectives.end_start()
+        return runner
     except BaseException as error:
         if ops.collectives is not None:
             ops.collectives.abort(_one_line(error))
@@ -129,7 +129,8 @@ def _built(
         facts = _with_sizes_of(drafter.loaded, facts)
         new_runner = partial(_with_draft_model, new_runner, drafter)
     key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
-    runner = _with_kv_cache(new_runner, facts, options, device, key, grammars_of(folder, facts))
+    compiler = grammars.compiler(folder, facts, at_once=options.nnodes > 1)
+    runner = _with_kv_cache(new_runner, facts, options, device, key, compiler)
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
         runner.use_host_tier(transfers)
@@ -273,17 +274,6 @@ def _with_draft_model(
     cache = _allocated(loaded.model.spec, facts, facts.num_blocks, loaded.cache_dtype, device, groups)
     runner.use_drafter(drafter.plan_drafter(cache))
     return runner
-
-
-def grammars_of(folder: Path, facts: EngineFacts) -> GrammarCompiler:
-    """A compiler of grammars for this model. It loads the vocabulary at the first grammar."""
-
-    def load() -> "Vocabulary":
-        from kvasir_runtime.guide import vocabulary
-
-        return vocabulary.load(folder, facts.vocab_size, facts.eos_token_ids)
-
-    return GrammarCompiler(load, facts.eos_token_ids)
 
 
 def assemble(

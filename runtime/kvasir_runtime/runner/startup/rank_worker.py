@@ -84,6 +84,7 @@ def compute(
         return cache
 
     on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0"))
+    ops.collectives.end_start()
     follow(loaded.model, ops.collectives, allocate, loaded.dtype)
 
 

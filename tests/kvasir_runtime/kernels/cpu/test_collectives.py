@@ -123,7 +123,7 @@ def test_a_node_that_sends_another_length_ends_the_group(size: int) -> None:
             RankLostError, match=rf"^node 1 at 127\.0\.0\.1 sent {4 * size:,} bytes where 16 must come$"
         ):
             group[0].all_reduce(torch.ones(4))
-        with pytest.raises(RankLostError, match=r"^node 1 at"):
+        with pytest.raises(RankLostError):
             lying.result(60)
 
 
