@@ -139,6 +139,13 @@ class RuntimeOptions(OptionsBase):
         "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA, and with such layers.",
     )
     speculation: str = OPTION
+    suffix_decoding_max_cached_requests: int = option(
+        0,
+        "Recent answers of each tenant that speculation suffix and auto draft from too, beside the text itself; never another tenant's. 0 keeps none.",
+        unit="requests",
+        ge=0,
+        le=100_000,
+    )
     max_batch_tokens: int = option(
         0,
         "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, and fewer while answers wait for a step, so that it takes about 0.05 seconds on CUDA and 0.1 on a CPU.",
@@ -260,13 +267,6 @@ class ServeOptions(RuntimeOptions):
         "Branch, tag or commit of a MODEL on the hub; default: its main branch.",
         metavar="REVISION",
         max_length=255,
-    )
-    suffix_decoding_max_cached_requests: int = option(
-        0,
-        "Recent answers of each tenant that --speculation suffix and auto draft from too, beside the text itself; never another tenant's. 0 keeps none.",
-        unit="requests",
-        ge=0,
-        le=100_000,
     )
     model_impl: ModelImpl = option(
         "auto",

@@ -83,6 +83,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.cudaGraphs": (True, False),
     "runtime.batchInvariant": (False, True),
     "runtime.speculation": ("off", "auto"),
+    "runtime.suffixDecodingMaxCachedRequests": (0, 64),
     "runtime.maxBatchTokens": (0, 64),
     "runtime.maxSequences": (256, 8),
     "runtime.maxWaiting": (1024, 8),
