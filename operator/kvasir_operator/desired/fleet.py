@@ -42,15 +42,22 @@ def is_taking(seen: Observed) -> bool:
     there = {r.revision for r in seen.replicas if r.live} | {w.revision for w in seen.workloads if w.replicas}
     if len(last) < 2 or not there or seen.spec.rollout.paused or not _alike(seen, *last):
         return False
+    if not seen.status.rollout.last_good_revision:  # it has never served, whatever it takes, and holds up no other one
+        return False
     return last[1].id != seen.status.rollout.last_good_revision or there != {last[1].id}
 
 
 def _alike(seen: Observed, one: Revision, other: Revision) -> bool:
     """Whether the same spec may have requested both."""
-    pinned = seen.spec.runtime_version not in ("", FOLLOW)
+    pinned = seen.spec.runtime_version not in ("", FOLLOW) and not (_has_own_image(one) or _has_own_image(other))
     if pinned and image_tag(runtime_image(one.template)) != image_tag(runtime_image(other.template)):
         return False
     return _of_spec(one) == _of_spec(other)
+
+
+def _has_own_image(revision: Revision) -> bool:
+    """Whether its class names the image, which goes before the version of the spec."""
+    return bool((revision.inputs.get(ACCELERATOR_CLASS) or {}).get("runtimeImage"))
 
 
 def _of_spec(revision: Revision) -> Json:

@@ -33,7 +33,9 @@ LOOK_AGAIN_S: Final = 120.0
 LEAST_S: Final = 1800
 UNKNOWN_S: Final = 6 * 3600
 """For a download whose size is not known. What is there by then stays, and the next pod goes on with it."""
-RESOURCES: Final[Json] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+RESOURCES: Final[Json] = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "1Gi"}}
+"""Nothing is requested: a kubelet refuses pods that request more than is left of its node, and a replica that waits for
+the model may have taken all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,13 @@ def _is_over(fetch: _Fetch, pod: ModelPod, now: float) -> bool:
         return False
     if not pod.well:
         return now - pod.created > AGAIN_S
-    return any(pod.created < r.created and _lacks(r, now) for r in fetch.replicas)
+    return any(_began_after(r, pod) and _lacks(r, now) for r in fetch.replicas)
+
+
+def _began_after(replica: Replica, pod: ModelPod) -> bool:
+    """Whether what was fetched may have given way before its runtime began, which holds it from then on."""
+    ended, began = pod.ended_at, replica.started_at
+    return ended is not None and began is not None and ended < began
 
 
 def _lacks(replica: Replica, now: float) -> bool:

@@ -46,7 +46,7 @@ class NodeReader:
         return replace(seen, replicas=tuple([await self._marked(r) for r in seen.replicas]))
 
     async def candidates(self) -> tuple[CandidateNode, ...]:
-        """Where a replica may come, as of at most LISTED_S ago; none where nodes may not be listed."""
+        """Where a replica may come, by the last list that succeeded; none where nodes may not be listed."""
         now = self._clock.steady()
         if now - self._listed_at < LISTED_S:
             return self._candidates
@@ -54,8 +54,9 @@ class NodeReader:
         try:
             listed = await self._cluster.list(NODE, transform=_of_candidates)
         except KubeError as error:
-            LOG.info("nodes cannot be listed, so that no model is fetched ahead of a replica: %s", error)
-            self._candidates = ()
+            LOG.info("nodes cannot be listed, where models may be fetched ahead of a replica: %s", error)
+            if error.status == 403:
+                self._candidates = ()
         else:
             self._candidates = tuple(map(candidate_node, listed.items))
         return self._candidates

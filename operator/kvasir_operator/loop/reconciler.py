@@ -1,5 +1,6 @@
 """One service, level-triggered: observe, resolve, plan, apply, report. Each stage is one value; see `stages.py`."""
 
+import logging
 from dataclasses import replace
 from typing import Final
 
@@ -20,18 +21,20 @@ from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
-from kvasir_operator.observed.service import ForeignObject, Revision
+from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
 from kvasir_operator.stages import Applied, Resolved, RolloutPlan
 from kvasir_operator.status.refusals import QUOTA_EXCEEDED, refusal
 
+LOG: Final = logging.getLogger(__name__)
 FAULT_RETRY_S: Final = 5.0
 """A violation may end without an event of anything that is watched, such as a claim that appears; a name conflict ends
 by a change of another service, or of an object that is none of ours."""
 FIRST_READINGS_S: Final = 0.5
 """Pause of a new operator between two checks whether all ready pods have been read."""
 QUOTA_S: Final = 120.0
+FETCH_RETRY_S: Final = 30.0
 """A service waits so long for another one of its namespace that a quota refuses too; not longer, since the quota that
 refuses the other one may be a different one, and since time moves its own rollout."""
 
@@ -94,7 +97,7 @@ class Reconciler:
             planned = await self._planned(resolved, resolved.revision, scaler.wanted)
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)
-        if (refused := await self._fetch_models(resolved)) is not None and error is None:
+        if (refused := await self._fetch_models(resolved)) is not None and error is None and not _serves(seen):
             applied, error = _refused(refused, applied.foreign), refused
         if resolved.revision is None or seen.name_conflicts or applied.foreign:
             self._workqueue.mark(name, FAULT_RETRY_S)
@@ -149,7 +152,16 @@ class Reconciler:
         step = fetch_plan(resolved, self._settings, now=self._clock.wall())
         if step.again_s:
             self._workqueue.mark((seen.namespace, seen.name), step.again_s, news=False)
-        return await self._fetcher.apply(seen, step)
+        refused, name = await self._fetcher.apply(seen, step), (seen.namespace, seen.name)
+        if refused is not None:
+            LOG.warning("service %s/%s: a pod that fetches its model is refused: %s", *name, refused)
+            self._workqueue.mark(name, FETCH_RETRY_S)
+        return refused
+
+
+def _serves(seen: Observed) -> bool:
+    """Whether some replica is ready: then a further one that lacks its model is no outage."""
+    return any(r.live and r.phase == "ready" for r in seen.replicas)
 
 
 def _refused(error: KubeError, foreign: tuple[ForeignObject, ...]) -> Applied:

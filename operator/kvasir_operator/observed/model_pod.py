@@ -14,9 +14,9 @@ from kvasir_operator.observed.replica import FAILED_WAITS, epoch
 class ModelPod:
     """One pod. created: epoch seconds. unplaced: the scheduler finds no node for it. ended: it will not say more.
 
-    node: where it runs. running_since: of its container, epoch seconds; None while it does not run. fails: its last
-    attempt did. well: its container ended with success. said: its last words, empty when it failed. trouble:
-    why it failed, or why it does not run yet.
+    ended_at: when its container ended, epoch seconds. node: where it runs. running_since: of its container, epoch
+    seconds; None while it does not run. fails: its last attempt did. well: its container ended with success. said: its
+    last words, empty when it failed. trouble: why it failed, or why it does not run yet.
     """
 
     name: str
@@ -24,6 +24,7 @@ class ModelPod:
     created: float = 0.0
     unplaced: bool = False
     ended: bool = False
+    ended_at: float | None = None
     leaving: bool = False
     node: str = ""
     running_since: float | None = None
@@ -49,6 +50,7 @@ def model_pod(pod: Json) -> ModelPod:
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
         unplaced=scheduled.get("status") == "False",
         ended=bool(died) or has_ended(pod),
+        ended_at=epoch(died.get("finishedAt")),
         leaving=bool(metadata.get("deletionTimestamp")),
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         running_since=epoch((state.get("running") or {}).get("startedAt")),

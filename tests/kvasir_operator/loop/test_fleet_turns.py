@@ -40,8 +40,8 @@ class Fleet(LoopBench):
         for name in services:
             await self.cluster.put(INFERENCE_SERVICE, service(name, **spec))
 
-    async def put_class(self, node, name="small"):
-        spec = {"memory": "80Gi", "pod": {"nodeSelector": {"node": node}}}
+    async def put_class(self, node, name="small", **more):
+        spec = {"memory": "80Gi", "pod": {"nodeSelector": {"node": node}}, **more}
         await self.cluster.put(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec})
 
     async def go_on(self, seconds):
@@ -186,6 +186,47 @@ def test_a_service_that_cannot_go_on_stops_the_others_and_is_named_to_them():
             await fleet.go_on(400)
             assert fleet.having(on_node("c")) == SERVICES
             assert fleet.most == 2  # with the one that was paused
+
+    virtual_loop.run(story())
+
+
+class OfTag:
+    """Images of a tag."""
+
+    def __init__(self, tag):
+        self.tag = tag
+
+    def __contains__(self, name):
+        return name.endswith(f":{self.tag}")
+
+
+def test_a_service_that_never_served_holds_up_no_other_one():
+    async def story():
+        fleet = Fleet()
+        fleet.broken = OfTag("bad")
+        await fleet.put_class("a")
+        async with fleet.serving(ON_CLASS):
+            await fleet.fill({**ON_CLASS, "runtimeVersion": "bad"}, ["never"])
+            await fleet.go_on(60)
+            await fleet.put_class("b")
+            await fleet.go_on(400)
+            assert fleet.ready_reason("never") != "AllReplicasReady"
+            assert set(SERVICES) <= set(fleet.having(on_node("b")))
+
+    virtual_loop.run(story())
+
+
+def test_an_image_of_a_class_goes_round_in_turn_among_services_with_a_version_too():
+    async def story():
+        fleet = Fleet()
+        await fleet.put_class("a", runtimeImage="own/runtime:1")
+        async with fleet.serving({**ON_CLASS, "runtimeVersion": "0.2.0"}):
+            await fleet.put_class("a", runtimeImage="own/runtime:2")
+            await fleet.go_on(STEP_S * 2)
+            assert len(fleet.moving()) == 1
+            await fleet.go_on(300)
+            assert fleet.having(image("own/runtime:2")) == SERVICES
+            assert fleet.most == 1
 
     virtual_loop.run(story())
 

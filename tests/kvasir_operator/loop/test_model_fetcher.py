@@ -128,6 +128,19 @@ async def test_a_refused_pod_is_told_and_tried_again(bench):
     assert len(bench.fetches) == 1
 
 
+async def test_a_refused_pod_is_no_outage_of_a_service_that_serves(bench):
+    await bench.put(replicas=2)
+    await bench.replica(conditions=READY)
+    before = bench.condition
+    bench.cluster.errors["create"] = [KubeError("exceeded quota: pods", status=403)] * 2
+    await bench.replica("more", "n1")
+    assert bench.fetches == []
+    assert (bench.condition["status"], bench.condition["reason"]) == (before["status"], before["reason"])
+    bench.cluster.errors["create"].clear()
+    await bench.turn(60.0)
+    assert [pod["spec"]["nodeName"] for pod in bench.fetches] == ["n1"]
+
+
 async def test_replicas_of_the_spec_before_get_theirs_while_the_new_one_is_broken(bench):
     await bench.put()
     await bench.replica("first", "n0")

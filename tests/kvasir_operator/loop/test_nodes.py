@@ -7,7 +7,7 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import service
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import NODE
-from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, NodeReader
+from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, LISTED_S, NodeReader
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
 
@@ -74,3 +74,12 @@ async def test_an_api_server_that_is_away_tells_nothing(bench):
     bench.cluster.errors["get"] = [KubeError("no answer"), KubeError("no answer")]
     assert await bench.marks() == [(False, False)] * 2
     assert await bench.marks() == [(False, False), (True, False)]
+
+
+@pytest.mark.parametrize(("status", "left"), [(429, 2), (0, 2), (403, 0)])
+async def test_nodes_of_before_count_where_a_list_fails_but_not_where_it_is_forbidden(bench, status, left):
+    assert len(await bench.nodes.candidates()) == 2
+    bench.clock.advance(LISTED_S)
+    bench.cluster.errors["list"] = [KubeError("no list", status=status)]
+    assert len(await bench.nodes.candidates()) == left
+    assert bench.cluster.errors["list"] == []

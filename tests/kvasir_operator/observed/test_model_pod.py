@@ -42,5 +42,11 @@ def test_what_a_pod_has_to_say(found, over, said, trouble):
     assert seen.unplaced is trouble.startswith("0/3 nodes")
 
 
+def test_when_one_has_ended_is_known():
+    found = status(terminated={"exitCode": 0, "finishedAt": "1970-01-01T00:01:00Z"})
+    assert model_pod({"metadata": METADATA, "status": found}).ended_at == 60.0
+    assert model_pod({"metadata": METADATA, "status": status(running={})}).ended_at is None
+
+
 def test_one_that_leaves():
     assert model_pod({"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}}).leaving
