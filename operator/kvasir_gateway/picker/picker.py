@@ -113,7 +113,7 @@ class Picker:
         if isinstance(found, tuple):
             service, request = found
             request = replace(request, within=within, is_ours=False)
-            destination = self._destination(service, request, now_s, is_new=True)
+            destination = self._destination(service, request, now_s)  # past those that wait: its replica decides
             found = destination or self._refused(service.key, refusals.nothing_ready(service), request.path)
         if isinstance(found, Destination):
             self.ends.expect_elsewhere(request_id, found.cluster)

@@ -248,6 +248,16 @@ def test_nothing_is_held_where_holding_is_off_or_the_proxy_holds_none(clock):
     assert isinstance(found, Destination)
 
 
+@pytest.mark.parametrize("free", [0, 2])
+def test_a_proxy_that_holds_none_has_its_request_decided_by_a_replica_while_others_wait(picker, clock, free):
+    report(picker, clock, one=FULL, two=FULL)
+    hold(picker, "ours")
+    report(picker, clock, one=FULL, two=with_room(free))
+    found = picker.pick_now(b'{"model": "s"}', "theirs", PATH, {}, within=None)
+    assert isinstance(found, Destination)
+    assert found.cluster == "default.s"
+
+
 def test_a_full_service_goes_by_its_fallback_and_waits_where_that_cannot_answer(picker, clock):
     report(picker, clock, one=FULL, two=FULL)
     assert hold(picker, "a", "default/r").service == "default.s"
