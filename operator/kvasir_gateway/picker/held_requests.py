@@ -24,11 +24,12 @@ Outcome = Destination | ImmediateResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldRules:
-    """What the picker decides for a held request. destination: where it goes now, None while it waits. refuse: the
-    answer to one of a service (its key), by an error, in the format of its path. alike: equal for requests that are the
-    same to external backends. due_s: when the first token of a request has to come, infinity for none."""
+    """What the picker decides for a held request. destination: where it goes now, None while it waits, by when its
+    first token has to come. refuse: the answer to one of a service (its key), by an error, in the format of its path.
+    alike: equal for requests that are the same to external backends. due_s: when the first token of a request has to
+    come, infinity for none."""
 
-    destination: Callable[[RoutedService, RoutableRequest, float], Destination | None]
+    destination: Callable[[RoutedService, RoutableRequest, float, float], Destination | None]
     refuse: Callable[[str, ApiError, str], ImmediateResponse]
     alike: Callable[[RoutableRequest], object]
     due_s: Callable[[RoutedService, RoutableRequest], float]
@@ -136,7 +137,7 @@ class HeldRequests:
     def _next_outcome(self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float) -> Outcome | None:
         """What becomes of a request of a service whose turn it is; None while it waits."""
         service, request = by_key.get(held.service), self._waiting[held.id]
-        destination = None if service is None else self._rules.destination(service, request, now_s)
+        destination = None if service is None else self._rules.destination(service, request, now_s, held.due_s)
         if service is None or (destination is None and not service.may_start):
             return self._end_wait(by_key, held, now_s, "stalled")
         if destination is not None:

@@ -99,7 +99,7 @@ class Picker:
         relays = request.streams and not request.relayed and self._relay_listens(started_s)
         if relays and headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers:
             return to_relay(request, started_s)
-        destination = self._destination(service, request, started_s, is_new=True)
+        destination = self._destination(service, request, started_s)
         if destination is None and relays and self._holds.may_hold(service):
             return to_relay(request, started_s)
         return destination or self._holds.hold(service, request, len(body), started_s)
@@ -161,16 +161,21 @@ class Picker:
         return service, replace(request, limits=limits) if limits else request
 
     def _destination(
-        self, service: RoutedService, request: RoutableRequest, now_s: float, *, is_new: bool = False
+        self,
+        service: RoutedService,
+        request: RoutableRequest,
+        now_s: float,
+        due_s: float | None = None,
     ) -> Destination | None:
-        """Where a request goes; None where no endpoint may be chosen, or it is new and others wait."""
+        """Where a request goes; None where no endpoint may be chosen, or it is new and others wait. due_s: of one that
+        is held, None for others."""
         for held_by, address in self._holders((request.response,), self._services_of(service, request), request):
             self._metrics.observe_choice(held_by.key, "holder", self._clock() - now_s)
             self._record(held_by, request, ChoiceInputs(), address)
             return self._forward(held_by, (address,), request, None, now_s)
-        choice = self._choice(service, request, now_s, is_new=is_new)
+        choice = self._choice(service, request, now_s, is_new=due_s is None and request.is_ours)
         chosen, routed = self.table.by_key(choice.service), choice.found
-        if chosen is None or routed is None or self._waits_for_room(service, request, routed, now_s):
+        if chosen is None or routed is None or self._waits_for_room(service, request, routed, now_s, due_s):
             return None
         if chosen.backend and not request.relayed:
             return to_relay(request, now_s)
@@ -183,14 +188,19 @@ class Picker:
         return replace(destination, fallback=choice.fallback) if choice.fallback else destination
 
     def _waits_for_room(
-        self, service: RoutedService, request: RoutableRequest, routed: RoutedRequest, now_s: float
+        self,
+        service: RoutedService,
+        request: RoutableRequest,
+        routed: RoutedRequest,
+        now_s: float,
+        due_s: float | None,
     ) -> bool:
         """Whether a request is held that every replica would refuse. One that would wait for longer than its objective
         allows is not: a replica decides that, and tells when another try may succeed."""
         if not routed.choice.is_saturated or not request.is_ours or not self._holds.may_hold(service):
             return False
         wait_s = min((cost.wait_s for cost in routed.choice.costs), default=0.0)
-        return now_s + wait_s < self._due_s(service, request)
+        return now_s + wait_s < (self._due_s(service, request) if due_s is None else due_s)
 
     def _due_s(self, service: RoutedService, request: RoutableRequest) -> float:
         readings = filter(None, (self.readings.get(endpoint.address) for endpoint in service.ready))

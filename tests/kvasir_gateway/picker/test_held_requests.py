@@ -217,6 +217,18 @@ def test_a_wait_for_a_start_takes_nothing_from_an_objective(picker, clock):
     assert names.HEADER_TTFT not in going.headers
 
 
+def test_a_crowd_that_waited_for_a_start_is_not_poured_onto_the_full_replica(picker, clock):
+    for name in ("a", "b", "c"):
+        hold(picker, name, "asleep", x_slo_ttft_ms="100")
+    clock.now += 50.0
+    picker.table = table([service("asleep")], [pod("asleep", "one", ip="10.0.0.1")])
+    picker.accepted_clusters = accepted(picker.table)
+    report(picker, clock, one=FULL, two=FULL)
+    assert picker.release() == []
+    report(picker, clock, one=with_room(1), two=FULL)
+    assert released(picker) == [("a", ONE)]
+
+
 def test_who_waits_in_vain_is_told_that_replicas_are_busy(picker, clock):
     report(picker, clock, one=FULL, two=FULL)
     hold(picker, "a")
