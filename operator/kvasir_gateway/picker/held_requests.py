@@ -24,12 +24,12 @@ Outcome = Destination | ImmediateResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldRules:
-    """What the picker decides for a held request. destination: where it goes now, None while it waits, by when its
-    first token has to come. refuse: the answer to one of a service (its key), by an error, in the format of its path.
-    alike: equal for requests that are the same to external backends. due_s: when the first token of a request has to
-    come, infinity for none."""
+    """What the picker decides for a held request. destination: where it goes now, None while it waits; by when its
+    first token has to come, and whether it is the first of its service. refuse: the answer to one of a service (its
+    key), by an error, in the format of its path. alike: equal for requests that are the same to external backends.
+    due_s: when the first token of a request has to come, infinity for none."""
 
-    destination: Callable[[RoutedService, RoutableRequest, float, float], Destination | None]
+    destination: Callable[[RoutedService, RoutableRequest, float, float, bool], Destination | None]
     refuse: Callable[[str, ApiError, str], ImmediateResponse]
     alike: Callable[[RoutableRequest], object]
     due_s: Callable[[RoutedService, RoutableRequest], float]
@@ -111,10 +111,10 @@ class HeldRequests:
             self._metrics.observe_hold(held.service, "aborted", now_s - held.since_s)
 
     def _overdue(self, by_key: dict[str, RoutedService], key: str, now_s: float) -> Iterator[tuple[str, Outcome]]:
-        """Those behind the first of a service, which has to wait, whose objectives are over: while there is room they
-        pass no other one."""
+        """Those behind the first of a service, which has to wait, whose objectives are over, for a full replica to
+        decide. Where there is room that the first one alone does not fit into, they wait on, to take none of it."""
         for held in self._queue.overdue(key, now_s):
-            outcome = self._next_outcome(by_key, held, now_s)
+            outcome = self._next_outcome(by_key, held, now_s, is_first=False)
             if outcome is not None:
                 yield held.id, outcome
 
@@ -128,16 +128,19 @@ class HeldRequests:
                 continue
             route = request.route.key_of(request.route.name)
             alike = (route, request.caller.turn, self._rules.alike(request))
-            outcome = None if alike in in_vain else self._next_outcome(by_key, held, now_s)
+            outcome = None if alike in in_vain else self._next_outcome(by_key, held, now_s, is_first=False)
             if outcome is not None:
                 yield held.id, outcome
             else:
                 in_vain.add(alike)
 
-    def _next_outcome(self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float) -> Outcome | None:
-        """What becomes of a request of a service whose turn it is; None while it waits."""
+    def _next_outcome(
+        self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float, *, is_first: bool = True
+    ) -> Outcome | None:
+        """What becomes of a request of a service whose turn it is, or of one behind it; None while it waits."""
         service, request = by_key.get(held.service), self._waiting[held.id]
-        destination = None if service is None else self._rules.destination(service, request, now_s, held.due_s)
+        go = self._rules.destination
+        destination = None if service is None else go(service, request, now_s, held.due_s, is_first)
         if service is None or (destination is None and not service.may_start):
             return self._end_wait(by_key, held, now_s, "stalled")
         if destination is not None:

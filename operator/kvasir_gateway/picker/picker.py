@@ -166,16 +166,20 @@ class Picker:
         request: RoutableRequest,
         now_s: float,
         due_s: float | None = None,
+        is_first: bool = True,
     ) -> Destination | None:
-        """Where a request goes; None where no endpoint may be chosen, or it is new and others wait. due_s: of one that
-        is held, None for others."""
+        """Where a request goes; None where no endpoint may be chosen, or others come before it. due_s: of one that is
+        held, None for others. is_first: of those that are held for its service; one that is not takes no room there.
+        """
         for held_by, address in self._holders((request.response,), self._services_of(service, request), request):
             self._metrics.observe_choice(held_by.key, "holder", self._clock() - now_s)
             self._record(held_by, request, ChoiceInputs(), address)
             return self._forward(held_by, (address,), request, None, now_s)
-        choice = self._choice(service, request, now_s, is_new=due_s is None and request.is_ours)
+        choice = self._choice(service, request, now_s, is_new=due_s is None and request.is_ours, is_first=is_first)
         chosen, routed = self.table.by_key(choice.service), choice.found
         if chosen is None or routed is None or self._waits_for_room(service, request, routed, now_s, due_s):
+            return None
+        if not is_first and chosen.key == service.key and not routed.choice.is_saturated:
             return None
         if chosen.backend and not request.relayed:
             return to_relay(request, now_s)
@@ -215,7 +219,7 @@ class Picker:
         )
 
     def _choice(
-        self, service: RoutedService, request: RoutableRequest, now_s: float, *, is_new: bool
+        self, service: RoutedService, request: RoutableRequest, now_s: float, *, is_new: bool, is_first: bool
     ) -> ServiceChoice[RoutedRequest]:
         """The service that answers, and the endpoints that are chosen in it."""
         saturated_s = request.route.spec.saturated_seconds if request.route is not None else None
@@ -228,7 +232,8 @@ class Picker:
             is_free = (key == service.key and not is_new) or not self.held.num_requests(key)
             if tried is not None and is_free and key in self.accepted_clusters:  # else Envoy knows no endpoint of it
                 routed = self.router.choose(request.part_of(tried), request.prefix, self.readings, now_s=now_s)
-            return routed, unavailability(tried, routed, self.readings, saturated_s=saturated_s)
+            why = unavailability(tried, routed, self.readings, saturated_s=saturated_s)
+            return routed, why if is_first or key != service.key else why or "Saturated"
 
         if request.route is None:
             return ServiceChoice(service=service.key, found=attempt(service.key)[0])

@@ -62,13 +62,13 @@ def report(picker, clock, **states):
     clock.now += 0.05
 
 
-def pick(picker, name, model="s", **headers):
-    body = json.dumps({"model": model}).encode()
+def pick(picker, name, model="s", prompt="", **headers):
+    body = json.dumps({"model": model, "prompt": prompt}).encode()
     return picker.pick(body, name, PATH, {key.replace("_", "-"): value for key, value in headers.items()})
 
 
-def hold(picker, name, model="s", **headers):
-    outcome = pick(picker, name, model, **headers)
+def hold(picker, name, model="s", prompt="", **headers):
+    outcome = pick(picker, name, model, prompt, **headers)
     assert isinstance(outcome, HeldRequest)
     return outcome
 
@@ -278,6 +278,29 @@ def test_a_full_service_goes_by_its_fallback_and_waits_where_that_cannot_answer(
     picker.accepted_clusters = accepted(picker.table)
     [(name, going)] = picker.release()
     assert (name, going.cluster, going.fallback) == ("a", "default.asleep", "Saturated")
+
+
+def test_nothing_takes_the_room_for_which_a_long_prompt_waits(picker, clock):
+    tokens = QueueBounds(tokens=100)
+    full = structs.replace(FULL, queue=tokens, waiting_uncached_tokens=100)
+    short = structs.replace(full, waiting_uncached_tokens=50)
+    report(picker, clock, one=full, two=full)
+    hold(picker, "first", prompt="x" * 600)
+    hold(picker, "routed", "default/r")
+    hold(picker, "hurried", x_slo_ttft_ms="1000")
+    clock.now += 1.0
+    report(picker, clock, one=short, two=short)
+    assert picker.release() == []
+    report(picker, clock, one=full, two=full)
+    assert [(name, going.headers[names.HEADER_TTFT]) for name, going in picker.release()] == [("hurried", "1")]
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("asleep", "three", ip="10.0.0.3")]
+    picker.table = table([service("s"), service("asleep")], pods, [route_of(picker)])
+    picker.accepted_clusters = accepted(picker.table)
+    report(picker, clock, one=short, two=short)
+    [(name, going)] = picker.release()
+    assert (name, going.cluster, going.fallback) == ("routed", "default.asleep", "Saturated")
+    report(picker, clock, one=structs.replace(full, waiting=0, waiting_uncached_tokens=0), two=full)
+    assert released(picker) == [("first", ONE)]
 
 
 def route_of(_picker):
