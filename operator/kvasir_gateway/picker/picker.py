@@ -229,8 +229,12 @@ class Picker:
             if tried is not None and tried.backend:
                 checked, listens = self.tenants.is_closed(tried.namespace), self._relay_listens(now_s)
                 return self.backends.attempt(tried, request, checked=checked, listens=listens)
-            is_free = (key == service.key and not is_new) or not self.held.num_requests(key)
-            if tried is not None and is_free and key in self.accepted_clusters:  # else Envoy knows no endpoint of it
+            others_wait = (is_new or key != service.key) and bool(self.held.num_requests(key))
+            if others_wait and tried is not None and tried.ready:
+                return None, "Saturated"
+            if (
+                tried is not None and not others_wait and key in self.accepted_clusters
+            ):  # else Envoy knows no endpoint of it
                 routed = self.router.choose(request.part_of(tried), request.prefix, self.readings, now_s=now_s)
             why = unavailability(tried, routed, self.readings, saturated_s=saturated_s)
             return routed, why if is_first or key != service.key else why or "Saturated"

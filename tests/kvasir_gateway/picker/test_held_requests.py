@@ -280,6 +280,20 @@ def test_a_full_service_goes_by_its_fallback_and_waits_where_that_cannot_answer(
     assert (name, going.cluster, going.fallback) == ("a", "default.asleep", "Saturated")
 
 
+def test_a_service_for_whose_room_others_wait_is_saturated_and_not_at_zero(picker, clock):
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("zero", "two", ip="10.0.0.2"), pod("full", "three", ip="10.0.0.3")]
+    route = model_route(
+        "r",
+        rules=[{"targets": [{"service": "s"}]}],
+        fallbacks=[{"service": "zero", "when": ["AtZero"]}, {"service": "full", "when": ["Saturated"]}],
+    )
+    picker.table = table([service("s"), service("zero"), service("full")], pods, [route])
+    picker.accepted_clusters = accepted(picker.table)
+    report(picker, clock, one=FULL, two=with_room(2))
+    hold(picker, "first")
+    assert pick(picker, "second", "default/r").fallback == "Saturated"
+
+
 def test_nothing_takes_the_room_for_which_a_long_prompt_waits(picker, clock):
     tokens = QueueBounds(tokens=100)
     full = structs.replace(FULL, queue=tokens, waiting_uncached_tokens=100)
