@@ -307,15 +307,15 @@ def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> Load
     """What was counted between two readings, so many seconds apart; all of it when the process restarted."""
     begun = RuntimeState() if restarted(before, after) else before
     old, new = begun.totals, after.totals
-    expired = max(0, after.ttft.expired - begun.ttft.expired)
+    expired, arrivals = max(0, after.ttft.expired - begun.ttft.expired), new.arrivals - old.arrivals
     refused = after.served.refused - begun.served.refused
     if refused > MOST_REQUESTS_PER_S * gap_s:
         refused = 0
-    refused -= after.served.retried - begun.served.retried
+    refused -= expired + max(0, after.served.retried - begun.served.retried)
     return LoadCounts(
-        arrivals=new.arrivals - old.arrivals,
+        arrivals=arrivals,
         expired=expired,
-        refused=refused - expired,
+        refused=max(-arrivals, refused),  # what was sent again came here: no pod's word hides requests of others
         ended=new.completions - old.completions + max(0, new.aborts - old.aborts),
         prompt_tokens=max(0, new.uncached_prompt_tokens - old.uncached_prompt_tokens),
         output_tokens=max(0, new.generation_tokens - old.generation_tokens),

@@ -224,6 +224,8 @@ def test_old_samples_are_forgotten():
         pytest.param({}, {"refused": 9, "retried": 6}, 0, (0, 0, 3), id="three requests, each sent three times"),
         pytest.param({"arrivals": 2}, {"retried": 2}, 0, (2, 0, -2), id="taken at the second try"),
         pytest.param({}, {"refused": 10**9}, 0, (0, 0, 0), id="more than a server can refuse"),
+        pytest.param({"arrivals": 3}, {"refused": 2, "retried": 10**6}, 0, (3, 0, -3), id="more than came"),
+        pytest.param({}, {"refused": 10**9, "retried": 10**9}, 0, (0, 0, 0), id="more of both than there can be"),
     ],
 )
 def test_a_request_that_was_refused_counts_once(totals, served, expired, want):
@@ -236,6 +238,16 @@ def test_a_request_that_was_refused_counts_once(totals, served, expired, want):
     window = run([member_of(RuntimeState(instance="a"))], [member_of(after)])
     counts = window.samples[-1].counts
     assert (counts.arrivals, counts.expired, counts.refused) == want
+
+
+def test_no_pod_takes_back_what_others_refused():
+    def served(uid, **totals):
+        reading = RuntimeState(instance=uid, totals=RequestTotals(arrivals=9), served=ServedTotals(**totals))
+        return ScaledReplica(uid=uid, name=uid, reading=reading)
+
+    before = [served("honest"), served("fell", refused=10**6), served("lies")]
+    window = run(before, [served("honest", refused=8), served("fell"), served("lies", retried=10**6)])
+    assert window.samples[-1].counts.refused == 8
 
 
 def member_of(reading):
