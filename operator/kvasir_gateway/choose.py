@@ -185,12 +185,13 @@ def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -
     if load is None or load.room.has_no_bounds:
         return True
     requests = load.running + load.waiting + candidate.recent
-    if load.room.has_place(requests):
+    if load.room.takes_any(requests):
         return True
     cost = _cost(candidate, request, policy)
     return load.room.takes(
         requests=requests,
         tokens=load.waiting_uncached_tokens + candidate.recent_tokens + cost.uncached_tokens,
+        wait_s=cost.wait_s,
         first_token_s=cost.wait_s + cost.compute_s,
     )
 

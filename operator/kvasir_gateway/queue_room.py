@@ -4,9 +4,14 @@ The pod decides for itself, by the same bounds, and answers 429: a request that 
 among those of other tenants, and takes a room at whichever pod has it first.
 """
 
+from typing import Final
+
 import msgspec
 
 from kvasir_api.state import RuntimeState
+
+NO_WAIT: Final = 0.1
+"""Part of the bound in seconds: a shorter wait is none. A pod that has nothing to compute predicts one step."""
 
 
 class QueueRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,19 +31,23 @@ class QueueRoom(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every request is taken."""
         return self.most_requests <= 0 and self.most_tokens <= 0 and self.most_s <= 0
 
-    def has_place(self, requests: int) -> bool:
-        """Whether one of the places is free beside so many requests. It is taken whatever the bounds are, so that
-        nothing waits for a pod that is idle."""
-        return requests < self.places
+    def takes_any(self, requests: int) -> bool:
+        """Whether a request is taken beside so many others, whatever it is: one of the places is free, and no bound in
+        seconds counts. None does for a pod without a request, so that nothing waits for one that is idle."""
+        return requests < self.places and (requests <= 0 or self.most_s <= 0)
 
-    def takes(self, *, requests: int, tokens: float, first_token_s: float) -> bool:
+    def takes(self, *, requests: int, tokens: float, wait_s: float, first_token_s: float) -> bool:
         """Whether the pod takes one more request.
 
         requests: that it has, running or waiting, with those that were sent since. tokens: to be computed of the
-        waiting ones and of the new one. first_token_s: predicted for the new one.
+        waiting ones and of the new one. wait_s, first_token_s: predicted for the new one, until its turn and in all.
         """
+        if self.takes_any(requests):
+            return True
         waiting = requests - self.places
-        return self.has_place(requests) or not (
+        if waiting < 0 and wait_s <= NO_WAIT * self.most_s:  # of prompts that are computed, not of those that follow
+            return True
+        return not (
             0 < self.most_requests <= waiting
             or (waiting > 0 and 0 < self.most_tokens < tokens)
             or 0 < self.most_s < first_token_s

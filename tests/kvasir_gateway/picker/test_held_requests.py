@@ -125,7 +125,7 @@ def test_pods_that_report_no_bounds_get_every_request(picker, clock):
     assert isinstance(pick(picker, "a"), Destination)
 
 
-def test_a_pod_with_a_free_place_gets_requests_whatever_bounds_it_claims(picker, clock):
+def test_a_pod_with_nothing_to_do_gets_requests_whatever_bounds_it_claims(picker, clock):
     lying = RuntimeState(
         phase="ready",
         max_sequences=2,
