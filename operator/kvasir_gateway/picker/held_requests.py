@@ -149,7 +149,7 @@ class HeldRequests:
             self._wakes.end(service.key, now_s, woken=True)
             self._turns.went(service.key, now_s)
             self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
-            if held.due_s < inf:
+            if held.due_s < inf and names.HEADER_TTFT in request.client:
                 headers = {**destination.headers, names.HEADER_TTFT: ttft_objective.left_ms(held.due_s, now_s)}
                 return replace(destination, headers=headers)
         return destination
