@@ -139,6 +139,8 @@ class _Hall:
         self._key, self._own, self._name = key, own, secrets.token_bytes(16)
         self._places = threading.Semaphore(MOST_STRANGERS)
         self._closed = threading.Event()
+        self._admitting = threading.Lock()
+        """A node opens its next connection when it has the answer, which is queued behind this one then."""
 
     def accept(self, listener: socket.socket) -> None:
         """Until the port is closed."""
@@ -172,8 +174,9 @@ class _Hall:
         try:
             member, numbers = handshake.receive_membership(link, self._key)
             answered = JoinAnswer(refusal=handshake.refusal(self._own, member), leader=self._name)
-            handshake.answer(link, self._key, numbers, answered)
-            self.members.put((link, member))
+            with self._admitting:
+                handshake.answer(link, self._key, numbers, answered)
+                self.members.put((link, member))
             if self._closed.is_set():
                 self.dismiss()
         except (OSError, LinkError, WrongKeyError) as error:

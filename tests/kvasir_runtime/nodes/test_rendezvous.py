@@ -1,5 +1,6 @@
 """Nodes meet: in any order, only with the key, only where they fit together, and behind a port that closes."""
 
+import queue
 import socket
 import struct
 import threading
@@ -100,6 +101,28 @@ def test_a_node_that_comes_first_waits_for_the_leader() -> None:
     links = rendezvous.follow(address, port, KEY, member(1), deadline, on_wait)
     assert calls[0] == f"joining node 0 at {address}:{port}"
     closed(links, found[0].result(DEADLINE_S))
+
+
+class HeldQueue(queue.Queue[tuple[Link, Membership]]):
+    """Connections for steps wait for one for control, which must not overtake them, for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._overtaken = threading.Event()
+
+    def put(self, item: tuple[Link, Membership], block: bool = True, timeout: float | None = None) -> None:
+        if item[1].channel == "steps":
+            self._overtaken.wait(1.0)
+        super().put(item, block, timeout)
+        if item[1].channel == "control":
+            self._overtaken.set()
+
+
+def test_the_connections_of_a_node_are_taken_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "Queue", HeldQueue)
+    meeting = Meeting()
+    links = meeting.follow(member(1)).result(DEADLINE_S)
+    closed(meeting.leading.result(DEADLINE_S), links)
 
 
 def said(*parts: bytes) -> Callable[[socket.socket], None]:
