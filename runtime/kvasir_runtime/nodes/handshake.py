@@ -20,6 +20,8 @@ MAC_BYTES: Final = 32
 MOST_BYTES: Final = 262_144
 """Of a frame of the handshake. The longest field of the options has 64 KiB."""
 HANDSHAKE_S: Final = 5.0
+ANSWER_S: Final = 30.0
+"""For the leader's answer, after which it may have ended: the reason of a refusal comes once."""
 CHANNELS: Final = ("steps", "control")
 
 
@@ -81,7 +83,7 @@ def join(link: Link, key: bytes, own: Membership) -> JoinAnswer:
     nonce, body = secrets.token_bytes(NONCE_BYTES), msgspec.msgpack.encode(own)
     numbers = greeting[len(MAGIC) :] + nonce
     link.send(nonce + _mac(key, b"join", numbers, body) + body, within_s=HANDSHAKE_S)
-    raw = bytes(link.receive(MOST_BYTES, within_s=HANDSHAKE_S))
+    raw = bytes(link.receive(MOST_BYTES, within_s=ANSWER_S))
     mac, body = raw[:MAC_BYTES], raw[MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(key, b"answer", numbers, body)):
         raise WrongKeyError(f"{link.peer} does not have the key of --node-key-file")

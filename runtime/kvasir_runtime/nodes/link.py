@@ -87,11 +87,13 @@ class Link:
 
     def _fill(self, target: memoryview, deadline: float | None) -> None:
         while target:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise TimeoutError(f"{self.peer} did not send a whole frame in time")
+            # When the time is over, what has come is read still: this process may not have run meanwhile.
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             self._connection.settimeout(left_s)
-            count = self._connection.recv_into(target)
+            try:
+                count = self._connection.recv_into(target)
+            except (BlockingIOError, TimeoutError) as error:
+                raise TimeoutError(f"{self.peer} did not send a whole frame in time") from error
             if not count:
                 raise ConnectionResetError(f"{self.peer} has closed the connection")
             target = target[count:]

@@ -55,6 +55,16 @@ def test_a_frame_that_was_left_out_is_noticed(pair: tuple[Link, socket.socket]) 
         link.receive(64)
 
 
+def test_what_has_come_is_read_when_the_time_is_over(pair: tuple[Link, socket.socket]) -> None:
+    """The process may have been kept from running for all of it."""
+    link, other = pair
+    Link(other, "node 0").send(b"an answer")
+    assert link.has_bytes(60.0)
+    assert link.receive(64, within_s=0.0) == b"an answer"
+    with pytest.raises(TimeoutError, match=r"^node 1 did not send a whole frame in time$"):
+        link.receive(64, within_s=0.0)
+
+
 def test_half_a_frame_ends_with_its_sender_or_its_time(pair: tuple[Link, socket.socket]) -> None:
     link, other = pair
     other.sendall(struct.pack("<IQ", 0, 8) + b"half")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from kvasir_runtime.errors import RankLostError, StartError
@@ -66,6 +67,14 @@ def closed(*all_links: NodeLinks) -> None:
     for links in all_links:
         for link in (*links.steps, *links.control):
             link.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep a node from running for longer than a stranger may be silent."""
+    if request.function is not test_strangers_that_say_nothing_take_no_more_than_their_places:
+        for name in ("HANDSHAKE_S", "ANSWER_S"):
+            monkeypatch.setattr(handshake, name, DEADLINE_S)
 
 
 def test_three_nodes_have_two_connections_each_and_the_port_closes() -> None:
@@ -252,6 +261,24 @@ def test_a_node_that_is_started_again_is_not_paired_with_its_first_process() -> 
     assert others[1].result(DEADLINE_S).steps[0].receive(64) == b"a step"
     link.close()
     closed(leading, *(future.result(DEADLINE_S) for future in others))
+
+
+def test_an_answer_may_take_longer_than_a_stranger_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one has the reason of a refusal, after which the leader ends."""
+    bounds: list[float | None] = []
+
+    class Bounded(Link):
+        def receive(self, most: int, *, within_s: float | None = None) -> bytearray:
+            bounds.append(within_s)
+            return super().receive(most, within_s=within_s)
+
+    monkeypatch.setattr(handshake, "ANSWER_S", DEADLINE_S + 1)
+    meeting = Meeting()
+    link = Bounded(meeting.connect(), "node 0")
+    handshake.join(link, KEY, msgspec.structs.replace(member(1), channel="steps"))
+    assert bounds == [DEADLINE_S, DEADLINE_S + 1]
+    meeting.ends_well()
+    link.close()
 
 
 def test_who_waits_can_be_ended_and_leaves_no_port() -> None:
