@@ -34,6 +34,8 @@ class Heartbeat:
     def end_start(self) -> None:
         """This node has started: from now on its silence means that it is lost."""
         self._announced = MOST_SILENT_LOOKS
+        with contextlib.suppress(OSError):  # its end is noticed by the one who looks
+            self._send(bytes([self._announced]))
 
     def begin(self) -> None:
         """Beat and look from now on."""

@@ -64,6 +64,16 @@ def test_a_node_that_is_silent_is_lost_within_two_seconds_of_looks(ends: tuple[L
     assert heard.get(timeout=DEADLINE_S) == "node 1 at 10.0.0.7 was silent for 1.75 s"
 
 
+def test_the_end_of_a_start_is_told_at_once(ends: tuple[Link, Link]) -> None:
+    """Before the first beat, which a process that is stopped right after would not send."""
+    heartbeat = Heartbeat(ends[0], lambda _: None)
+    heartbeat.end_start()
+    assert ends[1].has_bytes(DEADLINE_S)
+    assert ends[1].receive(64) == bytes([MOST_SILENT_LOOKS])
+    ends[0].close()
+    heartbeat.end_start()
+
+
 def test_a_node_that_starts_may_be_silent_for_longer(ends: tuple[Link, Link]) -> None:
     _, heard = begun(ends[0])
     ends[1].send(bytes([255]))
