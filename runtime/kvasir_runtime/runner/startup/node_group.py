@@ -15,6 +15,7 @@ import torch
 from kvasir_api import __version__
 from kvasir_api.flags import flag
 from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.nodes import rendezvous
 from kvasir_runtime.nodes.handshake import Membership
@@ -84,7 +85,9 @@ def facts_of(options: ServeOptions, folder: Path) -> dict[str, str]:
 
 
 def _digest(folder: Path) -> str:
-    """Of the model: its config, the headers of its files, and samples of their tensors. Raises ModelError."""
+    """Of the model: its config, the headers of its files, and samples of their tensors, once all are there.
+    Raises ModelError."""
+    arriving.all_awaited(folder)
     try:
         digest = hashlib.sha256(startup_cache_key.model_of(folder).encode())
         for path in startup_cache_key.weight_files(folder):

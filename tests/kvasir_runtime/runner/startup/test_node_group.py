@@ -7,6 +7,7 @@ import pytest
 from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.runner.startup import node_group
 
@@ -72,6 +73,19 @@ def test_weights_with_the_same_shapes_and_other_values_are_another_model(tmp_pat
     raw, half = weights.read_bytes(), weights.stat().st_size // 2
     weights.write_bytes(raw[:half] + bytes(len(raw) - half))
     assert node_group.facts_of(options_of(tmp_path), folder)["the model's content"] != before
+
+
+def test_shards_that_still_come_are_awaited_before_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node may have all of them where another has headers alone."""
+    folder = checkpoints.write(tmp_path / "m", Shape(std=0.2), num_shards=2)
+    shards = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    headers = {name: raw[: 8 + int.from_bytes(raw[:8], "little")] for name, raw in shards.items()}
+    made = arriving.ArrivingFolder(folder, headers, {name: len(raw) for name, raw in shards.items()})
+    monkeypatch.setattr(arriving, "awaited", lambda path: made.arrived(path.name))
+    facts = node_group.facts_of(options_of(tmp_path), made.path)
+    assert facts == node_group.facts_of(options_of(tmp_path), folder)
 
 
 def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
