@@ -78,7 +78,7 @@ class GrammarValidator:
         self._worker: _Worker | None = None
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
-        self._broken = ""
+        self._broken, self._closed = "", False
 
     @property
     def worker_pid(self) -> int | None:
@@ -107,8 +107,8 @@ class GrammarValidator:
         return replace(request, requests=tuple(requests))
 
     async def close(self) -> None:
-        """End the worker. What waits for it is refused at once, and none is started again."""
-        self._broken = self._broken or "the server ends"
+        """End the worker. What waits for it is refused at once, for another replica, and none is started again."""
+        self._closed = True
         await self._end(self._worker)
         if self._reader is not None:
             self._reader.cancel()
@@ -167,6 +167,8 @@ class GrammarValidator:
                     told = Verdict(error=self._broken) if worker is None else await self._told(worker, grammar)
             except (TimeoutError, OSError, EOFError) as error:
                 await self._end(worker)
+                if self._closed:
+                    raise Refused(openai_errors.draining()) from error
                 if last:
                     raise Refused(openai_errors.internal()) from error
                 continue
@@ -175,8 +177,10 @@ class GrammarValidator:
         raise AssertionError("unreachable")
 
     async def _at_work(self) -> _Worker | None:
-        """The worker, started if need be; None where there can be none."""
+        """The worker, started if need be; None where there can be none. Raises Refused after the close."""
         async with self._starting:
+            if self._closed:
+                raise Refused(openai_errors.draining())
             if self._worker is None and not self._broken:
                 await self._start()
             return self._worker
@@ -195,7 +199,7 @@ class GrammarValidator:
             worker.pending.pop(number, None)
 
     async def _start(self) -> None:
-        """Raises EOFError where it ends before it is loaded."""
+        """Raises EOFError where it ends before it is loaded, and where all was closed meanwhile."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -207,6 +211,8 @@ class GrammarValidator:
         worker = self._worker = _Worker(process)
         assert process.stdout is not None
         try:
+            if self._closed:
+                raise EOFError("the server ends")
             first = await _read(process.stdout)
         except BaseException:
             await self._end(worker)

@@ -10,7 +10,7 @@ import pytest
 from fakes import checkpoints
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
+from kvasir_runtime.frontend.structured_outputs.grammar_validator import ENTRY_BYTES, GrammarValidator
 from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
 
 GOOD = Grammar(kind="regex", text="[ab]+")
@@ -252,8 +252,33 @@ def test_a_server_that_ends_waits_for_no_verdict(folder):
         owed = [asyncio.ensure_future(asking.checked(job(Grammar(kind="regex", text=f"{n}")))) for n in range(5)]
         await asyncio.sleep(0.02)
         await asking.close()
-        return await asyncio.gather(*owed, return_exceptions=True), asking.worker_pid
+        with pytest.raises(Refused) as late:
+            await asking.checked(job(GBNF))
+        told = [*await asyncio.gather(*owed, return_exceptions=True), late.value]
+        return told, asking.worker_pid, asking.remembered_bytes
 
-    (told, worker), _ = using(folder, work)
-    assert [type(one) for one in told] == [Refused] * 5
+    (told, worker, remembered), _ = using(folder, work)
+    assert [type(one) for one in told] == [Refused] * 6
+    assert {(one.error.status, one.error.code) for one in told} == {(503, "draining")}
     assert worker is None
+    assert remembered == ENTRY_BYTES, "of the first grammar alone"
+
+
+def test_a_worker_whose_start_ends_after_the_close_is_ended(folder, monkeypatch):
+    make, made = asyncio.create_subprocess_exec, []
+
+    async def work(asking):
+        async def closing(*command, **options):
+            made.append(await make(*command, **options))
+            await asking.close()
+            return made[0]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", closing)
+        with pytest.raises(Refused) as raised:
+            await asking.checked(job(GOOD))
+        return raised.value.error, asking.worker_pid
+
+    ((error, worker), _), (process,) = using(folder, work), made
+    assert (error.status, error.code) == (503, "draining")
+    assert worker is None
+    assert process.returncode == -signal.SIGKILL
