@@ -11,15 +11,16 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.errors import ModelError
 
 _MARK: Final = ".arriving"
 """A file of such a folder: the names of the shards with their bytes."""
 _LOOK_S: Final = 0.05
+Loaded = TypeVar("Loaded")
 
 
 class ArrivingFolder:
@@ -38,13 +39,13 @@ class ArrivingFolder:
         (self.path / _MARK).write_bytes(msgspec.json.encode(sizes))
 
     def arrived(self, name: str) -> None:
-        """A shard is whole in the real folder. Raises ModelUnavailableError for one with another header."""
+        """A shard is whole in the real folder. Who has read another header is told so where it needs the bytes."""
         if (header := self._headers.get(name)) is None:
             return
         real, new = self._real / name, self.path / f".{name}.new"
         with real.open("rb") as stream:
             if stream.read(len(header)) != header:
-                raise ModelUnavailableError(f"{name} was sent with two different beginnings; fetch the model again")
+                _note_of(self.path / name).touch()
         new.symlink_to(real)
         new.replace(self.path / name)
 
@@ -60,20 +61,44 @@ def is_here(path: Path) -> bool:
 
 
 def awaited(path: Path, sleep: Callable[[float], None] = time.sleep) -> Path:
-    """The same path, when the file is whole. Raises ModelError where nothing fetches it any more."""
-    if is_here(path):
-        return path
-    while not is_here(path):
-        sleep(_LOOK_S)
-    if not path.exists():
-        raise ModelError(f"{path.name} is not fetched any more")
+    """The same path, when the file is whole. Raises ModelError where nothing fetches it any more, or where it does not
+    begin with the header that was there before."""
+    _await(path, sleep)
+    if _note_of(path).exists():
+        raise ModelError(f"{path.name} was sent with two different beginnings")
     return path
 
 
 def all_awaited(folder: Path) -> None:
     """Return when all files of a checkpoint are there; at once for a folder that is whole, or a file."""
     for name in _pending(folder):
-        awaited(folder / name)
+        _await(folder / name, time.sleep)
+
+
+def loaded(folder: Path, load: Callable[[Path], Loaded]) -> Loaded:
+    """What load makes of a checkpoint. Headers that were sent ahead have no checksum: where load fails with them, it is
+    called once more with the real folder, when all shards are there. Raises what load raises, and ModelError."""
+    try:
+        return load(folder)
+    except (ModelError, UnicodeDecodeError):
+        if not _pending(folder):
+            raise
+    all_awaited(folder)
+    return load((folder / "config.json").readlink().parent)
+
+
+def _await(path: Path, sleep: Callable[[float], None]) -> None:
+    if is_here(path):
+        return
+    while not is_here(path):
+        sleep(_LOOK_S)
+    if not path.exists():
+        raise ModelError(f"{path.name} is not fetched any more")
+
+
+def _note_of(path: Path) -> Path:
+    """A file that is there where a shard begins otherwise than its header did."""
+    return path.with_name(f".{path.name}.other")
 
 
 def _pending(folder: Path) -> dict[str, int]:

@@ -56,7 +56,8 @@ class Hub:
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
     "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set, behind the bytes that
-    come `at_once`. weights: the file that all of this is about.
+    come `at_once`. weights: the file that all of this is about. damaged: the
+    byte of it that is wrong in what is "damaged", by default the last one.
     """
 
     url: str
@@ -70,6 +71,7 @@ class Hub:
     digest: str = ""
     weights: str = WEIGHTS
     at_once: int = 0
+    damaged: int = -1
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -132,7 +134,9 @@ class _Handler(HubHandler):
         digest = file_digest(name, content)
         times = self.hub.of("GET").count(self.path)
         if fault == "damaged always" or (fault == "damaged once" and times == 1):
-            content = bytes([content[0] ^ 1]) + content[1:]
+            damaged = bytearray(content)
+            damaged[self.hub.damaged] ^= 1
+            content = bytes(damaged)
         first = self.first_byte()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": self._commit()}
         if not body:

@@ -6,7 +6,7 @@ import pytest
 
 from kvasir_runtime import arriving
 from kvasir_runtime.arriving import ArrivingFolder
-from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.errors import ModelError
 
 HEADER = b"header: "
 
@@ -52,13 +52,45 @@ def test_all_are_awaited(real):
     arriving.all_awaited(real)
 
 
-def test_a_shard_that_begins_otherwise_is_refused(real):
+def test_a_shard_that_begins_otherwise_is_told_to_who_read_its_header(real):
     made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
     (real / "a").write_bytes(b"HEADER: ")
-    with pytest.raises(ModelUnavailableError, match="a was sent with two different beginnings"):
-        made.arrived("a")
-    assert not arriving.is_here(made.path / "a")
+    made.arrived("a")
+    with pytest.raises(ModelError, match="a was sent with two different beginnings"):
+        arriving.awaited(made.path / "a", pytest.fail)
+    arriving.all_awaited(made.path)
+    assert arriving.awaited(real / "a", pytest.fail) == real / "a"
     made.arrived("config.json")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_cannot_be_loaded_is_loaded_again_when_all_is_there(real, is_read):
+    """Where a header is damaged on its way, whether it can be read or not."""
+    made, asked = ArrivingFolder(real, {"a": b"damaged "}, {"a": 8}), []
+
+    def load(folder):
+        asked.append(folder)
+        if len(asked) == 1:
+            (real / "a").write_bytes(HEADER)
+            made.arrived("a")
+            if not is_read:
+                raise ModelError("a is truncated or damaged")
+        return arriving.awaited(folder / "a", pytest.fail).read_bytes()
+
+    assert arriving.loaded(made.path, load) == HEADER
+    assert asked == [made.path, real]
+
+
+def test_what_is_wrong_with_a_whole_model_is_told_at_once(real):
+    asked = []
+
+    def load(folder):
+        asked.append(folder)
+        raise ModelError("it is of no known kind")
+
+    with pytest.raises(ModelError, match="no known kind"):
+        arriving.loaded(real, load)
+    assert asked == [real]
 
 
 def test_what_nothing_fetches_any_more_ends_the_wait(real):

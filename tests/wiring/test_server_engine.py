@@ -271,3 +271,14 @@ def test_an_engine_loads_the_shards_that_are_there_while_others_come(tmp_path):
             server.wait_ready()
             assert server.ask("/v1/models").json["data"][0]["id"] == "name"
             assert server.state()["downloaded_bytes"] == server.state()["download_bytes"]
+
+
+def test_an_engine_loads_once_more_where_a_header_was_damaged_on_its_way(tmp_path):
+    """Headers come ahead and without a checksum; the shard itself is right."""
+    folder = checkpoints.write(tmp_path / "tiny", num_shards=3)
+    files, second = {path.name: path.read_bytes() for path in folder.iterdir()}, "model-00002-of-00003.safetensors"
+    with hub.serving("damaged once", files) as found:
+        found.weights, found.damaged = second, files[second].index(b"weight")
+        json_log = ("--log-format", "json")  # says at once that the ports are open
+        with api_process(Path("org/name"), *json_log, command=REAL, env=found.env(tmp_path)):
+            assert len([path for path in found.of("GET") if path.endswith(second)]) == 2

@@ -43,7 +43,7 @@ class Arrival:
         self._on_begun(self._folder.path)
 
     def arrived(self, name: str) -> None:
-        """A file is whole, and was compared with its checksum. Raises ModelUnavailableError."""
+        """A file is whole, and was compared with its checksum."""
         if self._folder is not None:
             self._folder.arrived(name)
 

@@ -15,7 +15,7 @@ import torch
 from kvasir_api import cache_groups, forecast
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import DraftModelSize
-from kvasir_runtime import source
+from kvasir_runtime import arriving, source
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
@@ -97,13 +97,16 @@ def _built(
     weight_copies: CopyStream | None,
 ) -> ModelRunner:
     start = time.monotonic()
-    folder = source.resolve(options.model)
     if device.type == "cpu":
         host_resources.use(threads, ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
     if weight_copies is None and device.type == "cuda":
         weight_copies = CudaCopyStream(device)
-    loaded = load_model(options, folder, device, ops, on_progress, weight_copies)
+    loaded = arriving.loaded(
+        source.resolve(options.model),
+        lambda folder: load_model(options, folder, device, ops, on_progress, weight_copies),
+    )
+    folder = loaded.folder
     facts = _facts(options, folder, loaded, ops, device)
     named = draft_model.named(options, facts, device, ops)
     drafter: Drafter | None = draft_head.load(options, named, loaded, facts, device, ops, on_progress)

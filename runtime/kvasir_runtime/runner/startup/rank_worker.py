@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import log_config, malloc, source
+from kvasir_runtime import arriving, log_config, malloc, source
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, RankLostError
 from kvasir_runtime.kernels import backends
@@ -73,7 +73,7 @@ def compute(
     assert ops.collectives is not None
     device = placement.choose_device("cpu")
     host_resources.use(threads, ops)
-    loaded = load_model(options, folder, device, ops, on_progress)
+    loaded = arriving.loaded(folder, lambda folder: load_model(options, folder, device, ops, on_progress))
     host_resources.return_memory()
 
     def allocate(made: NewCache) -> KvCache:
