@@ -232,9 +232,8 @@ class Picker:
             others_wait = (is_new or key != service.key) and bool(self.held.num_requests(key))
             if others_wait and tried is not None and tried.ready:
                 return None, "Saturated"
-            if (
-                tried is not None and not others_wait and key in self.accepted_clusters
-            ):  # else Envoy knows no endpoint of it
+            # Envoy knows no endpoint of a cluster that it has not accepted.
+            if tried is not None and not others_wait and key in self.accepted_clusters:
                 routed = self.router.choose(request.part_of(tried), request.prefix, self.readings, now_s=now_s)
             why = unavailability(tried, routed, self.readings, saturated_s=saturated_s)
             return routed, why if is_first or key != service.key else why or "Saturated"
