@@ -209,7 +209,8 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t at = g * width * TILE + v * kLanes;
       const Floats scale = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(scales + at))));
-      const Floats minimum = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(minima + at))));
+      Floats minimum{};
+      if constexpr (BITS4) minimum = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(minima + at))));
       for (int i = 0; i < MR; ++i) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
         const Floats whole = reinterpret_cast<Floats>(_mm256_cvtepi32_ps(sum[i][v]));
