@@ -51,8 +51,9 @@ def test_processors_compute_with_them(tmp_path: Path, style: str) -> None:
     found = library()
     e2m1_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), style)
     weight = loaded(tmp_path, "auto")["layers.0.gate_up.weight"]
-    if found is None or not linear.takes(found, weight):
-        pytest.skip("no C++ kernels for weights of 8 bits here")
+    if found is None:
+        pytest.skip("no C++ kernels here")
+    assert linear.takes(weight)  # type: ignore[arg-type]
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
     want = linear.rounded_product(weight, None, x)  # type: ignore[arg-type]
     torch.testing.assert_close(linear.packed(found, weight, None)(x).double(), want, atol=1e-5, rtol=1e-5)
