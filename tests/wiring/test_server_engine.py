@@ -282,3 +282,13 @@ def test_an_engine_loads_once_more_where_a_header_was_damaged_on_its_way(tmp_pat
         json_log = ("--log-format", "json")  # says at once that the ports are open
         with api_process(Path("org/name"), *json_log, command=REAL, env=found.env(tmp_path)):
             assert len([path for path in found.of("GET") if path.endswith(second)]) == 2
+
+
+def test_a_download_that_fails_is_told_and_not_what_its_header_does_to_the_engine(tmp_path):
+    folder = checkpoints.write(tmp_path / "tiny", num_shards=3)
+    files, second = {path.name: path.read_bytes() for path in folder.iterdir()}, "model-00002-of-00003.safetensors"
+    with hub.serving("damaged always", files) as found:
+        found.weights, found.damaged = second, files[second].index(b"weight")
+        with api_process(Path("org/name"), command=REAL, env=found.env(tmp_path), wait="nothing") as server:
+            assert server.wait() == 1
+            assert f"another checksum of {second} than was stated" in server.output()
