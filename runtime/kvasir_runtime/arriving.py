@@ -39,7 +39,7 @@ class ArrivingFolder:
         (self.path / _MARK).write_bytes(msgspec.json.encode(sizes))
 
     def arrived(self, name: str) -> None:
-        """A shard is whole in the real folder. Who has read another header is told so where it needs the bytes."""
+        """A shard is whole in the real folder. Where its header was another one, `awaited` raises."""
         if (header := self._headers.get(name)) is None:
             return
         real, new = self._real / name, self.path / f".{name}.new"

@@ -200,7 +200,7 @@ class Picker:
         due_s: float | None,
     ) -> bool:
         """Whether a request is held that every replica would refuse. One that would wait for longer than its objective
-        allows is not: a replica decides that, and tells when another try may succeed."""
+        allows is not: a replica decides that, and its answer has a Retry-After."""
         if not routed.choice.is_saturated or not request.is_ours or not self._holds.may_hold(service):
             return False
         wait_s = min((cost.wait_s for cost in routed.choice.costs), default=0.0)

@@ -19,7 +19,7 @@ def reason(namespace: str, stalled: Iterable[Key], *, most: int) -> str:
     """Why a service of this namespace waits. stalled: those on their way that need help.
 
     Services on their way are not named, or each turn would change the status of all that wait; nor are those of other
-    namespaces, which are not for everybody to know.
+    namespaces, which other tenants may not see.
     """
     turns = "1 service takes it" if most == 1 else f"{most} services take it"
     words = (

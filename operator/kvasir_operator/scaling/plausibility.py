@@ -70,7 +70,7 @@ def demand_contradiction(demand: ServiceDemand) -> str:
 
 
 def unlikely(capacity: ReplicaCapacity) -> str:
-    """As `contradiction`, of a capacity that no pod reports but somebody wrote down."""
+    """As `contradiction`, of a capacity in a recording that was written by hand."""
     for name, number in capacity._asdict().items():
         said, wrong = _range(name, number)
         if wrong:

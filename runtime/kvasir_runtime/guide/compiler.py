@@ -49,7 +49,7 @@ class GrammarCompiler:
         self._held: dict[str, Grammar] = {}
 
     def load(self) -> None:
-        """Load the vocabulary now; the first grammar tells why it cannot be."""
+        """Load the vocabulary now; where that fails, the first grammar raises the reason."""
         with contextlib.suppress(GrammarError):
             self._vocabulary = self._load()
 

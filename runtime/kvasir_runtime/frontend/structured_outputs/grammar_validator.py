@@ -235,7 +235,7 @@ class GrammarValidator:
             await self._end(worker)
 
     async def _end(self, worker: _Worker | None) -> None:
-        """With it end the verdicts that it owes."""
+        """The verdicts that it has not given end with it."""
         if worker is None or worker.ended:
             return
         worker.ended = True
