@@ -9,13 +9,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 async def test_a_model_is_fetched_where_a_replica_waits_and_where_one_may_come(still):
-    still.kubelet.hold, still.kubelet.first_words = True, {"phase": "starting"}
     still.start("--model-cache-dir=/cache", "--model-prefetch-nodes=1")
 
     async def fetches():
         return [pod for pod in await still.all(POD) if names.LABEL_FETCHES in labels(pod)]
 
     async with still.second_node() as second:
+        for one in (still.kubelet, second):  # the scheduler chooses either
+            one.hold, one.first_words = True, {"phase": "starting"}
         uri = f"s3://bucket/tiny@sha256:{'d' * 64}"
         await still.apply(model={"uri": uri, "inspect": "Never"}, autoscaling={"maxReplicas": 2})
 

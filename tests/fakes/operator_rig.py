@@ -147,8 +147,10 @@ class Rig:
         """One more node of stubs, while the context is open."""
         node = f"{self.namespace}-b"
         async with FakeKubelet(self.client, node=node) as kubelet:
-            yield kubelet
-        kubectl(self.control, "delete", "node", node, "--wait=false")
+            try:
+                yield kubelet
+            finally:  # pods of later tests would be placed on a node that is left
+                kubectl(self.control, "delete", "node", node, "--wait=false")
 
     async def claim(self, name: str = "models") -> None:
         """A claim and a volume for it; the stub pods mount nothing, but the scheduler wants it bound."""
