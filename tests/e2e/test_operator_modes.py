@@ -1,5 +1,6 @@
 """Modes, schedules and the objective between tokens on a real control plane."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -87,11 +88,11 @@ async def test_slow_steps_require_smaller_batches(rig):
     await rig.apply(autoscaling={**ELASTIC, "itlMilliseconds": 50})
     await rig.until_condition("Ready")
     (first,) = await rig.until_pods(1)
-    steps = 0
+    began = time.monotonic()
 
     async def two():
-        nonlocal steps
-        steps += 100
+        # As many as can have been: twelve each time that so many have ended.
+        steps = 12 * int((time.monotonic() - began) / (12 * 0.09))
         decoded = DecodeTotals(steps=steps, seconds=0.09 * steps, rows=60 * steps)
         first.set_state(kv_pinned=100, running=60, decoded=decoded)
         return await desired(rig, 2)
