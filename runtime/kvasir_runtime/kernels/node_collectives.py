@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.kernels.collectives import Collectives
-from kvasir_runtime.nodes.heartbeat import Heartbeat
+from kvasir_runtime.nodes.heartbeat import NodeHeartbeat
 from kvasir_runtime.nodes.link import LinkError
 from kvasir_runtime.nodes.rendezvous import NodeLinks
 
@@ -39,7 +39,7 @@ class NodeCollectives:
         self.rank, self.ranks = node * self._num_local + index, nodes * self._num_local
         self._why = ""
         self._ended, self._lock = threading.Event(), threading.Lock()
-        self._heartbeats = tuple(Heartbeat(link, self.abort) for link in (links.control if links else ()))
+        self._heartbeats = tuple(NodeHeartbeat(link, self.abort) for link in (links.control if links else ()))
         for heartbeat in self._heartbeats:
             heartbeat.begin()
 

@@ -22,7 +22,7 @@ MOST_WORDS: Final = 4096
 _WITHIN_S: Final = 1.0
 
 
-class Heartbeat:
+class NodeHeartbeat:
     """on_end: called once, by a thread, with the reason in one line, when the other node has ended or is silent."""
 
     def __init__(self, link: Link, on_end: Callable[[str], None]) -> None:

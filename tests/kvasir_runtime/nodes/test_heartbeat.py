@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvasir_runtime.nodes.heartbeat import LOOK_S, MOST_SILENT_LOOKS, Heartbeat
+from kvasir_runtime.nodes.heartbeat import LOOK_S, MOST_SILENT_LOOKS, NodeHeartbeat
 from kvasir_runtime.nodes.link import Link
 
 DEADLINE_S = 60.0
@@ -23,9 +23,9 @@ def ends() -> Iterator[tuple[Link, Link]]:
         link.close()
 
 
-def begun(link: Link) -> tuple[Heartbeat, "queue.Queue[str]"]:
+def begun(link: Link) -> tuple[NodeHeartbeat, "queue.Queue[str]"]:
     heard: queue.Queue[str] = queue.Queue()
-    heartbeat = Heartbeat(link, heard.put)
+    heartbeat = NodeHeartbeat(link, heard.put)
     heartbeat.begin()
     return heartbeat, heard
 
@@ -66,7 +66,7 @@ def test_a_node_that_is_silent_is_lost_within_two_seconds_of_looks(ends: tuple[L
 
 def test_the_end_of_a_start_is_told_at_once(ends: tuple[Link, Link]) -> None:
     """Before the first beat, which a process that is stopped right after would not send."""
-    heartbeat = Heartbeat(ends[0], lambda _: None)
+    heartbeat = NodeHeartbeat(ends[0], lambda _: None)
     heartbeat.end_start()
     assert ends[1].has_bytes(DEADLINE_S)
     assert ends[1].receive(64) == bytes([MOST_SILENT_LOOKS])

@@ -85,7 +85,7 @@ def test_the_header_of_a_trusted_proxy_comes_first(keys):
 @pytest.mark.parametrize(("header", "value"), [("x-tenant", "a"), ("x-kvasir-priority", "1"), ("x-slo-ttft-ms", "9")])
 @pytest.mark.parametrize("second", ["", "1", "b"])
 def test_a_header_that_occurs_twice_is_refused(keys, header, value, second):
-    """A proxy that adds the tenant's name behind that of its client would let it be any tenant."""
+    """A proxy that adds the tenant's name behind that of its client would make that client any tenant."""
     with pytest.raises(Refused, match=f"{header} takes one value and occurs once"):
         sender(keys, "two", [(header, value), (header, second)], tenant_header="x-tenant")
     assert sender(keys, "two", [(header, value)], tenant_header="x-tenant")
