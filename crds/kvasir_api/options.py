@@ -98,6 +98,7 @@ class RuntimeOptions(OptionsBase):
         ge=1,
         le=8,
     )
+    enable_expert_parallel: bool = option(False, "Ranks have whole experts, in place of a part of each.")
     memory_percent: int = option(
         90,
         "Share of the device's memory (of the container's limit on a CPU) that weights, activations and KV cache may take.",

@@ -68,11 +68,13 @@ def runner_of(
     attentions: tuple[LayerAttention, ...] | None = None,
     grammars: GrammarCompiler | None = None,
     group: Sequence[Collectives] = (),
+    whole_experts: bool = False,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
 
     num_blocks: for each cache group. attentions: of each layer, in place of the family's. group: of ranks, each
     of which computes its part; those behind the first do so in threads, until `fakes.ranks.group_of` ends.
+    whole_experts: as of `Rank`.
     """
     config = read_config(folder, hf_overrides)
     whole = family_of(config).spec(config)
@@ -82,7 +84,8 @@ def runner_of(
 
     def decoder_of(index: int) -> Decoder:
         own = replace(ops, collectives=group[index]) if group else ops
-        return _decoder(folder, whole, Rank(index, max(len(group), 1)), own, device, quantization, dtype, limit)
+        rank = Rank(index, max(len(group), 1), whole_experts)
+        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit)
 
     model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
     for decoder, rank in zip(others, group[1:], strict=True):

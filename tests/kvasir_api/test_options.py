@@ -23,6 +23,7 @@ CHANGED = {
     "kv_host_bytes": 1 << 30,
     "weights_host_bytes": 4_096,
     "tensor_parallel_size": 2,
+    "enable_expert_parallel": True,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,

@@ -20,7 +20,7 @@ from kvasir_runtime.server.banner import size
 
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
-    | {"weights_host_bytes", "tensor_parallel_size", "speculation"}
+    | {"weights_host_bytes", "tensor_parallel_size", "enable_expert_parallel", "speculation"}
 )
 
 

@@ -8,9 +8,11 @@
                    of sigmoids sigmoid(logits[t, e]), over their sum for f in chosen[t] if renormalised
     out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], activation)) for e in chosen[t])
 
+    where a rank holds some experts only, the sum is over those of chosen[t] that it holds
+
 router:  (experts, hidden), x's dtype
 gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or QuantizedWeight
-down:    (experts * hidden, inner), or QuantizedWeight
+down:    (experts * hidden, inner), or QuantizedWeight; these two and their biases of the held experts alone
 biases:  of the products, and of the choice alone
 x:       (tokens, hidden), contiguous, possibly none; out: (tokens, hidden), same dtype
 Shares and the last sum are in float32; in 16-bit types what is between the products and what an expert gives may be
@@ -42,7 +44,8 @@ class Routing:
 
     sigmoid: scores are sigmoids of the logits, each by itself, in place of a softmax over all.
     groups: of equally many experts that lie side by side; only those of the top_groups best are chosen from. A group is
-    as good as its group_best best experts together.
+    as good as its group_best best experts together. held: numbers of the experts that a rank computes, whose weights
+    are given; None for all.
     """
 
     top_k: int
@@ -51,6 +54,11 @@ class Routing:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    held: range | None = None
+
+    def computed(self, router: Tensor) -> range:
+        """Numbers of the experts whose weights are given. router: its matrix."""
+        return range(router.shape[0]) if self.held is None else self.held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +167,16 @@ def reference(
     activation: Activation = "silu",
 ) -> Linear:
     """Expert after expert, each for the tokens that chose it, straight into a float32 sum."""
-    experts = router.shape[0]
-    ups = products(linear.reference, gate_up, biases.gate_up, experts)
-    downs = products(linear.reference, down, biases.down, experts)
+    held = routing.computed(router)
+    ups = products(linear.reference, gate_up, biases.gate_up, len(held))
+    downs = products(linear.reference, down, biases.down, len(held))
     logits = router_logits(linear.reference, router, routing, biases)
-    return partial(_expert_after_expert, logits, ups, downs, routing, biases.choice, activation)
+    return partial(_expert_after_expert, logits, held, ups, downs, routing, biases.choice, activation)
 
 
 def _expert_after_expert(
     router: Linear,
+    held: range,
     ups: tuple[Linear, ...],
     downs: tuple[Linear, ...],
     routing: Routing,
@@ -177,7 +186,7 @@ def _expert_after_expert(
 ) -> Tensor:
     chosen, share = shares(*ranked(router(x), routing, bias), routing)
     out = torch.zeros_like(x, dtype=torch.float32)
-    for expert, (up, down) in enumerate(zip(ups, downs, strict=True)):
+    for expert, up, down in zip(held, ups, downs, strict=True):
         token, which = (chosen == expert).nonzero(as_tuple=True)
         if token.shape[0]:
             given = down(act_and_mul.reference(up(x[token]), activation))
@@ -189,10 +198,11 @@ def _expert_after_expert(
 class GroupedExperts:
     """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once.
 
-    bias: of the choice.
+    held: numbers of the experts. bias: of the choice.
     """
 
     router: Linear
+    held: range
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     routing: Routing
@@ -202,15 +212,16 @@ class GroupedExperts:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
         top_k = self.routing.top_k
         chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
-        order = chosen.view(-1).argsort(stable=True)
+        counts = torch.bincount(chosen.view(-1), minlength=self.held.stop).tolist()
+        others, counts = sum(counts[: self.held.start]), counts[self.held.start : self.held.stop]
+        order = chosen.view(-1).argsort(stable=True)[others : others + sum(counts)]
         rows = x.index_select(0, order // top_k)
         given, first = torch.empty_like(rows), 0
-        counts = torch.bincount(chosen.view(-1), minlength=len(self.down)).tolist()
         for gate_up, down, count in zip(self.gate_up, self.down, counts, strict=True):
             if count:
                 given[first : first + count] = down(gate_up(rows[first : first + count]))
                 first += count
-        back = torch.empty_like(rows).index_copy_(0, order, given).view(-1, top_k, x.shape[1])
+        back = x.new_zeros(chosen.numel(), x.shape[1]).index_copy_(0, order, given).view(-1, top_k, x.shape[1])
         return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
 
 
@@ -225,11 +236,12 @@ def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
     ) -> Linear:
-        experts = router.shape[0]
+        held = routing.computed(router)
         return GroupedExperts(
             router=router_logits(build, router, routing, biases),
-            gate_up=products(gated(activation), gate_up, biases.gate_up, experts),
-            down=products(build, down, biases.down, experts),
+            held=held,
+            gate_up=products(gated(activation), gate_up, biases.gate_up, len(held)),
+            down=products(build, down, biases.down, len(held)),
             routing=routing,
             bias=biases.choice,
         )

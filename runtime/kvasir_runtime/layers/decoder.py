@@ -355,7 +355,8 @@ class Decoder:
                 qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
         if spec.rank.index:  # one rank adds what is added once
-            for name in ("output.bias", "down.bias", "experts.down.bias"):
+            of_parts = () if spec.rank.whole_experts else ("experts.down.bias",)
+            for name in ("output.bias", "down.bias", *of_parts):
                 tensors.pop(prefix + name, None)
 
         def linear(name: str) -> Linear:

@@ -91,6 +91,7 @@ def build(
         groups=experts.groups,
         top_groups=experts.top_groups,
         group_best=experts.group_best,
+        held=experts.held,
     )
     routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), routing, biases, experts.activation)
     if not experts.shared_size:

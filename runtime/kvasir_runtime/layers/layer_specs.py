@@ -17,6 +17,7 @@ class ExpertsSpec:
     intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
     where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
     activation: of the experts. bias: router and experts have biases. choice_bias: experts have one in the choice alone.
+    held: numbers of the experts whose matrices a rank has; None where it has those of all.
     """
 
     layers: tuple[bool, ...]
@@ -34,6 +35,12 @@ class ExpertsSpec:
     activation: ExpertActivation = "silu"
     bias: bool = False
     choice_bias: bool = False
+    held: range | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Experts whose matrices a rank has."""
+        return self.num_experts if self.held is None else len(self.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,9 @@ Megatron-LM (Shoeybi et al. 2019): the projections into a part (qkv, gate_up) ar
 (output, down) by columns, and what these give is summed over the ranks. Norms, routers and gates are on every rank, as
 are key heads that several ranks' queries share. What a rank has is the spec of its part: sizes, the cache and the
 shapes of tensors follow from it as they do from a whole one.
+
+With whole experts (expert parallelism, Lepikhin et al. 2020, without moving tokens) each rank computes what its experts
+give to all tokens, which the same sums join; all else is divided as above.
 """
 
 from dataclasses import replace
@@ -15,6 +18,8 @@ from kvasir_runtime.layers.spec import DecoderSpec, Rank
 
 def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
     """The spec of one rank's part. Raises ValueError, which says what does not divide, or which layers cannot be."""
+    if rank.count == 1 and rank.whole_experts:
+        raise ValueError("one rank has all experts")
     if rank.count == 1:
         return spec
     if spec.encoder is not None:
@@ -32,7 +37,7 @@ def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
         alibi=spec.alibi[rank.index * heads : (rank.index + 1) * heads],
         num_kv_heads=max(kv_heads // rank.count, 1),
         intermediate_size=_part(spec.intermediate_size, rank.count, "numbers of the feed-forward layers"),
-        experts=None if spec.experts is None else _experts(spec.experts, rank.count),
+        experts=_experts(spec.experts, rank),
         state=None if spec.state is None else _state(spec.state, rank.count),
     )
 
@@ -45,12 +50,19 @@ def _state(state: StateSpec, count: int) -> StateSpec:
     )
 
 
-def _experts(experts: ExpertsSpec, count: int) -> ExpertsSpec:
-    return replace(
-        experts,
-        intermediate_size=_part(experts.intermediate_size, count, "numbers of each expert"),
-        shared_size=_part(experts.shared_size, count, "numbers of the shared expert"),
-    )
+def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
+    if experts is None:
+        if rank.whole_experts:
+            raise ValueError("the model has no experts")
+        return None
+    shared = _part(experts.shared_size, rank.count, "numbers of the shared expert")
+    if not rank.whole_experts:
+        inner = _part(experts.intermediate_size, rank.count, "numbers of each expert")
+        return replace(experts, intermediate_size=inner, shared_size=shared)
+    if experts.num_experts < rank.count:
+        raise ValueError(f"{experts.num_experts} experts are fewer than {rank.count} ranks")
+    first, end = (experts.num_experts * index // rank.count for index in (rank.index, rank.index + 1))
+    return replace(experts, held=range(first, end), shared_size=shared)
 
 
 def _part(size: int, count: int, what: str) -> int:

@@ -45,10 +45,14 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which part of a decoder a process computes: the index-th of count. `sharding` says what a part is."""
+    """Which part of a decoder a process computes: the index-th of count. `sharding` says what a part is.
+
+    whole_experts: a part has some experts, and not a part of each.
+    """
 
     index: int = 0
     count: int = 1
+    whole_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,17 +333,17 @@ def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[int, ...]]:
     """Experts lie one below the other. What is no .weight is never quantized: the router's numbers decide."""
-    each, inner, shared = experts.num_experts, experts.intermediate_size, experts.shared_size
+    every, held, inner, shared = experts.num_experts, experts.num_held, experts.intermediate_size, experts.shared_size
     shapes: dict[str, tuple[int, ...]] = {
-        prefix + "router": (each, hidden),
-        prefix + "experts.gate_up.weight": (each * 2 * inner, hidden),
-        prefix + "experts.down.weight": (each * hidden, inner),
+        prefix + "router": (every, hidden),
+        prefix + "experts.gate_up.weight": (held * 2 * inner, hidden),
+        prefix + "experts.down.weight": (held * hidden, inner),
     }
     if experts.bias:
-        shapes[prefix + "router_bias"] = (each,)
-        shapes |= {prefix + "experts.gate_up.bias": (each * 2 * inner,), prefix + "experts.down.bias": (each * hidden,)}
+        shapes[prefix + "router_bias"] = (every,)
+        shapes |= {prefix + "experts.gate_up.bias": (held * 2 * inner,), prefix + "experts.down.bias": (held * hidden,)}
     if experts.choice_bias:
-        shapes[prefix + CHOICE_BIAS] = (each,)
+        shapes[prefix + CHOICE_BIAS] = (every,)
     if shared and experts.shared_gate:
         shapes[prefix + "shared_gate"] = (1, hidden)
     if shared:

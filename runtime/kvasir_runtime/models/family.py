@@ -41,7 +41,7 @@ class Place:
     they are.
     shape: of the checkpoint's tensor. sections: rows of the parts that lie one below another in it, in head_order, each
     of which ranks divide by itself; () for one. rows, columns: first and number of those that are taken, of each
-    section, and after they came in head_order; None takes all. normalised: rows are scaled to length 1.
+    section, and after they came in head_order; None takes all, (0, 0) none. normalised: rows are scaled to length 1.
     """
 
     tensor: str

@@ -4,7 +4,7 @@ A family declares its places for any sizes, so a rank's are those of its part's 
 of the whole decoder, the rank has the part of its index: of each section of a tensor that holds several matrices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,8 +19,23 @@ def sharded_places(
     places: Callable[[DecoderSpec], dict[str, Place]], whole: DecoderSpec, part: DecoderSpec
 ) -> dict[str, Place]:
     """The places of a rank. places: the family's. part: `sharding.shard` of whole."""
-    own = places(part)
-    return {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
+    own, experts = places(part), part.experts
+    found = {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
+    if experts is None or experts.held is None:
+        return found
+    rows = {"gate_up": 2 * experts.intermediate_size, "down": part.hidden_size}
+    return {name: _of_expert(place, experts.held, rows) for name, place in found.items()}
+
+
+def _of_expert(place: Place, held: range, rows: Mapping[str, int]) -> Place:
+    """Of ranks with whole experts: one of those that it has begins there. rows: of one expert, by the matrix."""
+    _, is_expert, matrix = place.tensor.partition(".experts.")
+    if not is_expert:
+        return place
+    each = rows[matrix.partition(".")[0]]
+    if place.first_row // each not in held:
+        return replace(place, first_row=0, rows=((0, 0),) * max(len(place.sections), 1))
+    return replace(place, first_row=place.first_row - held.start * each)
 
 
 def _of_rank(whole: Place, own: Place, rank: Rank) -> Place:

@@ -34,7 +34,6 @@ WITHOUT_EFFECT: Final = frozenset(
 ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "enable_expert_parallel": (False,),
     "cpu_offload_gb": (0,),
     "enable_lora": (False,),
     "load_format": ("auto", "safetensors", "gguf"),

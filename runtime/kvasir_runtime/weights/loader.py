@@ -226,7 +226,8 @@ def _taken(stored: CheckpointTensor, place: Place) -> Iterator[tuple[CheckpointT
         return
     below, row = 0, place.first_row
     for length, (first, count) in zip(place.sections or stored.shape[:1], place.rows, strict=True):
-        yield stored.with_rows(below + first, count), row
+        if count:
+            yield stored.with_rows(below + first, count), row
         below, row = below + length, row + count
 
 

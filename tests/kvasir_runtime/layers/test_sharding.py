@@ -50,6 +50,31 @@ def test_a_part_has_shapes_and_a_cache_of_its_own() -> None:
     assert not part.usual
 
 
+def test_a_part_may_have_whole_experts() -> None:
+    whole = replace(SPEC, num_heads=6, num_kv_heads=1, intermediate_size=99)
+    parts = [shard(whole, Rank(index, 3, True)) for index in range(3)]
+    assert [part.experts and part.experts.held for part in parts] == [range(2), range(2, 5), range(5, 8)]
+    shapes = parameter_shapes(parts[1])
+    assert shapes["layers.0.router"] == (8, 64)
+    assert shapes["layers.0.experts.gate_up.weight"] == (3 * 2 * 32, 64)
+    assert shapes["layers.0.experts.down.weight"] == (3 * 64, 32)
+    assert shapes["layers.0.shared.down.weight"] == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("experts", "ranks", "why"),
+    [
+        (None, 4, "the model has no experts"),
+        (EXPERTS, 1, "one rank has all experts"),
+        (replace(EXPERTS, num_experts=3), 4, "3 experts are fewer than 4 ranks"),
+        (replace(EXPERTS, shared_size=33), 4, "33 numbers of the shared expert cannot be divided among 4 ranks"),
+    ],
+)
+def test_what_has_no_whole_experts_for_each_rank_is_named(experts: ExpertsSpec | None, ranks: int, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}"):
+        shard(replace(SPEC, experts=experts), Rank(0, ranks, True))
+
+
 def test_ids_are_divided_without_a_gap_and_key_heads_are_shared() -> None:
     parts = [shard(SPEC, Rank(index, 4)) for index in range(4)]
     ids = [part.vocabulary_of(index) for index, part in enumerate(parts)]

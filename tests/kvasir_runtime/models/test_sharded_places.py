@@ -22,10 +22,18 @@ MERGED = ("phi3", "glm", "internlm2", "falcon-7b", "falcon-40b")
 """Families whose checkpoints have several matrices in one, perhaps with the rows of each head group together."""
 
 
-@pytest.mark.parametrize("name", [*checkpoints.FAMILIES, *MERGED])
+@pytest.mark.parametrize(
+    ("name", "whole_experts"),
+    [
+        *((name, False) for name in (*checkpoints.FAMILIES, *MERGED)),
+        *((name, True) for name in (*checkpoints.EXPERTS, "gpt-oss", "deepseek-v3")),
+    ],
+)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_number_is_read_by_the_ranks_that_compute_with_it(tmp_path: Path, name: str, ranks: int) -> None:
-    if name in MERGED:
+def test_every_number_is_read_by_the_ranks_that_compute_with_it(
+    tmp_path: Path, name: str, ranks: int, whole_experts: bool
+) -> None:
+    if name in family_checkpoints.MODELS:
         family_checkpoints.write(tmp_path, name)
     else:
         checkpoints.write(tmp_path, checkpoints.Shape(family=name, vocab_size=321))
@@ -36,7 +44,7 @@ def test_every_number_is_read_by_the_ranks_that_compute_with_it(tmp_path: Path, 
         pytest.skip("it has two key heads with a state")
     read = {name: torch.zeros(place.shape) for name, place in places(whole).items()}
     for index in range(ranks):
-        part = shard(whole, Rank(index, ranks))
+        part = shard(whole, Rank(index, ranks, whole_experts))
         filled = {name: torch.zeros(shape) for name, shape in parameter_shapes(part).items()}
         for name_, place in sharded_places(places, whole, part).items():
             assert place.shape == read[name_].shape

@@ -18,6 +18,7 @@ from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
 
@@ -30,6 +31,7 @@ SHAPES = {
     "qwen2": Shape(family="qwen2", tied=True),
     "qwen3_moe": Shape(family="qwen3_moe", std=0.2),
     "qwen2_moe": Shape(family="qwen2_moe", std=0.2),
+    "one key head": Shape(family="qwen3_moe", num_heads=12, num_kv_heads=1, intermediate_size=96, std=0.2),
     "gemma3": Shape(family="gemma3_text", std=0.2),
     "deepseek_v2": Shape(family="deepseek_v2", std=0.2),
     "qwen3_next": Shape(family="qwen3_next", std=0.2),
@@ -100,6 +102,33 @@ def test_ranks_answer_as_one_process_does(root: Path, name: str, ranks: int, nod
         assert found == pytest.approx(logprobs, abs=1e-3)
         assert bool(found) == (samplings == DRAWN)
     assert num_preempted > 0 or name in ("mistral", "qwen3_next")  # which free blocks behind windows and states
+
+
+@pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=lambda ops: ops.name)
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("qwen3_moe", 2), ("one key head", 3), ("qwen2_moe", 4), ("qwen3_next", 2)]
+)
+def test_ranks_with_whole_experts_answer_as_one_process_does(root: Path, name: str, ranks: int, ops: Ops) -> None:
+    """Three ranks have 2, 3 and 3 of 8 experts; of few tokens some ranks have none to compute."""
+    folder, sizes = folder_of(root, name), {"num_blocks": 22, "max_sequences": 8, "ops": ops}
+    for samplings in ([GREEDY], DRAWN):
+        alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings)
+        with group_of(ranks) as group:
+            together, found, _ = answers(runner_of(folder, **sizes, group=group, whole_experts=True), samplings)
+        assert together == alone
+        assert found == pytest.approx(logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "glm4-moe", "deepseek-v3"])
+def test_whole_experts_of_other_families(root: Path, name: str) -> None:
+    """Biases of every expert, tensors of all experts, groups of them, and a shared one that is divided."""
+    folder = root / f"experts of {name}"
+    family_checkpoints.write(folder, name)
+    tokens = prompts_of(6)[-1]
+    whole = runner_of(folder, ops=cpu_ops()).logits(tokens)
+    with group_of(2) as group:
+        parts = runner_of(folder, ops=cpu_ops(), group=group, whole_experts=True).logits(tokens)
+    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
 
 
 def test_ranks_compute_without_kernels_of_their_own_too(root: Path) -> None:

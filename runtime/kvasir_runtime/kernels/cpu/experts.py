@@ -32,7 +32,8 @@ def packed_experts(
     ) -> Linear:
         if not (linear.takes(gate_up) and linear.takes(down)):
             return otherwise(router, gate_up, down, routing, biases, activation)
-        experts, fused = router.shape[0], activation == "silu"
+        held, fused = routing.computed(router), activation == "silu"
+        experts = len(held)
         ups: tuple[Linear, ...] = linear.packed_together(
             library, tuple(moe.parts(gate_up, experts)), moe.bias_parts(biases.gate_up, experts), gated=fused
         )
@@ -40,6 +41,7 @@ def packed_experts(
             ups = tuple(GatedProduct(product=product, gate=gate, activation=activation) for product in ups)
         return moe.GroupedExperts(
             router=moe.router_logits(build, router, routing, biases),
+            held=held,
             gate_up=ups,
             down=linear.packed_together(library, tuple(moe.parts(down, experts)), moe.bias_parts(biases.down, experts)),
             routing=routing,

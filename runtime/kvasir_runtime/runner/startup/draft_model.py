@@ -79,7 +79,9 @@ def load(
     # Of the options that are left its type, its bits and the cache's are to be as the model's.
     own_options = {"max_model_len": 0, "hf_overrides": "", "batch_invariant": False, "weights_host_bytes": 0}
     model_impl = "kvasir" if options.model_impl == "kvasir" else "auto"
-    given = options.model_copy(update=own_options | {"tensor_parallel_size": 1, "model_impl": model_impl})
+    given = options.model_copy(
+        update=own_options | {"tensor_parallel_size": 1, "enable_expert_parallel": False, "model_impl": model_impl}
+    )
     alone = replace(ops, collectives=None)
     loaded = load_model(given, own, device, alone, on_progress, beside_bytes=facts.weights_bytes)
     if loaded.model.spec.state is not None or loaded.model.spec.head != "vocabulary":

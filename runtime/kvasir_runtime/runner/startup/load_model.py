@@ -84,7 +84,7 @@ def load_model(
     if load_transformers.is_chosen(options, folder):
         return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
     config, family = registry.read(folder, options.hf_overrides)
-    whole, rank = family.spec(config), _rank(ops)
+    whole, rank = family.spec(config), _rank(options, ops)
     spec, places = _part(family, whole, rank)
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
@@ -188,9 +188,10 @@ def _decoder_class(rank: Rank) -> type[Decoder]:
     return LeadingDecoder if rank.count > 1 and rank.index == 0 else Decoder
 
 
-def _rank(ops: Ops) -> Rank:
+def _rank(options: ServeOptions, ops: Ops) -> Rank:
     """This process's."""
-    return Rank() if ops.collectives is None else Rank(ops.collectives.rank, ops.collectives.ranks)
+    index, count = (0, 1) if ops.collectives is None else (ops.collectives.rank, ops.collectives.ranks)
+    return Rank(index, count, options.enable_expert_parallel)
 
 
 def _part(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:
@@ -199,7 +200,8 @@ def _part(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, 
         spec = sharding.shard(whole, rank)
         return spec, sharded_places(family.places, whole, spec)
     except ValueError as error:
-        raise StartError(f"--tensor-parallel-size {rank.count} is not possible: {error}") from error
+        how = " with --enable-expert-parallel" if rank.whole_experts else ""
+        raise StartError(f"--tensor-parallel-size {rank.count}{how} is not possible: {error}") from error
 
 
 def _formats(

@@ -135,6 +135,23 @@ def test_what_cannot_be_divided_is_refused(
             load_model(options, Path(options.model), placement.choose_device("cpu"), ops, lambda _: None)
 
 
+@pytest.mark.parametrize(("family", "held"), [("qwen3_moe", range(4, 8)), ("llama", None)])
+def test_a_rank_reads_its_experts(tmp_path: Path, family: str, held: range | None) -> None:
+    model = str(checkpoints.write(tmp_path / "m", Shape(family=family)))
+    given = {"model": model, "device": "cpu", "tensor_parallel_size": 2, "enable_expert_parallel": True}
+    options = ServeOptions.model_validate(given)
+    with group_of(2) as group:
+        ops, device = replace(REFERENCE, collectives=group[1]), placement.choose_device("cpu")
+        if held is None:
+            why = "^--tensor-parallel-size 2 with --enable-expert-parallel is not possible: the model has no experts"
+            with pytest.raises(StartError, match=why):
+                load_model(options, Path(model), device, ops, lambda _: None)
+            return
+        spec = load_model(options, Path(model), device, ops, lambda _: None).model.spec
+    assert spec.experts is not None
+    assert spec.experts.held == held
+
+
 @pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
 def test_columns_in_an_order_of_their_own_are_not_divided(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "m", Shape(hidden_size=128, head_dim=32, intermediate_size=256))

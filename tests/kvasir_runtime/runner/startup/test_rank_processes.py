@@ -44,7 +44,7 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder, before = checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", std=0.2)), children()
     alone = answer(build(options_of(folder, tensor_parallel_size=1), lambda _: None), 12)
-    runner = build(options_of(folder), lambda _: None)
+    runner = build(options_of(folder, enable_expert_parallel=True), lambda _: None)
     (rank,) = children() - before
     assert answer(runner, 12) == alone
     assert runner.facts.kernels.endswith(", 2 ranks")
