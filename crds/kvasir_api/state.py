@@ -300,15 +300,24 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one gateway knows of one service: requests it holds, forwards and had to refuse (a counter).
 
     held_bytes: request bytes of held requests. last_request_age_s: seconds since the last request for it, -1 never.
+    Counters, 0 from a release that has none: shed: requests for which there was neither a replica with room nor a place
+    to wait, but for those that had been sent before. expired: held ones that were refused then. abandoned: held ones whose
+    client left, or that another service answered. held_retried: requests that began to wait and had been sent before, by
+    the client's own header or the relay. gateway: its name, filled in by the reader; without, no counter is compared.
     """
 
     namespace: str
     name: str
+    gateway: str = ""
     held: Count = 0
     held_bytes: Count = 0
     inflight: Count = 0
     requests: Count = 0
     refused: Count = 0
+    shed: Count = 0
+    expired: Count = 0
+    abandoned: Count = 0
+    held_retried: Count = 0
     last_request_age_s: float = -1.0
 
 

@@ -27,11 +27,15 @@ class InflightRequest:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceCounts:
-    """Requests of one service since the process started."""
+    """Requests of one service since the process started. shed to held_retried: as of `state.ServiceDemand`."""
 
     inflight: int = 0
     requests: int = 0
     refused: int = 0
+    shed: int = 0
+    expired: int = 0
+    abandoned: int = 0
+    held_retried: int = 0
     last_request_s: float | None = None
 
 

@@ -89,6 +89,7 @@ async def test_a_client_that_leaves_waits_no_longer_and_reaches_no_replica(front
         task.cancel()
     await asyncio.gather(*tasks[1:], return_exceptions=True)
     await until(lambda: holds(front, "left", 1), "one waits")
+    assert (await front.demand("left")).abandoned == 19
     front.objects.serve("left", pods[1])
     assert (await tasks[0])[0] == 200
     assert len(pods[1].seen) == 1
@@ -104,6 +105,8 @@ async def test_what_is_beyond_the_bounds_is_refused_with_a_time_to_come_back(fro
     other = asyncio.create_task(front.post("full", headers={"authorization": "Bearer other"}))
     gave_way = asyncio.create_task(next_of(tasks))
     assert (await gave_way)[0] == 429
+    demand = await front.demand("full")
+    assert (demand.shed, demand.expired, demand.abandoned) == (1, 1, 0)
     await until(lambda: holds(front, "full", LIMITS.max_requests), "the other tenant waits in its place")
     front.objects.serve("full", *pods)
     assert (await other)[0] == 200

@@ -72,6 +72,12 @@ class RoutableRequest:
         """Id of the answer with which the relay goes on, "" for a new one."""
         return self.client.get(names.HEADER_ANSWER, "") if self.relayed else ""
 
+    @property
+    def is_retry(self) -> bool:
+        """Whether its client, or the relay, has sent it before, so that it is no further request of the service."""
+        tries = self.client.get(names.HEADER_RETRY_COUNT, "").strip()
+        return bool(self.answer or self.tried or (tries.isdecimal() and tries.strip("0")))
+
     def left_s(self, now_s: float) -> float:
         """For the rest of the answer: never 0, which would be without an end to Envoy."""
         return max(LEAST_TIMEOUT_S, self.until_s - now_s)

@@ -53,5 +53,9 @@ def _demand(
         inflight=counts.inflight + inherited,
         requests=counts.requests,
         refused=counts.refused,
+        shed=counts.shed,
+        expired=counts.expired,
+        abandoned=counts.abandoned,
+        held_retried=counts.held_retried,
         last_request_age_s=-1.0 if counts.last_request_s is None else now_s - counts.last_request_s,
     )

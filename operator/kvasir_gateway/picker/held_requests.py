@@ -11,6 +11,7 @@ from kvasir_api import names, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_gateway.held_places import HeldPlaces
 from kvasir_gateway.hold_queue import HeldRequest, HoldQueue
+from kvasir_gateway.inflight import ServiceCounts
 from kvasir_gateway.picker import refusals, ttft_objective
 from kvasir_gateway.picker.destination import Destination, RoutableRequest
 from kvasir_gateway.picker.metrics import GatewayMetrics
@@ -27,12 +28,13 @@ class HoldRules:
     """What the picker decides for a held request. destination: where it goes now, None while it waits; by when its
     first token has to come, and whether it is the first of its service. refuse: the answer to one of a service (its
     key), by an error, in the format of its path. alike: equal for requests that are the same to external backends.
-    due_s: when the first token of a request has to come, infinity for none."""
+    due_s: when the first token of a request has to come, infinity for none. counts: of a service, by its key."""
 
     destination: Callable[[RoutedService, RoutableRequest, float, float, bool], Destination | None]
     refuse: Callable[[str, ApiError, str], ImmediateResponse]
     alike: Callable[[RoutableRequest], object]
     due_s: Callable[[RoutedService, RoutableRequest], float]
+    counts: Callable[[str], ServiceCounts]
 
 
 class HeldRequests:
@@ -53,7 +55,7 @@ class HeldRequests:
     ) -> HeldRequest | ImmediateResponse:
         """Let a request wait for an endpoint, where one may come and there is room."""
         if not self.may_hold(service):
-            return self._rules.refuse(service.key, refusals.nothing_ready(service), request.path)
+            return self.refuse(service, request, refusals.nothing_ready(service))
         held = HeldRequest(
             id=request.id,
             service=service.key,
@@ -66,12 +68,18 @@ class HeldRequests:
         )
         gave_way = self._queue.add(held)
         if gave_way is None:
-            return self._rules.refuse(service.key, refusals.queue_full(service), request.path)
+            return self.refuse(service, request, refusals.queue_full(service))
         self._gave_way += gave_way
         self._waiting[held.id] = request
+        self._rules.counts(service.key).held_retried += request.is_retry
         if not service.ready:
             self._wakes.begin(service.key, now_s)
         return held
+
+    def refuse(self, service: RoutedService, request: RoutableRequest, error: ApiError) -> ImmediateResponse:
+        """Refuse a request that cannot wait. Where replicas may come, it would have been one for them."""
+        self._rules.counts(service.key).shed += service.may_start and not request.is_retry
+        return self._rules.refuse(service.key, error, request.path)
 
     def release(self, table: RoutingTable, now_s: float) -> list[tuple[str, Outcome]]:
         """Held requests that need not wait any more, by id: endpoints can take them, they have waited for too long,
@@ -108,6 +116,7 @@ class HeldRequests:
         """The client of a held request is gone; nothing happens where its wait has ended already."""
         if self._waiting.pop(held.id, None) is not None:
             self._queue.remove(held.id)
+            self._rules.counts(held.service).abandoned += 1
             self._metrics.observe_hold(held.service, "aborted", now_s - held.since_s)
 
     def _overdue(self, by_key: dict[str, RoutedService], key: str, now_s: float) -> Iterator[tuple[str, Outcome]]:
@@ -146,13 +155,12 @@ class HeldRequests:
         if destination is not None:
             self._queue.release(held)
             del self._waiting[held.id]
+            self._rules.counts(service.key).abandoned += destination.cluster != service.key
             self._wakes.end(service.key, now_s, woken=True)
             self._turns.went(service.key, now_s)
             self._metrics.observe_hold(service.key, "forwarded", now_s - held.since_s)
-            if held.due_s < inf and names.HEADER_TTFT in request.client:
-                headers = {**destination.headers, names.HEADER_TTFT: ttft_objective.left_ms(held.due_s, now_s)}
-                return replace(destination, headers=headers)
-        return destination
+            return replace(destination, headers={**destination.headers, **_headers(held, request, now_s)})
+        return None
 
     def _end_wait(
         self, by_key: dict[str, RoutedService], held: HeldRequest, now_s: float, outcome: str
@@ -162,6 +170,7 @@ class HeldRequests:
         path = self._waiting.pop(held.id).path
         self._metrics.observe_hold(held.service, outcome, now_s - held.since_s)
         service = by_key.get(held.service)
+        self._rules.counts(held.service).expired += 1
         if service is None:
             return self._rules.refuse(held.service, openai_errors.model_not_found(held.service), path)
         waited_s = now_s - held.since_s
@@ -172,3 +181,14 @@ class HeldRequests:
         else:
             error = refusals.nothing_ready(service, waited_s=waited_s)
         return self._rules.refuse(held.service, error, path)
+
+
+def _headers(held: HeldRequest, request: RoutableRequest, now_s: float) -> dict[str, str]:
+    """That a replica gets in place of the client's own: what is left of its objective, and no number of tries, since
+    the request was counted when it began to wait."""
+    found = {}
+    if held.due_s < inf and names.HEADER_TTFT in request.client:
+        found[names.HEADER_TTFT] = ttft_objective.left_ms(held.due_s, now_s)
+    if names.HEADER_RETRY_COUNT in request.client:
+        found[names.HEADER_RETRY_COUNT] = "0"
+    return found

@@ -66,7 +66,11 @@ class Picker:
         self._relay_asked_s = float("-inf")
         self.backends = ExternalBackends()
         rules = HoldRules(
-            destination=self._destination, refuse=self._refused, alike=self.backends.alike, due_s=self._due_s
+            destination=self._destination,
+            refuse=self._refused,
+            alike=self.backends.alike,
+            due_s=self._due_s,
+            counts=self.inflight.counts,
         )
         self._holds = HeldRequests(self.held, rules, metrics)
         self.ends = RequestEnds(self.router, self.tenants, metrics, publish=publish, clock=clock)
@@ -114,7 +118,7 @@ class Picker:
             service, request = found
             request = replace(request, within=within, is_ours=False)
             destination = self._destination(service, request, now_s)  # past those that wait: its replica decides
-            found = destination or self._refused(service.key, refusals.nothing_ready(service), request.path)
+            found = destination or self._holds.refuse(service, request, refusals.nothing_ready(service))
         if isinstance(found, Destination):
             self.ends.expect_elsewhere(request_id, found.cluster)
         return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState, ServiceDemand, unchanged
@@ -107,7 +108,9 @@ class Scraper:
                 del known[gone]
         # A gateway that has just become ready counts as read, without demand; one that leaves is not waited for.
         self._gateways = {name: self._gateways.get(name, LastDemand(at=now)) for name in gateways}
-        self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})
+        for name, document in demands.items():
+            named = tuple([replace(demand, gateway=name) for demand in document.services])
+            self._gateways[name] = LastDemand(services=named, at=now)
         self._demands = {}
         for gateway in self._gateways.values():
             if now - gateway.at > LOST_S:

@@ -26,8 +26,11 @@ LATE_S: Final = 1.0
 MOST: Final = 2.0**53
 """Of any number: up to it a float holds each integer. JSON knows no bound, and larger ones do not become floats."""
 LOAD: Final = ("running", "waiting", "waiting_uncached_tokens", "max_sequences", "max_model_len")
+COUNTERS: Final = ("shed", "expired", "abandoned", "held_retried")
+"""Of a gateway, since it started."""
 
 _LOAD: Final = attrgetter(*LOAD)
+_COUNTED: Final = attrgetter(*COUNTERS)
 
 
 def contradiction(reading: RuntimeState) -> str:
@@ -59,13 +62,27 @@ def leap(before: RuntimeState, after: RuntimeState, gap_s: float) -> str:
 
 def demand_contradiction(demand: ServiceDemand) -> str:
     """As `contradiction`, of what one gateway says of a service."""
-    for name in ("held", "held_bytes", "inflight"):
+    for name in ("held", "held_bytes", "inflight", *COUNTERS):
         said, wrong = _range(name, getattr(demand, name))
         if wrong:
             return said
     for name in ("held", "inflight"):
         if (number := getattr(demand, name)) > MOST_WAITING:
             return f"{name} is {number}"
+    return ""
+
+
+def gateway_restarted(before: ServiceDemand, after: ServiceDemand) -> bool:
+    """Whether counters of a gateway began again."""
+    return any(new < old for old, new in zip(_COUNTED(before), _COUNTED(after), strict=True))
+
+
+def demand_leap(before: ServiceDemand, after: ServiceDemand, gap_s: float) -> str:
+    """As `leap`, of what one gateway says. Counters that fall are those of another process."""
+    begun = (0,) * len(COUNTERS) if gateway_restarted(before, after) else _COUNTED(before)
+    for name, old, new in zip(COUNTERS, begun, _COUNTED(after), strict=True):
+        if new - old > MOST_REQUESTS_PER_S * (gap_s + LATE_S):
+            return f"{new - old} more {name} requests within {gap_s + LATE_S:.0f} s"
     return ""
 
 

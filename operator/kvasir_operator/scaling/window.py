@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kvasir_api.state import RuntimeState, ServiceDemand, restarted
-from kvasir_operator.scaling import last_known
+from kvasir_operator.scaling import gateway_counters, last_known
 from kvasir_operator.scaling.balance import imbalance
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, alike, capacity_of, of_next
+from kvasir_operator.scaling.gateway_counters import GatewayReading, QueueCounts
 from kvasir_operator.scaling.last_known import LastKnown
 from kvasir_operator.scaling.load_counts import LoadCounts, added, total
 from kvasir_operator.scaling.past_load import PastLoad, Stretch
@@ -25,7 +26,6 @@ from kvasir_operator.scaling.plausibility import (
     MOST_REQUESTS_PER_S,
     MOST_STEPS_PER_S,
     contradiction,
-    demand_contradiction,
     leap,
 )
 from kvasir_operator.scaling.step_model import StepModel
@@ -100,7 +100,7 @@ class ReplicaLoad(NamedTuple):
 
 class LoadWindow(Struct, frozen=True, kw_only=True):
     """samples: of the last minute, one for each tick, from the oldest to the newest. past: counts of the minutes
-    before. records: the last good reading of each replica by uid.
+    before. records: the last good reading of each replica by uid. gateways: that of each gateway by name.
 
     complete: the load when no replica was silent last; None before such a tick. step: what is known of steps. known:
     what counts while there is no replica.
@@ -109,6 +109,7 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     samples: tuple[LoadSample, ...] = ()
     past: PastLoad = PastLoad()
     records: Mapping[str, ReplicaLoad] = {}
+    gateways: Mapping[str, GatewayReading] = {}
     complete: LoadGauges | None = None
     step: StepModel = StepModel()
     known: LastKnown = LastKnown()
@@ -144,7 +145,9 @@ def extended(
 ) -> LoadWindow:
     """The window with one more sample and without those older than KEPT_S. expected: the capacity of the next replica,
     where none like it was read. now: seconds of a steady clock."""
-    demands, lying = _demands(gateways)
+    asked = tuple(gateways)
+    demands, lying = gateway_counters.believed(window.gateways, asked, now=now)
+    heard = gateway_counters.readings(window.gateways, asked, silent=missing_gateways, now=now)
     wrong = {m.uid: (m.name, said) for m in members if (said := _contradiction(window, m, now))}
     fresh = {m.uid: m.reading for m in members if m.fresh and m.reading is not None and m.uid not in wrong}
     serving = [m for m in members if m.serving]
@@ -161,7 +164,8 @@ def extended(
     uneven, busiest = imbalance({m.name: fresh[m.uid] for m in serving if m.uid in fresh})
     past, leaving = _past(window, now)
     known = last_known.with_past(window.known, leaving)
-    known, counts = _known(window, known, counts, typical if supply else expected, fresh, demands, now=now)
+    queue = gateway_counters.counted(window.gateways, heard, demands, span_s=span_s)
+    known, counts = _known(window, known, counts, typical if supply else expected, fresh, demands, queue, now=now)
     last = window.last or FIRST
     sample = LoadSample(
         at=now,
@@ -184,16 +188,11 @@ def extended(
         samples=(*window.since(now - RECENT_S), sample),
         past=past,
         records=records,
+        gateways=heard,
         complete=window.complete if silent else gauges,
         step=_step(window, fresh, span_s, now),
         known=known,
     )
-
-
-def _demands(gateways: Iterable[ServiceDemand]) -> tuple[list[ServiceDemand], tuple[tuple[str, str], ...]]:
-    """Those of gateways that may be true; and what cannot be true, for a person."""
-    asked = [(demand, demand_contradiction(demand)) for demand in gateways]
-    return [demand for demand, said in asked if not said], tuple([("a gateway", said) for _, said in asked if said])
 
 
 def _contradiction(window: LoadWindow, m: ScaledReplica, now: float) -> str:
@@ -220,20 +219,22 @@ def _known(
     capacity: ReplicaCapacity,
     fresh: Mapping[str, RuntimeState],
     demands: Sequence[ServiceDemand],
+    queue: QueueCounts,
     *,
     now: float,
 ) -> tuple[LastKnown, LoadCounts]:
     """What counts while there is no replica, and the counts of this tick with what gateways had held of them, or hold
-    because all replicas are busy: that came now, and counts no more when a replica gets it."""
+    because all replicas are busy: that came now, and counts no more when a replica gets it. With what they refused."""
     arrivals = counts.arrivals + max(0.0, counts.refused)
     known = last_known.with_requests(known, fresh.values(), demands, arrivals=arrivals, now=now)
-    released = (window.last.held if window.last else 0) - sum(d.held for d in demands)
+    released = (window.last.held if window.last else 0) - sum(d.held for d in demands) - queue.left
     known, taken = last_known.with_release(known, released=released, arrivals=arrivals, now=now)
     if capacity.kv_tokens and capacity != known.capacity:
         known = known._replace(capacity=capacity)
-    if any(reading.phase == "ready" for reading in fresh.values()):
-        taken -= max(0, -released)
-    return known, counts._replace(released=taken)
+    serves = any(reading.phase == "ready" for reading in fresh.values())
+    if serves:
+        taken -= max(0.0, -released)
+    return known, queue.counted(counts._replace(released=taken), was_counted=serves)
 
 
 def _records(

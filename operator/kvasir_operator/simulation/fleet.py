@@ -2,7 +2,8 @@
 number.
 
 Time passes in slices; a rule is called at its own period, as its real counterpart is. A request goes to the ready pod
-with the fewest requests; without one it is held. One that is refused is sent again twice, as OpenAI's clients do. A pod
+with the fewest requests; without one it is held, and with a HoldProfile also while none has room. One that is refused
+is sent again twice, as OpenAI's clients do. A pod
 that leaves hands back what it has not begun and finishes the rest, whatever the rule: what is compared is the number of
 pods, not how they leave.
 """
@@ -11,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvasir_api.state import RuntimeState
+from kvasir_api.state import RuntimeState, ServiceDemand
+from kvasir_operator.simulation.hold_model import HoldModel, HoldProfile
 from kvasir_operator.simulation.pod_model import ActiveRequest, PodModel, PodProfile
 from kvasir_operator.simulation.traffic import SimulatedRequest
 
@@ -23,10 +25,13 @@ RETRY_S: Final = 5.0
 """Until a refused request is sent again."""
 
 
+NO_DEMAND: Final = HoldModel(None).demand()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """What a rule may read. ready, starting: pods; wanted: the last result. readings: of ready pods by name; draining:
-    of those that finish. held: requests at the gateway. cold_starts_s: of the ready pods, or the last one."""
+    of those that finish. gateway: what that says. cold_starts_s: of the ready pods, or the last one."""
 
     now: float
     ready: int
@@ -34,8 +39,13 @@ class FleetView:
     wanted: int
     readings: tuple[tuple[str, RuntimeState], ...] = ()
     draining: tuple[tuple[str, RuntimeState], ...] = ()
-    held: int = 0
+    gateway: ServiceDemand = NO_DEMAND
     cold_starts_s: tuple[float, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """Requests at the gateway."""
+        return self.gateway.held
 
 
 class ScalingRule(Protocol):
@@ -63,10 +73,12 @@ class FleetRun:
 class Fleet:
     """One service over one stretch of time."""
 
-    def __init__(self, profile: PodProfile, rule: ScalingRule, *, replicas: int, most: int) -> None:
+    def __init__(
+        self, profile: PodProfile, rule: ScalingRule, *, replicas: int, most: int, hold: HoldProfile | None = None
+    ) -> None:
         self._profile, self._rule, self._most = profile, rule, most
         self._pods: list[PodModel] = []
-        self._held: list[ActiveRequest] = []
+        self._gateway = HoldModel(hold)
         self._refused: list[tuple[float, ActiveRequest]] = []
         self._number, self._wanted = 0, replicas
         self._saturated_since: float | None = None
@@ -82,7 +94,7 @@ class Fleet:
             while request is not None and request.at < now + SLICE_S:
                 active = ActiveRequest(request=request)
                 self.run_.requests.append(active)
-                self._held.append(active)
+                self._gateway.add(active)
                 request = next(coming, None)
             self._take_again(now)
             self._route(now)
@@ -100,20 +112,31 @@ class Fleet:
 
     def _route(self, now: float) -> None:
         ready = [pod for pod in self._pods if pod.ready(now)]
-        if not ready:
-            return
-        for active in self._held:
-            taken = min(ready, key=lambda pod: (pod.load, pod.number)).submit(active)
-            if not taken and active.tries < RETRIES:
-                self._refused.append((now + RETRY_S, active))
-        self._held = []
+
+        def send(active: ActiveRequest, was_held: bool) -> bool:
+            pod = min(ready, key=lambda pod: (pod.load, pod.number))
+            if self._gateway.waits_for_room and not pod.has_room:
+                return False
+            is_retry = active.tries > 0 and not (was_held and self._gateway.waits_for_room)
+            if not pod.submit(active, is_retry=is_retry):
+                self._retry(active, now)
+            return True
+
+        if ready:
+            self._gateway.forward(send)
+        for active in self._gateway.hold(now):
+            self._retry(active, now)
+
+    def _retry(self, active: ActiveRequest, now: float) -> None:
+        if active.tries < RETRIES:
+            self._refused.append((now + RETRY_S, active))
 
     def _take_again(self, now: float) -> None:
         """Refused requests come again, in the order in which they were refused."""
         due = sum(at <= now for at, _ in self._refused)
         for _, active in self._refused[:due]:
             active.tries += 1
-            self._held.append(active)
+            self._gateway.add(active)
         del self._refused[:due]
 
     def _remove_finished(self) -> None:
@@ -141,7 +164,8 @@ class Fleet:
                 self._saturated_since = None
             self._grow(wanted - len(there), now, ready_at=now + self._profile.cold_start_s)
         for pod in _leaving(there, len(there) - wanted, now):
-            self._held.extend(pod.handed_back())
+            for active in pod.handed_back():
+                self._gateway.add(active)
         self._remove_finished()
 
     def _grow(self, count: int, now: float, *, ready_at: float) -> None:
@@ -158,7 +182,7 @@ class Fleet:
             wanted=self._wanted,
             readings=tuple((pod.name, pod.state()) for pod in ready),
             draining=tuple((pod.name, pod.state()) for pod in self._pods if pod.draining),
-            held=len(self._held),
+            gateway=self._gateway.demand(),
             cold_starts_s=(self._profile.cold_start_s,) * (len(ready) or int(self._number > 0)),
         )
 

@@ -3,13 +3,10 @@
 from dataclasses import dataclass, field
 
 from kvasir_api.autoscaling import Autoscaling
-from kvasir_api.state import ServiceDemand
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
 from kvasir_operator.scaling.tick import TickInputs, tick
 from kvasir_operator.scaling.window import EMPTY, LoadWindow, ScaledReplica
 from kvasir_operator.simulation.fleet import FleetView
-
-BYTES_PER_PROMPT = 4_000
 
 
 @dataclass(slots=True)
@@ -28,14 +25,11 @@ class KvasirRule:
         state = self.state or ScalingState(wanted=view.wanted, since=view.now)
         pods = [ScaledReplica(uid=name, name=name, reading=reading) for name, reading in view.readings]
         pods += [ScaledReplica(uid=name, name=name, reading=reading, serving=False) for name, reading in view.draining]
-        held = ServiceDemand(
-            namespace="default", name="simulated", held=view.held, held_bytes=view.held * BYTES_PER_PROMPT
-        )
         inputs = TickInputs(
             at=view.now,
             wall=view.now,
             pods=tuple(pods),
-            gateways=(held,) if view.held else (),
+            gateways=(view.gateway,),
             cold_starts_s=view.cold_starts_s,
         )
         result = tick(self.spec, self.window, state, inputs, by_hand=view.wanted)

@@ -92,11 +92,16 @@ class PodModel:
         """Tokens in the cache that requests hold."""
         return self._held + len(self._decoding) * self._clock - self._starts
 
-    def submit(self, active: ActiveRequest) -> bool:
-        """Put a request into the queue; False where that is full, as a runtime counts it between two snapshots."""
+    @property
+    def has_room(self) -> bool:
+        """Whether its queue takes one more, as a runtime counts it between two snapshots."""
         places = self.running if self._was_queued else self.profile.slots
-        self._retried += active.tries > 0
-        if self.profile.max_waiting and self.load + 1 - places > self.profile.max_waiting:
+        return not self.profile.max_waiting or self.load + 1 - places <= self.profile.max_waiting
+
+    def submit(self, active: ActiveRequest, *, is_retry: bool = False) -> bool:
+        """Put a request into the queue; False where that is full. is_retry: it says that it was sent before."""
+        self._retried += is_retry
+        if not self.has_room:
             self._refused += 1
             return False
         request = active.request

@@ -11,6 +11,7 @@ from typing import Final
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_operator.simulation import traffic
+from kvasir_operator.simulation.hold_model import HoldProfile
 from kvasir_operator.simulation.pod_capacity import PodCapacity, pod_capacity
 from kvasir_operator.simulation.pod_model import PodProfile
 from kvasir_operator.simulation.traffic import LengthMix, RateCurve
@@ -49,7 +50,8 @@ class Scenario:
     by itself within a window. start: replicas at the beginning; most: maxReplicas. steady: replicas that are enough; 0
     for the most that the load needs at any time.
 
-    ttft_s, itl_s: the objective of a request, itl_s 0 for none; the autoscaler knows it. seed: of arrivals and lengths.
+    ttft_s, itl_s: the objective of a request, itl_s 0 for none; the autoscaler knows it. hold: what the gateway
+    holds while pods are busy, None for nothing. seed: of arrivals and lengths.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Scenario:
     steady: int = 0
     ttft_s: float = 5.0
     itl_s: float = 0.0
+    hold: HoldProfile | None = None
     seed: int = 1
     goals: tuple[str, ...] = FIGURES
     spec: dict[str, object] = field(default_factory=dict)
@@ -190,6 +193,16 @@ def _limits() -> list[Scenario]:
             most_load=8.0,
             seconds=3000,
             profile=replace(SMALL, max_waiting=4, cold_start_s=120.0),
+            goals=("overshoot", *STEADINESS, "replica_hours_of_oracle"),
+        ),
+        Scenario(
+            name="full-gateway",
+            about="the same behind a gateway that holds 64 requests for them and refuses what comes beyond",
+            load=traffic.step(0.3, 8.0, at=600, back=2400),
+            most_load=8.0,
+            seconds=3000,
+            profile=replace(SMALL, max_waiting=4, cold_start_s=120.0),
+            hold=HoldProfile(max_requests=64),
             goals=("overshoot", *STEADINESS, "replica_hours_of_oracle"),
         ),
         Scenario(

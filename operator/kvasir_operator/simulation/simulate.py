@@ -53,7 +53,7 @@ def run(scenario: Scenario, rule: ScalingRule) -> FleetRun:
         most_rate=scenario.most_load * each,
         seed=scenario.seed,
     )
-    return Fleet(scenario.profile, rule, replicas=scenario.start, most=scenario.most).run(
+    return Fleet(scenario.profile, rule, replicas=scenario.start, most=scenario.most, hold=scenario.hold).run(
         coming, seconds=scenario.seconds
     )
 

@@ -30,8 +30,7 @@ IGNORED_FIELDS: Final = b"x-kvasir-ignored-fields"
 MAX_NAMES: Final = 20
 MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
-RETRY_COUNT: Final = b"x-stainless-retry-count"
-"""How often a request was sent before: a header of the clients of OpenAI and Anthropic."""
+RETRY_COUNT: Final = names.HEADER_RETRY_COUNT.encode()
 ATTEMPT: Final = names.HEADER_ATTEMPT.encode()
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 

@@ -5,23 +5,14 @@ import json
 import pytest
 from msgspec import structs
 
+from fakes.busy_picker import FULL, ONE, PATH, ROUTE, TWO, hold, made, pick, released, report, with_room
 from fakes.clock import Now
 from fakes.gateway import accepted, model_route, pod, service, table
 from kvasir_api import names
 from kvasir_api.state import QueueBounds, RuntimeState, TtftForecast
-from kvasir_gateway.choose import ChoicePolicy
-from kvasir_gateway.hold_queue import HeldRequest, HoldLimits
 from kvasir_gateway.picker.destination import Destination
-from kvasir_gateway.picker.metrics import GatewayMetrics
-from kvasir_gateway.picker.picker import Picker
-from kvasir_gateway.picker.request_parser import ImmediateResponse, RequestBounds
+from kvasir_gateway.picker.request_parser import ImmediateResponse
 from kvasir_gateway.placements import RequestPlacement
-from kvasir_gateway.routing_table import StateReading
-
-ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
-PATH = "/v1/completions"
-FULL = RuntimeState(phase="ready", running=2, waiting=2, max_sequences=2, queue=QueueBounds(requests=2))
-"""Two run and two wait, as many as may."""
 
 
 @pytest.fixture
@@ -32,54 +23,6 @@ def clock():
 @pytest.fixture
 def picker(clock):
     return made(clock)
-
-
-def made(clock, **limits):
-    picker = Picker(
-        metrics=GatewayMetrics(),
-        clock=clock,
-        draw=lambda: 0,
-        policy=ChoicePolicy(),
-        bounds=RequestBounds(max_body_bytes=1000, timeout_s=600.0),
-        limits=HoldLimits(**{"max_requests": 6, "max_wait_s": 60.0} | limits),
-    )
-    services = [service("s"), service("asleep")]
-    pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
-    route = model_route(
-        "r", rules=[{"targets": [{"service": "s"}]}], fallbacks=[{"service": "asleep", "when": ["Saturated"]}]
-    )
-    picker.table = table(services, pods, [route])
-    picker.accepted_clusters = accepted(picker.table)
-    return picker
-
-
-def report(picker, clock, **states):
-    """Replicas report, later than all that was sent before and earlier than what comes."""
-    clock.now += 0.05
-    found = {ONE: states["one"], TWO: states["two"]}
-    picker.readings = {address: StateReading(state=state, at_s=clock.now) for address, state in found.items()}
-    picker.router.take_readings(found, began_s=clock.now)
-    clock.now += 0.05
-
-
-def pick(picker, name, model="s", prompt="", **headers):
-    body = json.dumps({"model": model, "prompt": prompt}).encode()
-    return picker.pick(body, name, PATH, {key.replace("_", "-"): value for key, value in headers.items()})
-
-
-def hold(picker, name, model="s", prompt="", **headers):
-    outcome = pick(picker, name, model, prompt, **headers)
-    assert isinstance(outcome, HeldRequest)
-    return outcome
-
-
-def with_room(number):
-    """A state in which so many more may wait."""
-    return structs.replace(FULL, waiting=2 - number)
-
-
-def released(picker):
-    return [(name, going.addresses[0]) for name, going in picker.release()]
 
 
 def test_a_request_goes_where_there_is_room_and_waits_where_there_is_none(picker, clock):
@@ -274,7 +217,7 @@ def test_a_full_service_goes_by_its_fallback_and_waits_where_that_cannot_answer(
     report(picker, clock, one=FULL, two=FULL)
     assert hold(picker, "a", "default/r").service == "default.s"
     pods = [pod("s", "one", ip="10.0.0.1"), pod("asleep", "three", ip="10.0.0.3")]
-    picker.table = table([service("s"), service("asleep")], pods, [route_of(picker)])
+    picker.table = table([service("s"), service("asleep")], pods, [ROUTE])
     picker.accepted_clusters = accepted(picker.table)
     [(name, going)] = picker.release()
     assert (name, going.cluster, going.fallback) == ("a", "default.asleep", "Saturated")
@@ -308,18 +251,13 @@ def test_nothing_takes_the_room_for_which_a_long_prompt_waits(picker, clock):
     report(picker, clock, one=full, two=full)
     assert [(name, going.headers[names.HEADER_TTFT]) for name, going in picker.release()] == [("hurried", "1")]
     pods = [pod("s", "one", ip="10.0.0.1"), pod("asleep", "three", ip="10.0.0.3")]
-    picker.table = table([service("s"), service("asleep")], pods, [route_of(picker)])
+    picker.table = table([service("s"), service("asleep")], pods, [ROUTE])
     picker.accepted_clusters = accepted(picker.table)
     report(picker, clock, one=short, two=short)
     [(name, going)] = picker.release()
     assert (name, going.cluster, going.fallback) == ("routed", "default.asleep", "Saturated")
     report(picker, clock, one=structs.replace(full, waiting=0, waiting_uncached_tokens=0), two=full)
     assert released(picker) == [("first", ONE)]
-
-
-def route_of(_picker):
-    fallbacks = [{"service": "asleep", "when": ["Saturated"]}]
-    return model_route("r", rules=[{"targets": [{"service": "s"}]}], fallbacks=fallbacks)
 
 
 def test_a_turn_is_predicted_by_those_that_went_and_is_no_wake(picker, clock):

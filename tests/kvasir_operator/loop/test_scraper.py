@@ -62,6 +62,16 @@ async def test_what_a_gateway_that_leaves_still_holds_counts_while_it_says_so():
     assert (scraper.demands(SERVICE), scraper.missing_gateways(SERVICE)) == ([], ())
 
 
+async def test_a_gateway_is_named_by_its_pod_whatever_it_says_of_itself():
+    store, reader = Store(), FakeReader()
+    store.put(POD, gateway("gw", "10.9.9.1"))
+    demand = ServiceDemand(namespace="default", name="tiny", gateway="another", shed=3)
+    reader.gateways[f"http://10.9.9.1:{names.PORT_GATEWAY_STATE}"] = GatewayState(services=(demand,))
+    scraper = Scraper(store, reader, clock=FakeClock())
+    await scraper.scrape()
+    assert [(d.gateway, d.shed) for d in scraper.demands(SERVICE)] == [("gw", 3)]
+
+
 def labelled(pod):
     """With the labels alone, as all who may create a pod can write them."""
     return {**pod, "spec": {**pod["spec"], "serviceAccountName": "default"}}

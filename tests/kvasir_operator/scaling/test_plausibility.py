@@ -112,6 +112,9 @@ def test_a_process_that_restarted_counts_from_zero():
         ({"held": 10**400}, "held is above 2^53"),
         ({"held_bytes": -1}, "held_bytes is -1"),
         ({"inflight": -1}, "inflight is -1"),
+        ({"shed": 10**12, "expired": 10**12, "abandoned": 10**12, "held_retried": 10**12}, ""),
+        ({"shed": -1}, "shed is -1"),
+        ({"held_retried": 10**400}, "held_retried is above 2^53"),
     ],
 )
 def test_what_a_gateway_says_is_looked_at_too(fields, said):

@@ -12,6 +12,7 @@ from kvasir_api.state import (
     ServiceDemand,
     TtftForecast,
 )
+from kvasir_operator.scaling.arrivals import FAST_S, arrival_rate
 from kvasir_operator.scaling.window import EMPTY, LOST_S, ScaledReplica, extended
 
 
@@ -267,11 +268,74 @@ def test_what_a_gateway_holds_for_busy_replicas_came_then_and_not_when_a_replica
         return (ServiceDemand(namespace="default", name="s", held=number),)
 
     window = extended(EMPTY, [member("a")], held(0), now=0.0)
-    came = []
+    found = []
     for now, arrivals, number in ((2.0, 10, 6), (4.0, 20, 6), (6.0, 26, 0), (8.0, 28, 0)):
         window = extended(window, [member("a", arrivals=arrivals)], held(number), now=now)
-        came.append(window.samples[-1].counts.came)
-    assert came == [16, 10, 0, 2]
+        found.append(window.samples[-1].counts.came)
+    assert found == [16, 10, 0, 2]
+
+
+def with_gateway(*ticks, phase="ready"):
+    """A window whose ticks have the arrivals at one pod, which answers at once, and what a gateway says."""
+    window = EMPTY
+    for number, (arrivals, served, said) in enumerate(ticks):
+        totals = RequestTotals(arrivals=arrivals, completions=arrivals)
+        reading = RuntimeState(instance="a", phase=phase, totals=totals, served=ServedTotals(**served))
+        demand = ServiceDemand(namespace="default", name="s", gateway="gw", **said)
+        window = extended(window, [member_of(reading)], (demand,), now=2.0 * number)
+    return window
+
+
+def came_in(window):
+    """In each tick after the first."""
+    return [sample.counts.came for sample in window.samples[1:]]
+
+
+@pytest.mark.parametrize(
+    ("later", "want"),
+    [
+        pytest.param([(4, {"held": 6}), (8, {"held": 6, "shed": 30})], [10, 34], id="beyond a full queue"),
+        pytest.param([(4, {"held": 6}), (8, {"expired": 6}), (12, {"expired": 6})], [10, 4, 4], id="held in vain"),
+        pytest.param([(4, {"held": 6}), (8, {"abandoned": 6})], [10, 4], id="held until the client left"),
+        pytest.param([(0, {"held": 5}), (0, {"held": 5, "expired": 2, "abandoned": 3})], [5, 5], id="as many more"),
+        pytest.param([(4, {"held": 6}), (10, {})], [10, 0], id="answered"),
+    ],
+)  # fmt: skip
+def test_what_finds_no_room_at_a_gateway_counts_once_and_when_it_came(later, want):
+    assert came_in(with_gateway((0, {}, {}), *((arrivals, {}, said) for arrivals, said in later))) == want
+
+
+SHED, EXPIRED, REFUSED = {"shed": 6}, {"expired": 6}, {"refused": 6}
+AGAIN = {"held_retried": 6}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param(
+            [(0, {}, SHED), (0, {}, SHED | AGAIN | {"held": 6}), (6, {}, SHED | AGAIN)],
+            id="shed, then held and answered",
+        ),
+        pytest.param(
+            [(0, {}, {"held": 6}), (0, {}, EXPIRED), (0, {}, EXPIRED | AGAIN | {"held": 6}), (6, {}, EXPIRED | AGAIN)],
+            id="held in vain, then held and answered",
+        ),
+        pytest.param([(0, {}, SHED), (6, {"retried": 6}, SHED)], id="shed, then answered"),
+        pytest.param([(0, REFUSED, {}), (0, REFUSED, {})], id="refused by a replica, then shed"),
+    ],
+)
+def test_a_request_that_is_sent_again_is_no_other_one(later):
+    window = with_gateway((0, {}, {}), *later)
+    assert arrival_rate(window, residence_s=1.0, now=2.0 * len(later)).all * FAST_S == pytest.approx(6)
+
+
+def test_what_waited_for_a_start_in_vain_is_no_rate_and_what_was_shed_is():
+    said = ({}, {"held": 9}, {"expired": 9}, {"expired": 9, "shed": 2})
+    assert came_in(with_gateway(*((0, {}, fields) for fields in said), phase="loading")) == [0, 0, 2]
+
+
+def test_a_gateway_that_does_not_count_is_read_as_before():
+    assert came_in(with_gateway((0, {}, {}), (4, {}, {"held": 6}), (8, {}, {}))) == [10, 0]
 
 
 def test_a_crowd_that_a_gateway_holds_for_a_start_is_no_rate():

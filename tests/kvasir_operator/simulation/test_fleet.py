@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvasir_operator.simulation.fleet import Fleet
+from kvasir_operator.simulation.hold_model import HoldProfile
 from kvasir_operator.simulation.pod_model import PodProfile
 from kvasir_operator.simulation.traffic import SimulatedRequest
 
@@ -53,6 +54,16 @@ def test_requests_are_held_while_there_is_no_pod():
     done = Fleet(PROFILE, rule, replicas=0, most=4).run(coming(2), seconds=40)
     assert max(view.held for view in rule.views) == 2
     assert all(15 < a.first_at < 18 for a in done.requests)
+
+
+def test_requests_are_held_while_pods_are_busy_up_to_the_bounds_of_a_gateway():
+    short, rule = replace(PROFILE, max_waiting=1), Script((0, 1))
+    hold = HoldProfile(max_requests=3, max_wait_s=4.0)
+    done = Fleet(short, rule, replicas=1, most=1, hold=hold).run(coming(12, every=0.01, output=3000), seconds=40)
+    assert [(view.gateway.held, view.gateway.shed) for view in rule.views[:2]] == [(3, 4), (3, 4)]
+    last = rule.views[-1].gateway
+    assert (last.held, last.shed, last.expired, last.held_retried) == (0, 4, 15, 12)
+    assert sum(a.first_at > 0 for a in done.requests) == 4
 
 
 def test_the_delay_from_a_saturated_fleet_to_a_pod_is_measured():

@@ -94,8 +94,6 @@ def test_a_full_queue_refuses_and_counts_tries():
     full = pod(replace(PROFILE, max_waiting=2))
     assert [full.submit(request(number)) for number in range(7)] == [True] * 6 + [False]
     full.advance(0.0, 0.5)
-    again = request(6)
-    again.tries = 1
-    assert not full.submit(again)
+    assert not full.submit(request(6), is_retry=True)
     assert (full.state().served.refused, full.state().served.retried) == (2, 1)
     assert full.state().totals.arrivals == 6

@@ -1,5 +1,6 @@
 """What is attainable at all: rules that know the load."""
 
+from kvasir_api.state import ServiceDemand
 from kvasir_operator.simulation import traffic
 from kvasir_operator.simulation.fleet import FleetView
 from kvasir_operator.simulation.reference_rules import REFERENCES, references
@@ -10,7 +11,8 @@ SCENARIO = Scenario(name="a", about="", load=traffic.step(0.5, 1.5, at=300), mos
 
 
 def at(now, *, ready=1, held=0):
-    return FleetView(now=now, ready=ready, starting=0, wanted=ready, held=held)
+    gateway = ServiceDemand(namespace="default", name="simulated", held=held)
+    return FleetView(now=now, ready=ready, starting=0, wanted=ready, gateway=gateway)
 
 
 def test_an_oracle_has_pods_when_they_are_needed():

@@ -1,12 +1,16 @@
 """Whole runs: the same bytes each time, and what the autoscaler owes in the scenarios in which it was wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvasir_operator.simulation.figures import figures
+from kvasir_operator.simulation.hold_model import HoldProfile
+from kvasir_operator.simulation.kvasir_rule import KvasirRule
 from kvasir_operator.simulation.scenarios import scenarios
-from kvasir_operator.simulation.simulate import pairs, row, rows
+from kvasir_operator.simulation.simulate import pairs, row, rows, run
 
 FIGURES_FILE = Path(__file__).parents[3] / "docs" / "benchmarks" / "autoscaling.jsonl"
 
@@ -108,3 +112,15 @@ def test_what_replicas_refuse_is_demand_once(seed):
     assert found.figures["overshoot"] <= 1.2
     assert found.figures["replica_hours_of_oracle"] <= 1.25
     assert found.measured["objective_met_fraction"] >= 0.92
+
+
+@pytest.mark.parametrize(
+    ("hold", "overshoot"), [(HoldProfile(max_requests=64), 1.2), (HoldProfile(max_requests=200, max_wait_s=10.0), 1.3)]
+)
+def test_what_a_gateway_has_no_place_for_is_demand_once(hold, overshoot):
+    """Five replicas were there until the second start was over, then fourteen: the rate was what replicas got, and what
+    waited in vain counted as if they had got it, again with each try."""
+    scenario = replace(next(s for s in scenarios() if s.name == "full-gateway"), hold=hold)
+    done = run(scenario, KvasirRule(spec=scenario.autoscaling))
+    assert done.created[2 * (600 + 75)] >= 9
+    assert figures(scenario, done)["overshoot"] <= overshoot
