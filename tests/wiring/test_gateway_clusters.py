@@ -49,7 +49,12 @@ CLUSTER = {
         "enforcing_local_origin_success_rate": 0,
         "enforcing_failure_percentage": 0,
     },
-    "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10}},
+    "upstream_bind_config": {
+        "socket_options": [{"description": "TCP_USER_TIMEOUT", "level": "6", "name": "18", "int_value": "30000"}]
+    },
+    "upstream_connection_options": {
+        "tcp_keepalive": {"keepalive_probes": 4, "keepalive_time": 10, "keepalive_interval": 5}
+    },
     "load_assignment": {
         "cluster_name": "default.a",
         "endpoints": [

@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from socket import SOL_TCP, TCP_USER_TIMEOUT
 from typing import Final
 
 from google.protobuf.any_pb2 import Any
@@ -29,6 +30,13 @@ UPSTREAM_IDLE_S: Final = 4
 CONNECT_S: Final = 1
 TLS_CONNECT_S: Final = 5
 """A handshake is answered by the pod's event loop, which may be late; a connection alone by its kernel."""
+
+VANISHED_S: Final = 30
+"""A pod whose kernel is silent for so long has vanished with its node: what it was to answer fails, and a stream that
+may be resumed goes on elsewhere. Shorter than Kubernetes needs to call a node lost (40 s and more), longer than a
+network needs to find another path."""
+KEEPALIVE_S: Final = 10
+KEEPALIVE_PROBES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +94,27 @@ def _common() -> pb.Cluster:
             ]
         ),
         outlier_detection=_outliers(),
-        upstream_connection_options=pb.UpstreamConnectionOptions(
-            tcp_keepalive=pb.TcpKeepalive(keepalive_time=_count(30), keepalive_interval=_count(10))
-        ),
+        upstream_connection_options=pb.UpstreamConnectionOptions(tcp_keepalive=_keepalive()),
+        upstream_bind_config=pb.BindConfig(socket_options=[_unacknowledged()]),
         load_balancing_policy=_policy(),
+    )
+
+
+def _keepalive() -> pb.TcpKeepalive:
+    """For a stream, on which the pod alone sends: its kernel answers, however busy it is."""
+    interval = (VANISHED_S - KEEPALIVE_S) // KEEPALIVE_PROBES
+    return pb.TcpKeepalive(
+        keepalive_time=_count(KEEPALIVE_S),
+        keepalive_interval=_count(interval),
+        keepalive_probes=_count(KEEPALIVE_PROBES),
+    )
+
+
+def _unacknowledged() -> pb.SocketOption:
+    """For a request that is on its way, which no keepalive watches; the kernel alone would send it again for a quarter
+    of an hour."""
+    return pb.SocketOption(
+        description="TCP_USER_TIMEOUT", level=SOL_TCP, name=TCP_USER_TIMEOUT, int_value=VANISHED_S * 1000
     )
 
 

@@ -114,18 +114,38 @@ class OutlierDetection(_message.Message):
     def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., base_ejection_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_ejection_percent: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_consecutive_5xx: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_success_rate: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_consecutive_gateway_failure: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., split_external_local_origin_errors: _Optional[bool] = ..., consecutive_local_origin_failure: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_consecutive_local_origin_failure: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_local_origin_success_rate: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., enforcing_failure_percentage: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ...) -> None: ...
 
 class TcpKeepalive(_message.Message):
-    __slots__ = ("keepalive_time", "keepalive_interval")
+    __slots__ = ("keepalive_probes", "keepalive_time", "keepalive_interval")
+    KEEPALIVE_PROBES_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_TIME_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    keepalive_probes: _wrappers_pb2.UInt32Value
     keepalive_time: _wrappers_pb2.UInt32Value
     keepalive_interval: _wrappers_pb2.UInt32Value
-    def __init__(self, keepalive_time: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., keepalive_interval: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ...) -> None: ...
+    def __init__(self, keepalive_probes: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., keepalive_time: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ..., keepalive_interval: _Optional[_Union[_wrappers_pb2.UInt32Value, _Mapping]] = ...) -> None: ...
 
 class UpstreamConnectionOptions(_message.Message):
     __slots__ = ("tcp_keepalive",)
     TCP_KEEPALIVE_FIELD_NUMBER: _ClassVar[int]
     tcp_keepalive: TcpKeepalive
     def __init__(self, tcp_keepalive: _Optional[_Union[TcpKeepalive, _Mapping]] = ...) -> None: ...
+
+class SocketOption(_message.Message):
+    __slots__ = ("description", "level", "name", "int_value")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    description: str
+    level: int
+    name: int
+    int_value: int
+    def __init__(self, description: _Optional[str] = ..., level: _Optional[int] = ..., name: _Optional[int] = ..., int_value: _Optional[int] = ...) -> None: ...
+
+class BindConfig(_message.Message):
+    __slots__ = ("socket_options",)
+    SOCKET_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    socket_options: _containers.RepeatedCompositeFieldContainer[SocketOption]
+    def __init__(self, socket_options: _Optional[_Iterable[_Union[SocketOption, _Mapping]]] = ...) -> None: ...
 
 class TypedExtensionConfig(_message.Message):
     __slots__ = ("name", "typed_config")
@@ -189,7 +209,7 @@ class TransportSocket(_message.Message):
     def __init__(self, name: _Optional[str] = ..., typed_config: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("name", "type", "connect_timeout", "circuit_breakers", "outlier_detection", "upstream_connection_options", "load_assignment", "typed_extension_protocol_options", "load_balancing_policy", "transport_socket_matches")
+    __slots__ = ("name", "type", "connect_timeout", "circuit_breakers", "outlier_detection", "upstream_bind_config", "upstream_connection_options", "load_assignment", "typed_extension_protocol_options", "load_balancing_policy", "transport_socket_matches")
     class DiscoveryType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATIC: _ClassVar[Cluster.DiscoveryType]
@@ -215,6 +235,7 @@ class Cluster(_message.Message):
     CONNECT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     CIRCUIT_BREAKERS_FIELD_NUMBER: _ClassVar[int]
     OUTLIER_DETECTION_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_BIND_CONFIG_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_CONNECTION_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     LOAD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TYPED_EXTENSION_PROTOCOL_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -225,12 +246,13 @@ class Cluster(_message.Message):
     connect_timeout: _duration_pb2.Duration
     circuit_breakers: CircuitBreakers
     outlier_detection: OutlierDetection
+    upstream_bind_config: BindConfig
     upstream_connection_options: UpstreamConnectionOptions
     load_assignment: ClusterLoadAssignment
     typed_extension_protocol_options: _containers.MessageMap[str, _any_pb2.Any]
     load_balancing_policy: LoadBalancingPolicy
     transport_socket_matches: _containers.RepeatedCompositeFieldContainer[Cluster.TransportSocketMatch]
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[Cluster.DiscoveryType, str]] = ..., connect_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., circuit_breakers: _Optional[_Union[CircuitBreakers, _Mapping]] = ..., outlier_detection: _Optional[_Union[OutlierDetection, _Mapping]] = ..., upstream_connection_options: _Optional[_Union[UpstreamConnectionOptions, _Mapping]] = ..., load_assignment: _Optional[_Union[ClusterLoadAssignment, _Mapping]] = ..., typed_extension_protocol_options: _Optional[_Mapping[str, _any_pb2.Any]] = ..., load_balancing_policy: _Optional[_Union[LoadBalancingPolicy, _Mapping]] = ..., transport_socket_matches: _Optional[_Iterable[_Union[Cluster.TransportSocketMatch, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[Cluster.DiscoveryType, str]] = ..., connect_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., circuit_breakers: _Optional[_Union[CircuitBreakers, _Mapping]] = ..., outlier_detection: _Optional[_Union[OutlierDetection, _Mapping]] = ..., upstream_bind_config: _Optional[_Union[BindConfig, _Mapping]] = ..., upstream_connection_options: _Optional[_Union[UpstreamConnectionOptions, _Mapping]] = ..., load_assignment: _Optional[_Union[ClusterLoadAssignment, _Mapping]] = ..., typed_extension_protocol_options: _Optional[_Mapping[str, _any_pb2.Any]] = ..., load_balancing_policy: _Optional[_Union[LoadBalancingPolicy, _Mapping]] = ..., transport_socket_matches: _Optional[_Iterable[_Union[Cluster.TransportSocketMatch, _Mapping]]] = ...) -> None: ...
 
 class DataSource(_message.Message):
     __slots__ = ("filename",)
