@@ -36,10 +36,12 @@ from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Resolved
 
-DEADLINE_S: Final = 60
-"""A pod that has found its node may take so long, image included."""
+DEADLINE_S: Final = 60.0
+"""A pod may run for so long."""
+PULL_S: Final = 600.0
+"""A pod that has found its node may take so long until it runs: a node that has never had its image pulls it."""
 PATIENCE_S: Final = 120.0
-"""So long after a service was first held up for its model it goes on without a forecast."""
+"""So long after a service was first held up for its model it goes on without a forecast, where nothing is pulled."""
 UNBOUND_S: Final = 10.0
 """So long a claim may wait for its volume: a pod that looks at one must not be the one that decides where it lies."""
 UNPLACED_S: Final = 5.0
@@ -67,11 +69,14 @@ class InspectionPlan:
     waiting: str = ""
 
 
-def known_model(seen: Observed, *, wanted: int, waited_s: float, now: float, time: str) -> ModelStatus | None:
+def known_model(
+    seen: Observed, *, wanted: int, waited_s: float, ran_s: float = 0.0, now: float, time: str
+) -> ModelStatus | None:
     """What is known of the model now, from which the spec is resolved: as the status has it, or as a pod that has ended
     read it.
 
-    wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339.
+    wanted: replicas. waited_s: since it was first held up; ran_s: since its pod was first seen to run, 0 while it does
+    not. now: epoch seconds; time: RFC 3339.
     """
     unresolved = remote_model.is_unresolved(seen)
     if not inspected(seen.spec) and not unresolved:
@@ -81,7 +86,7 @@ def known_model(seen: Observed, *, wanted: int, waited_s: float, now: float, tim
     if is_needed and (known is None or _of_long_ago(known, now, unresolved=unresolved)):
         if mine is not None and mine.ended and not mine.leaving:
             return _read(seen, mine, known, time)
-        if (known is None or unresolved) and (why := _trouble(seen, mine, waited_s)):
+        if (known is None or unresolved) and (why := _trouble(seen, mine, waited_s, ran_s)):
             return _unknown(seen, why, time)
     return _with_commit(seen, known or _outdated(seen))
 
@@ -119,6 +124,12 @@ def pod_name(seen: Observed) -> str:
     described = seen.spec.model.uri + seen.spec.runtime.hf_overrides + draft_model(seen.spec.runtime.speculation)
     digest = hashlib.sha256(described.encode()).hexdigest()[:8]
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
+
+
+def is_running(seen: Observed) -> bool:
+    """Whether the container of the pod that looks at this very model runs."""
+    mine = _own_pod(seen)
+    return mine is not None and mine.running_since is not None and not mine.ended
 
 
 def _own_pod(seen: Observed) -> ModelPod | None:
@@ -195,15 +206,18 @@ def _served(seen: Observed) -> bool:
     return any(model.get("uri") == seen.spec.model.uri for model in models)
 
 
-def _trouble(seen: Observed, mine: ModelPod | None, waited_s: float) -> str:
+def _trouble(seen: Observed, mine: ModelPod | None, waited_s: float, ran_s: float) -> str:
     """Why it is not waited for any longer; empty when it is."""
     if not seen.claim_bound and waited_s > UNBOUND_S:
         return "its claim has no volume yet"
     if mine and mine.unplaced and waited_s > UNPLACED_S:
         return f"no node takes the pod that reads it: {mine.trouble}"
-    if waited_s > PATIENCE_S:
+    if is_running(seen):
+        return f"the pod that reads it has run for {DEADLINE_S:g} s" if ran_s > DEADLINE_S else ""
+    patience_s = PULL_S if mine and mine.node and not mine.fails else PATIENCE_S
+    if waited_s > patience_s:
         why = f": {mine.trouble}" if mine and mine.trouble else ""
-        return f"no pod has read it within {PATIENCE_S:g} s{why}"
+        return f"no pod has read it within {patience_s:g} s{why}"
     return ""
 
 
@@ -264,7 +278,7 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
         container=_container(seen, where, source, settings),
         volumes=[volume(seen, where, settings), *source],
         restartPolicy="Never",
-        activeDeadlineSeconds=DEADLINE_S,
+        activeDeadlineSeconds=int(PULL_S + DEADLINE_S),  # the kubelet counts the pull of the image
         imagePullSecrets=[{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets],
         **_place(seen, resolved.placement.accelerator, where),
     )

@@ -11,7 +11,7 @@ from kvasir_api.status import ModelStatus
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
-from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, known_model, refused
+from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, is_running, known_model, refused
 from kvasir_operator.desired.remote_model import is_unresolved
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
@@ -29,11 +29,12 @@ GRACE_S: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionWait:
-    """Since when (steady clock) a service is held up for the look at one model."""
+    """Since when (steady clock) a service is held up for the look at one model, and its pod was first seen to run."""
 
     uid: str
     uri: str
     since: float
+    running: float | None = None
 
 
 class Inspector:
@@ -59,7 +60,10 @@ class Inspector:
     def known(self, seen: Observed, *, wanted: int) -> Observed:
         """Seen with what is known of its model now: by its status, or by a pod that has just ended."""
         seen, now = self._remembered(seen), self._clock.wall()
-        found = known_model(seen, wanted=wanted, waited_s=self._waited(seen), now=now, time=rfc3339(now))
+        steady, held = self._clock.steady(), self._wait(seen)
+        waited_s = steady - held.since if held else 0.0
+        ran_s = steady - held.running if held and held.running is not None else 0.0
+        found = known_model(seen, wanted=wanted, waited_s=waited_s, ran_s=ran_s, now=now, time=rfc3339(now))
         return replace(seen, model=found)
 
     async def inspect(self, seen: Observed, resolved: Resolved, service: Json, *, wanted: int) -> str:
@@ -96,19 +100,21 @@ class Inspector:
             return seen
         return replace(seen, model=read)
 
-    def _waited(self, seen: Observed) -> float:
+    def _wait(self, seen: Observed) -> InspectionWait | None:
+        """Of this very service and model."""
         held = self._held.get((seen.namespace, seen.name))
         same = held is not None and (held.uid, held.uri) == (seen.uid, seen.spec.model.uri)
-        return self._clock.steady() - held.since if held is not None and same else 0.0
+        return held if same else None
 
     def _hold(self, seen: Observed, waiting: str) -> None:
         """Note since when the service waits for the look at its model, or that it does not."""
-        name, uid, uri = (seen.namespace, seen.name), seen.uid, seen.spec.model.uri
-        held = self._held.get(name)
+        name, steady = (seen.namespace, seen.name), self._clock.steady()
         if not waiting:
             self._held.pop(name, None)
-        elif held is None or (held.uid, held.uri) != (uid, uri):
-            self._held[name] = InspectionWait(uid=uid, uri=uri, since=self._clock.steady())
+            return
+        held = self._wait(seen) or InspectionWait(uid=seen.uid, uri=seen.spec.model.uri, since=steady)
+        running = (held.running if held.running is not None else steady) if is_running(seen) else None
+        self._held[name] = replace(held, running=running)
 
     async def _create(self, seen: Observed, step: InspectionPlan, service: Json) -> str:
         """Why the pod of a plan was refused, for good and so that the model stays unknown; empty when it was not."""

@@ -14,7 +14,9 @@ from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.inspection import (
     AGAIN_S,
+    DEADLINE_S,
     PATIENCE_S,
+    PULL_S,
     UNBOUND_S,
     UNPLACED_S,
     inspection_plan,
@@ -68,9 +70,9 @@ class Step(NamedTuple):
     waiting: str
 
 
-def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
+def step(seen, *, wanted=1, waited_s=0.0, ran_s=0.0, now=NOW):
     """What is known then, and the plan of a spec that was resolved with it."""
-    found = known_model(seen, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    found = known_model(seen, wanted=wanted, waited_s=waited_s, ran_s=ran_s, now=now, time=TIME)
     after = resolved(replace(seen, model=found), SETTINGS)
     plan = inspection_plan(after, SETTINGS, wanted=wanted, written=found == seen.model, now=now)
     return Step(found, plan.create, plan.delete, plan.waiting)
@@ -160,7 +162,7 @@ def test_the_pod_takes_no_accelerator_writes_nothing_and_ends_soon():
     assert set(container["resources"]["limits"]) == {"memory"}
     assert container["volumeMounts"][0] == {"name": "model", "mountPath": "/models", "readOnly": True}
     assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
-    assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 60)
+    assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", PULL_S + DEADLINE_S)
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["imagePullSecrets"] == [{"name": "key"}]
@@ -209,6 +211,23 @@ def test_what_is_not_known_holds_nothing_up(seen, waited_s, message):
     assert resolved(after, SETTINGS).violation is None
     assert placement(after).forecast.verdict == "Unknown"
     assert message in placement(after).forecast.message
+
+
+@pytest.mark.parametrize(
+    ("mine", "waited_s", "ran_s", "message"),
+    [
+        (pod(node="a", trouble="ContainerCreating"), PULL_S, 0.0, None),
+        (pod(node="a", trouble="ContainerCreating"), PULL_S + 1, 0.0, "within 600 s: ContainerCreating"),
+        (pod(node="a", fails=True, trouble="ErrImagePull"), PATIENCE_S + 1, 0.0, "within 120 s: ErrImagePull"),
+        (pod(node="a", running_since=NOW), PULL_S + DEADLINE_S, DEADLINE_S, None),
+        (pod(node="a", running_since=NOW), DEADLINE_S, DEADLINE_S + 1, "the pod that reads it has run for 60 s"),
+    ],
+)
+def test_the_pull_of_the_image_is_no_part_of_the_time_to_look(mine, waited_s, ran_s, message):
+    found = step(world(pods=[mine]), waited_s=waited_s, ran_s=ran_s)
+    assert (found.found is None) is (message is None)
+    assert bool(found.waiting) is (message is None)
+    assert message is None or message in found.found.message
 
 
 def test_a_pod_that_looks_does_not_decide_where_a_claim_gets_its_volume():

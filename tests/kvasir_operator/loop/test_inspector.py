@@ -54,6 +54,12 @@ class Bench:
         status = {"phase": "Succeeded", "containerStatuses": [{"name": "inspect", "state": state}]}
         await self.cluster.put(POD, {**pod, "status": status})
 
+    async def goes_to(self, state):
+        """The pod is on a node, and its container in a state."""
+        (pod,) = self.cluster.objects[POD.plural].values()
+        status = {"phase": "Pending", "containerStatuses": [{"name": "inspect", "state": state}]}
+        await self.cluster.put(POD, {**pod, "spec": {**pod["spec"], "nodeName": "a"}, "status": status})
+
     @property
     def status(self):
         return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]
@@ -88,6 +94,32 @@ async def test_replicas_start_when_the_model_was_read(bench):
     await bench.turn()
     assert bench.cluster.names(POD) == []
     assert bench.told().count("ModelInspected") == 1
+
+
+async def test_an_image_that_is_pulled_for_minutes_leaves_the_pod_its_time(bench):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    await bench.goes_to({"waiting": {"reason": "ContainerCreating"}})
+    await bench.turn(500.0)
+    await bench.goes_to({"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    await bench.turn()
+    await bench.turn(59.0)
+    assert (bench.ready["reason"], bench.cluster.names(DEPLOYMENT)) == ("InspectingModel", [])
+    await bench.ends(words())
+    await bench.turn()
+    assert bench.status["capacity"]["fit"] == "Fits"
+
+
+async def test_a_pod_that_runs_and_finds_nothing_holds_nothing_up(bench):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    await bench.goes_to({"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    await bench.turn()
+    await bench.turn(61.0)
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert "has run for 60 s" in bench.status["model"]["message"]
+    await bench.turn()
+    assert bench.cluster.names(POD) == []
 
 
 async def test_the_spec_is_resolved_once_also_where_the_model_has_just_been_read(bench):
