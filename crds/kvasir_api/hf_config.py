@@ -13,7 +13,7 @@ TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
 _MEDIA: Final = {"vision_config": "images", "audio_config": "audio"}
-_TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3"}
+_TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3", "llama4": "Llama 4"}
 # What a text_config of a model_type means where it leaves a field out, as the family's own code has it.
 _IMPLIED: Final[dict[str, dict[str, Any]]] = {
     "gemma3_text": {
@@ -29,6 +29,11 @@ _IMPLIED: Final[dict[str, dict[str, Any]]] = {
 _EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
 _RENAMED: Final[dict[str, dict[str, str]]] = {
     "starcoder2": {"norm_epsilon": "rms_norm_eps"},
+    "llama4_text": {
+        "attention_chunk_size": "sliding_window",
+        "no_rope_layer_interval": "full_attention_interval",
+        "interleave_moe_layer_step": "decoder_sparse_step",
+    },
     "cohere": _EPS,
     "cohere2": _EPS,
     "mpt": {
@@ -125,6 +130,8 @@ _LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": True,
     },
     "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "llama4_text": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "num_experts_per_tok": 1, "use_qk_norm": True}
+    | {"attn_temperature_tuning": True},
     "falcon": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu"},
     "bert": _BERT | {"type_vocab_size": 2},
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
@@ -175,7 +182,7 @@ def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
     four_times = family in _FOUR_TIMES or "n_embd" in document
     if four_times and not found.get("intermediate_size") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = count(found, "expansion_ratio", 4) * found["hidden_size"]
-    reshaped = {"falcon": _falcon, "mpt": _mpt, "baichuan": _baichuan}.get(family)
+    reshaped = {"falcon": _falcon, "mpt": _mpt, "baichuan": _baichuan, "llama4_text": _llama4}.get(family)
     found = found if reshaped is None else reshaped(found)
     return _LEFT_OUT.get(family, {}) | found
 
@@ -204,6 +211,22 @@ def _baichuan(document: dict[str, Any]) -> dict[str, Any]:
         "normalised_head": document.get("vocab_size") == _BAICHUAN2_VOCABULARY,
     }
     return implied | document
+
+
+def _llama4(document: dict[str, Any]) -> dict[str, Any]:
+    """Llama 4's sizes as other families have them: its intermediate_size is that of an expert, and of the shared one."""
+    if "intermediate_size_mlp" in document:
+        size = document.pop("intermediate_size", None)
+        document |= {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
+        document["intermediate_size"] = document.pop("intermediate_size_mlp")
+    sparse, layers = document.pop("moe_layers", None), document.get("num_hidden_layers")
+    if isinstance(sparse, list) and isinstance(layers, int) and layers <= _MOST_LAYERS:
+        having = {at for at in sparse if isinstance(at, int)}
+        document |= {"decoder_sparse_step": 1, "mlp_only_layers": [at for at in range(layers) if at not in having]}
+    turning = document.get("no_rope_layers")
+    if isinstance(turning, list) and turning and not document.get("layer_types"):
+        document["layer_types"] = [("chunked" if turns else "full") + "_attention" for turns in turning]
+    return document
 
 
 def text_part(document: Mapping[str, Any]) -> str:

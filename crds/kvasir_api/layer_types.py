@@ -11,6 +11,7 @@ from kvasir_api.cache_groups import BIDIRECTIONAL, FULL, LayerAttention, sliding
 FULL_TYPE: Final = "full_attention"
 LINEAR_TYPE: Final = "linear_attention"
 SLIDING_TYPE: Final = "sliding_attention"
+CHUNKED_TYPE: Final = "chunked_attention"
 ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "nomic_bert", "modernbert")
 """Families whose tokens see what comes behind them too."""
 
@@ -23,6 +24,8 @@ _ONE_WINDOW: Final = ("mistral", "mixtral", "phi3", "starcoder2")
 _LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _QWEN_FIRST_WINDOW: Final = 28
 _QWEN3_NEXT_INTERVAL: Final = 4
+_LLAMA4_INTERVAL: Final = 4
+_LLAMA4_CHUNK: Final = 8192
 _STATE: Final = LayerAttention("state")
 _LATENT: Final = LayerAttention("latent")
 _MODERNBERT_INTERVAL: Final = 3
@@ -61,6 +64,11 @@ def attentions(
         every = full_attention_interval or _QWEN3_NEXT_INTERVAL
         types = layer_types or tuple(LINEAR_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
         return _by_type(types, num_layers, {FULL_TYPE: FULL, LINEAR_TYPE: _STATE})
+    if family == "llama4_text":
+        every = full_attention_interval or _LLAMA4_INTERVAL
+        types = layer_types or tuple(CHUNKED_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
+        chunked = LayerAttention("chunked", window or _LLAMA4_CHUNK)
+        return _by_type(types, num_layers, {FULL_TYPE: FULL, CHUNKED_TYPE: chunked})
     if family in _PATTERNS:
         every = sliding_window_pattern or _PATTERNS[family]
         types = layer_types or tuple(SLIDING_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))

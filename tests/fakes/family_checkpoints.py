@@ -74,6 +74,19 @@ LATENTS: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "rms_norm_eps": 1e-6,
 }
+ONE_FREQUENCY = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64}
+LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "attention_chunk_size": 24,
+    "no_rope_layer_interval": 2,
+    "attn_temperature_tuning": True,
+    "floor_scale": 16,
+    "attn_scale": 0.3,
+}
 NULLS = ("q_lora_rank",)
 """Fields of which null says something."""
 EXPERTS_APART = ("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe")
@@ -182,6 +195,21 @@ MODELS = {
         | {"num_experts_per_tok": 3, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1}
         | {"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "use_qk_norm": True}
         | {"attention_bias": True, "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5},
+    ),
+    "llama4": Model(
+        architecture="Llama4ForCausalLM",
+        family="llama4_text",
+        config=LLAMA4
+        | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "use_qk_norm": True}
+        | {"rope_scaling": {"rope_type": "llama3", "factor": 16.0} | ONE_FREQUENCY}
+        | {"rope_theta": 500000.0},
+    ),
+    "llama4-two-experts": Model(
+        architecture="Llama4ForCausalLM",
+        family="llama4_text",
+        config=LLAMA4
+        | {"num_experts_per_tok": 2, "moe_layers": [0, 2], "use_qk_norm": False, "no_rope_layers": [0, 1, 1]}
+        | {"num_hidden_layers": 3, "layer_types": ["full_attention"] + ["chunked_attention"] * 2},
     ),
     "ernie": Model(architecture="Ernie4_5ForCausalLM", family="ernie4_5", config={"use_bias": False, "head_dim": 16}),
     "seed-oss": Model(

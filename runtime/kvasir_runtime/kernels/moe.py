@@ -7,6 +7,7 @@
     share[t, e]  = exp(logits[t, e]) / sum(exp(logits[t, f]) for f in (chosen[t] if renormalised else all experts))
                    of sigmoids sigmoid(logits[t, e]), over their sum for f in chosen[t] if renormalised
     out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], activation)) for e in chosen[t])
+                   or, of scaled inputs, down[e] @ act_and_mul(gate_up[e] @ (share[t, e] * x[t]), activation)
 
     where a rank holds some experts only, the sum is over those of chosen[t] that it holds
 
@@ -42,7 +43,8 @@ from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 class Routing:
     """Which experts a token goes to. top_k: of them. renormalised: the shares of the chosen are scaled to sum 1.
 
-    sigmoid: scores are sigmoids of the logits, each by itself, in place of a softmax over all.
+    sigmoid: scores are sigmoids of the logits, each by itself, in place of a softmax over all. scaled_inputs: a share
+    multiplies what an expert reads, not what it gives.
     groups: of equally many experts that lie side by side; only those of the top_groups best are chosen from. A group is
     as good as its group_best best experts together. held: numbers of the experts that a rank computes, whose weights
     are given; None for all.
@@ -54,6 +56,7 @@ class Routing:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    scaled_inputs: bool = False
     held: range | None = None
 
     def computed(self, router: Tensor) -> range:
@@ -116,6 +119,8 @@ def ranked(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tenso
     """
     wide = logits.float()
     scores, worth = (wide.sigmoid(), F.logsigmoid(wide)) if routing.sigmoid else (wide, wide)
+    if bias is None and routing.groups == 1:
+        return wide, worth  # in whose order the sigmoids are, where those of large logits are equal too
     if bias is not None:
         scores = scores + bias
     if routing.groups == 1:
@@ -189,8 +194,11 @@ def _expert_after_expert(
     for expert, up, down in zip(held, ups, downs, strict=True):
         token, which = (chosen == expert).nonzero(as_tuple=True)
         if token.shape[0]:
-            given = down(act_and_mul.reference(up(x[token]), activation))
-            out.index_add_(0, token, given.float() * share[token, which, None])
+            read, part = x[token], share[token, which, None]
+            if routing.scaled_inputs:
+                read, part = (read * part).to(x.dtype), torch.ones_like(part)
+            given = down(act_and_mul.reference(up(read), activation))
+            out.index_add_(0, token, given.float() * part)
     return out.to(x.dtype)
 
 
@@ -216,6 +224,8 @@ class GroupedExperts:
         others, counts = sum(counts[: self.held.start]), counts[self.held.start : self.held.stop]
         order = chosen.view(-1).argsort(stable=True)[others : others + sum(counts)]
         rows = x.index_select(0, order // top_k)
+        if self.routing.scaled_inputs:
+            rows, share = (rows * share.view(-1)[order, None]).to(x.dtype), torch.ones_like(share)
         given, first = torch.empty_like(rows), 0
         for gate_up, down, count in zip(self.gate_up, self.down, counts, strict=True):
             if count:
@@ -271,14 +281,16 @@ def _biased_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Biases, a clamped gate, sigmoids, groups and a bias of the choice."""
     sigmoids = Routing(top_k=3, renormalised=True, sigmoid=True, groups=4, top_groups=2, group_best=2)
     routings = (Routing(top_k=2, renormalised=True), Routing(top_k=3, renormalised=False, groups=4, top_groups=2))
-    for routing in (*routings, sigmoids, replace(sigmoids, renormalised=False, groups=1)):
+    scaled = Routing(top_k=2, renormalised=False, sigmoid=True, scaled_inputs=True)
+    for routing in (*routings, sigmoids, replace(sigmoids, renormalised=False, groups=1), scaled):
         for dtype in (torch.float32, torch.float16)[: 1 + routing.sigmoid]:
             router, gate_up, down = _random(generator, 16, 32, 16)
             numbers = (torch.randn(size, generator=generator) / 2 for size in (16, 16, 16 * 2 * 16, 16 * 32))
             of_router, of_choice, of_up, of_down = numbers
-            x = sure(router, 9, routing, generator, of_router, of_choice)
+            choice = None if routing.scaled_inputs else of_choice
+            x = sure(router, 9, routing, generator, of_router, choice)
             given = ExpertBiases(
-                router=of_router.to(dtype), choice=of_choice, gate_up=of_up.to(dtype), down=of_down.to(dtype)
+                router=of_router.to(dtype), choice=choice, gate_up=of_up.to(dtype), down=of_down.to(dtype)
             )
             wide = 4 if dtype == torch.float32 else 1  # so that gates are clamped
             weights = tuple(tensor.to(dtype) for tensor in (router, gate_up * wide, down))

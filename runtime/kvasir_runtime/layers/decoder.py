@@ -100,9 +100,9 @@ class Decoder:
         )
         self._slopes = torch.tensor(spec.alibi, device=table.device) if spec.alibi else None
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
-        self._offload, device = offload, table.device
+        self._offload = offload
         self._layers = tuple(
-            self._layer(index, attention, tensors, device) for index, attention in enumerate(spec.attentions)
+            self._layer(index, attention, tensors, table) for index, attention in enumerate(spec.attentions)
         )
         self._embedding_norm = norms.taken(tensors, "embedding_norm", spec)
         self._norm = norms.taken(tensors, "norm", spec)
@@ -221,6 +221,7 @@ class Decoder:
             hidden, _ = norms.normed(ops, hidden, None, self._embedding_norm, spec.norm_eps)
         angles = rotary.of_positions(self._angles, batch.positions)
         local = rotary.of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
+        grown = None if spec.temperature is None else rotary.query_scale(spec.temperature, batch.positions)
         residual: Tensor | None = None
         rows, kept, behind = batch.logit_rows, dict[int, Tensor](), spec.num_layers in self._kept
         slots = batch.slots.unbind(0)
@@ -244,7 +245,8 @@ class Decoder:
                 span = layer.attention.span
                 attended = encoder.attend(spec, self._input, ops.rope, projected, turned, attn_metadata, span)
             else:
-                attended = self._attend(layer, projected, turned, cache.layers[index], slots[group], attn_metadata)
+                place, growth = (cache.layers[index], slots[group]), None if layer.attention.span else grown
+                attended = self._attend(layer, projected, turned, *place, attn_metadata, growth)
             if index == spec.num_layers - 1 and rows is not None and not behind:
                 # Only the wanted rows go on: nothing later reads the others.
                 attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
@@ -307,6 +309,7 @@ class Decoder:
         cache: Tensor,
         slots: Tensor,
         attn_metadata: AttentionMetadata,
+        growth: Tensor | None,
     ) -> Tensor:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -326,6 +329,7 @@ class Decoder:
             projected = torch.cat((*both, parts[2]), dim=1)
         qkv = projected.view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
+        query = query if growth is None else (query * growth).to(query.dtype)
         scale = spec.attention_scale or spec.head_dim**-0.5
         seen, cap = layer.attention, spec.attention_cap
         out = ops.attention(
@@ -334,25 +338,22 @@ class Decoder:
         return out if gate is None else out * gate.sigmoid()
 
     def _layer(
-        self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight], device: torch.device
+        self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight], like: Tensor
     ) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
         is_streamed = self._offload is not None and index in self._offload.indices
         if is_streamed:
             for name in [name for name in tensors if name.startswith(prefix)]:
-                tensors[name] = moved(tensors[name], device)
-        qk_norm = wide_qk_norm = state = latent = None
+                tensors[name] = moved(tensors[name], like.device)
+        wide_qk_norm = state = latent = None
         if attention.kind == "state" and spec.state is not None:
             state = gated_delta_net.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
         elif spec.latent is not None:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
-        elif spec.qk_norm:
+        elif spec.wide_qk_norm:
             query, key = (norms.rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
-            if spec.wide_qk_norm:
-                wide_qk_norm = (query, key)
-            else:
-                qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
+            wide_qk_norm = (query, key)
 
         if spec.rank.index:  # one rank adds what is added once
             of_parts = () if spec.rank.whole_experts else ("experts.down.bias",)
@@ -370,7 +371,7 @@ class Decoder:
             attention=attention,
             attention_norm=norms.taken(tensors, prefix + "attention_norm", spec),
             qkv=linear("qkv"),
-            qk_norm=qk_norm,
+            qk_norm=norms.of_heads(tensors, prefix, spec, attention, like),
             wide_qk_norm=wide_qk_norm,
             sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,

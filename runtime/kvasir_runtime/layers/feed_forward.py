@@ -91,6 +91,7 @@ def build(
         groups=experts.groups,
         top_groups=experts.top_groups,
         group_best=experts.group_best,
+        scaled_inputs=experts.scaled_inputs,
         held=experts.held,
     )
     routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), routing, biases, experts.activation)

@@ -13,7 +13,7 @@ class ExpertsSpec:
     """Feed-forward layers of many experts, of which a router chooses top_k for each token.
 
     layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
-    renormalised, sigmoid, groups, top_groups, group_best: as `kernels.moe.Routing` has them.
+    renormalised, sigmoid, groups, top_groups, group_best, scaled_inputs: as `kernels.moe.Routing` has them.
     intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
     where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
     activation: of the experts. bias: router and experts have biases. choice_bias: experts have one in the choice alone.
@@ -29,6 +29,7 @@ class ExpertsSpec:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    scaled_inputs: bool = False
     shared_size: int = 0
     shared_gate: bool = True
     scale: float = 1.0
@@ -41,6 +42,17 @@ class ExpertsSpec:
     def num_held(self) -> int:
         """Experts whose matrices a rank has."""
         return self.num_experts if self.held is None else len(self.held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureSpec:
+    """Queries grow with their position: times 1 + scale * log(1 + floor((position + 1) / step)).
+
+    step: in tokens. Nakanishi 2025 (scalable softmax), in steps as Llama 4 has it.
+    """
+
+    scale: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

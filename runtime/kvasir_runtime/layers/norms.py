@@ -3,9 +3,11 @@
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.feed_forward import plain
@@ -39,6 +41,21 @@ def rms(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> T
     weight = plain(tensors, name)
     # In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0.
     return 1 + weight.float() if spec.norms_less_one else weight
+
+
+def of_heads(
+    tensors: MutableMapping[str, Weight], prefix: str, spec: DecoderSpec, attention: LayerAttention, like: Tensor
+) -> Tensor | None:
+    """The weights of a layer's norms of each query and key head, as `kernels.split_qkv`; None without.
+
+    like: of the type and on the device to compute in.
+    """
+    if spec.plain_qk_norm and attention.span:
+        return like.new_ones(spec.num_heads + spec.num_kv_heads, spec.head_dim)
+    if not spec.qk_norm or spec.wide_qk_norm or attention.kind == "state":
+        return None
+    query, key = (rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
+    return torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
 
 def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding for every position, once at start, for each way of stretching it.
+"""Angles of the rotary embedding for every position, once at start, for each way of stretching it; growing queries.
 
 Called by the decoder; `kernels.rope` applies the rows. The formulas are those of the checkpoints' own training code.
 """
@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from kvasir_runtime.layers.layer_specs import TemperatureSpec
 from kvasir_runtime.layers.spec import RopeSpec
 
 Angles = tuple[Tensor, Tensor]
@@ -24,6 +25,12 @@ def of_positions(angles: Angles, positions: Tensor) -> Angles:
     """As `kernels.rope` takes them: each (tokens, 1, head_dim). positions: (tokens,) int64."""
     cos, sin = angles
     return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+
+def query_scale(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+    """What queries are multiplied with: (tokens, 1, 1) float32. positions: (tokens,) int64."""
+    steps = torch.floor((positions.float() + 1) / temperature.step)
+    return (torch.log1p(steps) * temperature.scale + 1).view(-1, 1, 1)
 
 
 def tables(rope: RopeSpec, head_dim: int, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

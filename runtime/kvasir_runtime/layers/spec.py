@@ -9,7 +9,7 @@ from typing import Literal
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import AttentionKind, CacheGroup, LayerAttention
 from kvasir_runtime.layers.encoder_spec import EncoderSpec
-from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec
+from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec, TemperatureSpec
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu", "gelu_erf"]
@@ -61,7 +61,9 @@ class DecoderSpec:
 
     attentions: per layer, what a token sees of those before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
-    local_rope: of layers with a window, where it is another than that of the others.
+    local_rope: of layers with a window or chunks, where it is another than that of the others. plain_qk_norm: queries
+    and keys of these layers have a norm without weights. temperature: of queries of the other layers, None where they
+    do not grow.
     norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
@@ -99,6 +101,8 @@ class DecoderSpec:
     experts: ExpertsSpec | None = None
     activation: Activation = "silu"
     local_rope: RopeSpec | None = None
+    plain_qk_norm: bool = False
+    temperature: TemperatureSpec | None = None
     norms_less_one: bool = False
     outer_norms: bool = False
     embedding_scale: float = 1.0
@@ -133,8 +137,8 @@ class DecoderSpec:
         """
         caps = (self.attention_cap, self.logit_cap, self.qkv_clip)
         changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
-        parts = (self.state, self.latent, self.encoder)
-        scores = self.gated_attention or self.sinks or bool(self.alibi)
+        parts = (self.state, self.latent, self.encoder, self.temperature)
+        scores = self.gated_attention or self.sinks or bool(self.alibi) or self.plain_qk_norm
         others = scores or any(part is not None for part in parts) or self.rank.count > 1 or self.embedding_norm
         others = (
             others

@@ -128,6 +128,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logits_scaling: Positive | None = None
     logit_scale: Positive | None = None
     use_qk_norm: bool | None = None
+    no_rope_layers: tuple[int, ...] | None = None
+    attn_temperature_tuning: bool | int | None = None
+    attn_scale: Positive = 0.1
+    floor_scale: Positive = 8192
     new_decoder_architecture: bool | None = None
     parallel_attn: bool | None = None
     num_ln_in_parallel_attn: Annotated[int, msgspec.Meta(ge=1, le=2)] | None = None

@@ -88,8 +88,13 @@ def expert_places(
     router: str = "gate",
     names: tuple[str, str, str] = USUAL,
     shared: str = "shared_expert",
+    stacked: bool = False,
 ) -> dict[str, Place]:
-    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are."""
+    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are.
+
+    stacked: a checkpoint has a matrix of all experts as one tensor, gate and up in one, which
+    `weights.stacked_experts` takes apart.
+    """
     places = dict[str, Place]()
     for layer in range(spec.num_layers):
         experts = spec.experts_of(layer)
@@ -100,11 +105,15 @@ def expert_places(
         if experts.choice_bias:
             places[f"{theirs}{router}.e_score_correction_bias"] = whole(ours + CHOICE_BIAS, experts.num_experts)
         for expert in range(experts.num_experts):
-            each = tuple(f"{theirs}experts.{expert}.{name}.weight" for name in names)
-            places |= _three(each, ours + "experts.", expert, spec.hidden_size, experts.intermediate_size)
+            each, inner = f"{theirs}experts.{expert}.", experts.intermediate_size
+            if stacked:
+                places |= _two(each, ours + "experts.", expert, spec.hidden_size, inner)
+                continue
+            parts = tuple(f"{each}{name}.weight" for name in names)
+            places |= _three(parts, ours + "experts.", expert, spec.hidden_size, inner)
         if experts.shared_size:
-            each = tuple(f"{theirs}{shared}.{name}.weight" for name in names)
-            places |= _three(each, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
+            parts = tuple(f"{theirs}{shared}.{name}.weight" for name in names)
+            places |= _three(parts, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
         if experts.shared_size and experts.shared_gate:
             places[theirs + "shared_expert_gate.weight"] = whole(ours + "shared_gate", 1, spec.hidden_size)
     return places
@@ -119,3 +128,10 @@ def _three(names: tuple[str, ...], ours: str, index: int, hidden: int, inner: in
         up: Place(tensor=gate_up, first_row=(2 * index + 1) * inner, shape=rows),
         down: Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner)),
     }
+
+
+def _two(theirs: str, ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
+    """The same of a gate and an up that are one matrix, the gate first."""
+    both = Place(tensor=ours + "gate_up.weight", first_row=2 * index * inner, shape=(2 * inner, hidden))
+    down = Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner))
+    return {f"{theirs}gate_up_proj.weight": replace(both, sections=(inner, inner)), f"{theirs}down_proj.weight": down}

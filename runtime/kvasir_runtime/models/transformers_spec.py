@@ -14,7 +14,6 @@ from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 from kvasir_runtime.layers.transformers_decoder import Observed
 from kvasir_runtime.models.config import ModelConfig
 
-CHUNKED_TYPE: Final = "chunked_attention"
 TEMPERATURE: Final = "attn_temperature_tuning"
 """Of Llama 4: scores of positions from floor_scale - 1 on are scaled, by the place of a token in a step."""
 _BY_LENGTH: Final = ("dynamic", "longrope")
@@ -75,14 +74,14 @@ def attentions(config: Any, windows: Sequence[int]) -> tuple[LayerAttention, ...
     window = 0 if getattr(config, "use_sliding_window", None) is False else window
     if types is None:
         types = [layer_types.SLIDING_TYPE if window else layer_types.FULL_TYPE] * len(windows)
-    spans = {layer_types.FULL_TYPE: 0, layer_types.SLIDING_TYPE: window, CHUNKED_TYPE: 0}
+    spans = {layer_types.FULL_TYPE: 0, layer_types.SLIDING_TYPE: window, layer_types.CHUNKED_TYPE: 0}
     if len(types) != len(windows) or not set(types) <= set(spans):
         raise ModelError(f"config.json: layer_types must name {', '.join(spans)} for each of {len(windows)} layers")
     found = list[LayerAttention]()
     for index, (kind, given) in enumerate(zip(types, windows, strict=True)):
         if given != spans[kind]:
             raise ModelError(f"layer {index} has a window of {given} tokens, and by config.json one of {spans[kind]}")
-        chunk = getattr(config, "attention_chunk_size", None) if kind == CHUNKED_TYPE else None
+        chunk = getattr(config, "attention_chunk_size", None) if kind == layer_types.CHUNKED_TYPE else None
         found.append(LayerAttention("chunked", chunk) if chunk else sliding(given) if given else FULL)
     return tuple(found)
 

@@ -50,8 +50,10 @@ _OLDER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNo
 _OTHER_PARTS = (
     "mtp.",
     "vision_tower.",
+    "vision_model.",
     "multi_modal_projector.",
     "model.vision_tower.",
+    "model.vision_model.",
     "model.multi_modal_projector.",
 )
 

@@ -7,7 +7,7 @@ programs without work end at once. Tokens that share an expert share the reading
 Source: the grouping of Gale et al. 2022 (MegaBlocks), by lists instead of a sparse matrix.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -50,10 +50,14 @@ class FusedMoe:
         down = self._tiles(x, pairs, self.down, hidden, gated=False)
         lists = moe_align.align(*self._ranked(self.router(x)), self.routing, up.block_m)
         between = x.new_empty((pairs, inner))
-        product(x, self.gate_up, lists, between, up, rows_of=top_k, gate=self.gate)
+        rows_of = top_k
+        if self.routing.scaled_inputs:  # a row of its own for each pair
+            x, rows_of = (x.unsqueeze(1) * lists.shares.view(tokens, top_k, 1)).to(x.dtype).flatten(0, 1), 1
+            lists = replace(lists, shares=torch.ones_like(lists.shares))
+        product(x, self.gate_up, lists, between, up, rows_of=rows_of, gate=self.gate)
         given = x.new_empty((pairs, hidden))
         product(between, self.down, lists, given, down, rows_of=1, gate=0)
-        out = torch.empty_like(x)
+        out = x.new_empty((tokens, hidden))
         block = min(_SUMMED, triton.next_power_of_2(hidden))
         _sum[(tokens, -(-hidden // block))](given, out, hidden, TOP_K=top_k, BLOCK=block, **options(block))
         return out
