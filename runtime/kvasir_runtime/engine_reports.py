@@ -36,10 +36,11 @@ class TenantUsage(msgspec.Struct, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Where the start is: phase loading or warming, fraction 0..1, seconds still expected (-1 unknown).
 
-    message: why it is there, where that needs words.
+    message: why it is there, where that needs words. computes: the start of a node behind the first is over.
     """
 
     phase: Literal["starting", "loading", "warming"]
     progress_fraction: float
     eta_s: float = -1.0
     message: str = ""
+    computes: bool = False

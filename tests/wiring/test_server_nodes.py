@@ -80,6 +80,8 @@ def test_four_processes_on_two_nodes_answer_as_one_and_end_together(folder: Path
         assert answers(leader) == expected
         state = follower.state()
         assert (state["phase"], state["message"]) == ("warming", "computing for node 0")
+        assert [follower.ask(path, ops=True).status for path in ("/startupz", "/readyz")] == [200, 200]
+        assert follower.ask("/health").status == 503
         assert follower.ask("/v1/models").status == 200
         assert follower.ask("/v1/completions", {"model": "tiny", "prompt": "hello"}).status == 503
         (rank,) = children(follower.engine_pid)
@@ -99,4 +101,17 @@ def test_a_node_that_is_stopped_ends_the_model(folder: Path) -> None:
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert "node 1 at 127.0.0.1 was silent for 1.75 s" in leader.output()
+        assert follower.wait() == 1
+
+
+def test_a_node_that_is_told_to_end_computes_until_node_0_has_drained(folder: Path) -> None:
+    """As when the pod of one is evicted: what its replica answers is finished."""
+    with nodes_of(folder, 2) as (leader, follower):
+        leader.wait_ready()
+        follower.signal()
+        follower.until("told", lambda: "this node ends with node 0" in follower.text())
+        body = {"model": "tiny", "prompt": "the engine", "max_tokens": 24, "ignore_eos": True}
+        assert leader.ask("/v1/completions", body).json["choices"][0]["finish_reason"] == "length"
+        leader.signal()
+        assert leader.wait() == 0
         assert follower.wait() == 1

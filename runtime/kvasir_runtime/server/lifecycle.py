@@ -1,12 +1,15 @@
-"""The phase of the process between its start and its end, its progress, and whether it accepts requests.
+"""The phase of the process between its start and its end, its progress, and whether it accepts requests; and what the
+signals mean that end it.
 
-One object, written by the process (start, signals) and the drain endpoint, read by probes, /state and admission. It
-holds no socket and no clock of its own.
+A Lifecycle is written by the process (start, signals) and the drain endpoint, and read by probes, /state and admission.
+It holds no socket and no clock of its own.
 """
 
 import asyncio
 import contextlib
+import logging
 import math
+import signal
 from collections.abc import Callable
 from typing import Final
 
@@ -14,14 +17,17 @@ from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import Phase
 
+log = logging.getLogger(__name__)
 STRAGGLER_S: Final = 5.0
 """A gateway or a Service may choose a pod for some seconds after it began to drain or to end; it serves meanwhile."""
 RETRY_LOADING_S: Final = 5.0
+OUTLIVES_S: Final = 15.0
+"""So much longer than node 0 may drain a node behind it stays: that drain begins when the operator sees it leave."""
 
 
 class Lifecycle:
     """clock: monotonic seconds. fraction, eta_s and message describe the start while it lasts, message and
-    failure_reason a start that failed."""
+    failure_reason a start that failed. computes: it is a node behind the first, and computes for node 0."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -30,6 +36,7 @@ class Lifecycle:
         self._start_ended = asyncio.Event()
         self.leaving = False
         self.failed = False
+        self.computes = False
         self.fraction = 0.0
         self.eta_s = -1.0
         self.message = ""
@@ -50,14 +57,17 @@ class Lifecycle:
         return self.phase == "ready"
 
     @property
-    def was_ready(self) -> bool:
-        """Whether the start is over."""
-        return self._started == "ready"
+    def start_is_over(self) -> bool:
+        """Whether it serves, computes for node 0, or has done so."""
+        return self._started == "ready" or self.computes
 
-    def advance(self, phase: Phase, fraction: float = 0.0, eta_s: float = -1.0, message: str = "") -> None:
+    def advance(
+        self, phase: Phase, fraction: float = 0.0, eta_s: float = -1.0, message: str = "", *, computes: bool = False
+    ) -> None:
         """A step of the start."""
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
-        if self.was_ready:
+        self.computes = computes
+        if self.start_is_over:
             self._start_ended.set()
 
     def download(self, done_bytes: int, total_bytes: int, message: str) -> None:
@@ -123,3 +133,33 @@ class Lifecycle:
         if self._drained_at is not None and not self.straggling_s():
             return openai_errors.draining()
         return None
+
+
+class EndSignals:
+    """leave: set when the process is to finish what runs and end. stop: set when it is to end at once.
+
+    The first signal drains, the second stops. A node behind the first has no requests of its own to finish: it computes
+    for those of node 0, so it goes on until node 0 has ended, and a further signal ends it. drain_timeout_s: for how
+    long node 0 may drain.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, drain_timeout_s: float) -> None:
+        self.leave, self.stop = asyncio.Event(), asyncio.Event()
+        self._lifecycle, self._limit_s = lifecycle, drain_timeout_s + OUTLIVES_S
+        self._outlives = False
+
+    def catch(self) -> None:
+        """Take the signals from now on; to be called in the event loop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.take)
+
+    def take(self) -> None:
+        """One signal has come."""
+        if self.leave.is_set():
+            self.stop.set()
+        elif self._lifecycle.computes and not self._outlives:
+            self._outlives = True
+            log.info("this node ends with node 0, or after %g s", self._limit_s)
+            asyncio.get_running_loop().call_later(self._limit_s, self.leave.set)
+        else:
+            self.leave.set()

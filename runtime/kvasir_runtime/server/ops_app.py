@@ -51,7 +51,8 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
 
     @app.get(names.PATH_READYZ)
     async def readyz() -> Response:
-        unready = app_state.unready
+        """A node that computes for node 0 is ready in its way: its clients' port refuses requests."""
+        unready = "" if app_state.lifecycle.computes else app_state.unready
         document = {"ready": not unready, "phase": app_state.lifecycle.phase, "reason": unready}
         return json_response(document, status=503 if unready else 200)
 
@@ -69,7 +70,7 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
             "downloaded_bytes": lifecycle.downloaded_bytes,
             "reason": lifecycle.failure_reason,
         }
-        return json_response(document, status=200 if lifecycle.was_ready else 503)
+        return json_response(document, status=200 if lifecycle.start_is_over else 503)
 
     @app.get(names.PATH_STATE)
     async def state_document(

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import hashlib
 import logging
-import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
+from kvasir_runtime.server.lifecycle import EndSignals
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
 from kvasir_runtime.server.watchdog import LOOK_S
@@ -65,8 +65,7 @@ class ServeProcess:
         self._client: EngineClient | None = None
         self._model: download.DownloadedModel | None = None  # the engine may look into its folder again
         self._tasks: list[asyncio.Task[None]] = []
-        self._leave = asyncio.Event()
-        self._stop = asyncio.Event()
+        self._signals = EndSignals(self._app_state.lifecycle, options.drain_timeout)
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._dead_for_s = 0.0  # the engine, by looks of the watchdog
         self._began = child.began_s or time.monotonic()
@@ -85,14 +84,14 @@ class ServeProcess:
             asyncio.create_task(server.serve(sockets=[listener]))
             for server, listener in zip(servers, (http, ops), strict=True)
         ]
-        self._catch_signals()
+        self._signals.catch()
         try:
             return await self._live()
         finally:
             self._app_state.lifecycle.abandon_start()
             for server in servers:
                 server.should_exit = True
-                server.force_exit = self._stop.is_set()
+                server.force_exit = self._signals.stop.is_set()
             await asyncio.wait(serving, timeout=FLUSH_S)
             if self._app_state.served_model is not None:
                 await self._app_state.served_model.grammar_validator.close()
@@ -101,18 +100,9 @@ class ServeProcess:
                 await asyncio.to_thread(self._app_state.tracing.close)
             self._console.close()
 
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        """The first signal drains, the second stops."""
-        (self._stop if self._leave.is_set() else self._leave).set()
-
     async def _live(self) -> int:
         try:
-            started = await self._first(asyncio.create_task(self._start()), self._leave)
+            started = await self._first(asyncio.create_task(self._start()), self._signals.leave)
         except (StartError, EngineDeadError) as error:
             message = source.with_user_name(str(error), self._options.model)
             refused = isinstance(error, StartError) or error.refusal
@@ -123,7 +113,7 @@ class ServeProcess:
             return self._console.failed(message)
         if not started:
             return 0  # stopped while loading: nothing is running
-        leave = asyncio.create_task(self._leave.wait())
+        leave = asyncio.create_task(self._signals.leave.wait())
         either: set[asyncio.Future[Any]] = {leave, self._dead}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         leave.cancel()
@@ -280,8 +270,9 @@ class ServeProcess:
         return facts
 
     def _on_progress(self, progress: Progress) -> None:
-        self._app_state.lifecycle.advance(*msgspec.structs.astuple(progress))
-        self._console.show(*msgspec.structs.astuple(progress))
+        *shown, computes = msgspec.structs.astuple(progress)
+        self._app_state.lifecycle.advance(*shown, computes=computes)
+        self._console.show(*shown)
 
     async def _watch_child(self, client: EngineClient) -> None:
         """When the engine ends, every request that waits for it fails. Its own last message is better than ours."""
@@ -331,13 +322,13 @@ class ServeProcess:
         assert self._client is not None
         self._client.drain()
         self._client.hand_back()
-        await self._first(asyncio.create_task(self._finish(limit_s)), self._stop, self._dead)
+        await self._first(asyncio.create_task(self._finish(limit_s)), self._signals.stop, self._dead)
         if self._dead.done():
             return await self._engine_died()
         if app_state.num_active:
             self._client.interrupt("the server is shutting down")
-            await self._settle(0.0 if self._stop.is_set() else FLUSH_S)
-        return 1 if self._stop.is_set() else 0
+            await self._settle(0.0 if self._signals.stop.is_set() else FLUSH_S)
+        return 1 if self._signals.stop.is_set() else 0
 
     async def _finish(self, limit_s: float) -> None:
         """Wait for those that may still come, then until no request is being served."""
@@ -372,7 +363,7 @@ class ServeProcess:
     async def _end_engine(self) -> None:
         if self._client is not None:
             self._client.shutdown()
-        await self._child.stop(at_once=self._stop.is_set())
+        await self._child.stop(at_once=self._signals.stop.is_set())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,12 +1,15 @@
-"""Phases, refusals and the bound of the queue."""
+"""Phases, refusals and the bound of the queue, and what signals mean."""
+
+import asyncio
 
 import pytest
 
 from fakes.clock import Now
 from kvasir_api.state import MeasuredRates, RuntimeState, TtftForecast
 from kvasir_runtime.client.open_sequences import TenantLoad
+from kvasir_runtime.server import lifecycle as lifecycle_rules
 from kvasir_runtime.server.admission import clamped_retry_s, has_place_by_share, queue_refusal, retry_after_s
-from kvasir_runtime.server.lifecycle import STRAGGLER_S, Lifecycle
+from kvasir_runtime.server.lifecycle import STRAGGLER_S, EndSignals, Lifecycle
 
 
 @pytest.fixture
@@ -25,10 +28,10 @@ def test_it_refuses_until_it_is_ready(lifecycle):
     lifecycle.advance("loading", 0.4, 12.0)
     assert lifecycle.refusal().retry_after_s == 12.0
     assert "40%" in lifecycle.refusal().message
-    assert not lifecycle.was_ready
+    assert not lifecycle.start_is_over
     lifecycle.advance("ready", 1.0)
     assert lifecycle.refusal() is None
-    assert (lifecycle.ready, lifecycle.was_ready, lifecycle.phase) == (True, True, "ready")
+    assert (lifecycle.ready, lifecycle.start_is_over, lifecycle.phase) == (True, True, "ready")
 
 
 def test_a_requested_drain_takes_stragglers_and_can_be_reverted(lifecycle, clock):
@@ -154,3 +157,43 @@ def test_retries_are_spread():
         for jitter in (0.0, 1.0)
     ]
     assert times == [3.75, 6.25]
+
+
+def test_a_node_behind_the_first_has_started_and_serves_no_requests(lifecycle):
+    lifecycle.advance("warming", 1.0, message="computing for node 0", computes=True)
+    assert (lifecycle.start_is_over, lifecycle.ready, lifecycle.phase) == (True, False, "warming")
+    assert lifecycle.refusal().code == "model_loading"
+
+
+def test_the_first_signal_drains_and_the_second_stops(lifecycle):
+    signals = EndSignals(lifecycle, 600.0)
+    signals.take()
+    assert (signals.leave.is_set(), signals.stop.is_set()) == (True, False)
+    signals.take()
+    assert signals.stop.is_set()
+
+
+async def test_a_node_that_computes_for_node_0_outlives_its_drain(lifecycle):
+    lifecycle.advance("warming", computes=True)
+    signals = EndSignals(lifecycle, 600.0)
+    signals.take()
+    await asyncio.sleep(0)
+    assert not signals.leave.is_set()
+    signals.take()
+    assert (signals.leave.is_set(), signals.stop.is_set()) == (True, False)
+
+
+async def test_it_does_not_wait_for_ever(lifecycle, monkeypatch):
+    monkeypatch.setattr(lifecycle_rules, "OUTLIVES_S", 0.0)
+    lifecycle.advance("warming", computes=True)
+    signals = EndSignals(lifecycle, 0.01)
+    signals.take()
+    await asyncio.wait_for(signals.leave.wait(), 30)
+    assert not signals.stop.is_set()
+
+
+def test_one_that_still_starts_ends_at_once(lifecycle):
+    lifecycle.advance("starting")
+    signals = EndSignals(lifecycle, 600.0)
+    signals.take()
+    assert signals.leave.is_set()

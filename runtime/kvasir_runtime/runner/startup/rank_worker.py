@@ -83,7 +83,7 @@ def compute(
             _check_cache(cache.blocks.nbytes * options.local_ranks)
         return cache
 
-    on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0"))
+    on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0", computes=True))
     ops.collectives.end_start()
     follow(loaded.model, ops.collectives, allocate, loaded.dtype)
 
