@@ -7,7 +7,7 @@ travel on different streams, so an end may arrive before its beginning: its id i
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 MAX_EARLY_ENDS = 4096
 
@@ -121,6 +121,11 @@ class InflightRequests:
             requests += 1
             tokens += request.uncached_tokens
         return requests, tokens
+
+    def times(self, address: str, after_s: float, until_s: float) -> list[float]:
+        """When requests in flight at an address were added, of those that were within a time, the newest first."""
+        newest = (request.added_s for request in reversed(self._by_address.get(address, {}).values()))
+        return [added_s for added_s in takewhile(lambda s: s > after_s, newest) if added_s <= until_s]
 
     def counts(self, service: str) -> ServiceCounts:
         """The counts of a service; they begin at zero."""

@@ -18,7 +18,7 @@ from kvasir_gateway import placements, routing_table
 from kvasir_gateway.choice_records import ChoiceInputs
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose
 from kvasir_gateway.inflight import InflightRequest, InflightRequests
-from kvasir_gateway.load_history import LoadHistory
+from kvasir_gateway.load_history import LoadHistory, SentRequests, lag_s
 from kvasir_gateway.placements import RequestPlacement
 from kvasir_gateway.prefix import EndpointPrefixes
 from kvasir_gateway.routing_table import RoutedService, StateReading
@@ -82,7 +82,7 @@ class EndpointRouter:
     def take_readings(self, states: Mapping[str, RuntimeState], *, began_s: float) -> None:
         """A reading of all endpoints is over; those that did not answer are absent."""
         for address, state in states.items():
-            self._history.of(address).observe(state, began_s)
+            self._history.of(address).observe(state, began_s, self._sent(address, began_s, lag_s(state)))
         self._prefixes.readings_taken({address: state.instance for address, state in states.items()}, began_s=began_s)
 
     def choose(
@@ -217,14 +217,23 @@ class EndpointRouter:
         if request is not None:
             self._prefixes.ended(request_id, request.address, now_s=now_s)
             history = self._history.of(request.address)
-            history.ended += request.added_s <= history.at_s
+            history.ended += request.added_s <= min(history.at_s, history.seen_s)
         return request
 
     def _since(self, address: str, moment_s: float) -> tuple[int, float]:
-        """Requests of all gateways that are newer than a moment, and their uncached tokens."""
+        """Requests of all gateways that are newer than a moment, or that the last reading does not count yet, and their
+        uncached tokens."""
+        moment_s = min(moment_s, self._history.of(address).seen_s)
         requests, tokens = self.inflight.since(address, moment_s)
         others, their_tokens = self._elsewhere.since(address, moment_s)
         return requests + others, tokens + their_tokens
+
+    def _sent(self, address: str, moment_s: float, lag_s: float) -> SentRequests:
+        """What all gateways have sent to an endpoint by a moment."""
+        both = (self.inflight, self._elsewhere)
+        newer = sum(one.since(address, moment_s)[0] for one in both)
+        newest = sorted((s for one in both for s in one.times(address, moment_s - lag_s, moment_s)), reverse=True)
+        return SentRequests(sum(one.at(address) for one in both) - newer, newest)
 
     def _matched(
         self, found: list[Candidate], prompt: RoutedPrompt, readings: Mapping[str, StateReading]

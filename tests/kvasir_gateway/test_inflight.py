@@ -97,3 +97,12 @@ def test_counts_agree_with_what_is_open(requests, random):
             assert inflight.at(where) == sum(one[2] == where for one in live)
         for service_name in ("ns.s", "ns.t"):
             assert inflight.counts(service_name).inflight == sum(one[1] == service_name for one in live)
+
+
+def test_when_requests_were_sent_is_known_newest_first():
+    requests = InflightRequests()
+    for number, added_s in enumerate((1.0, 2.0, 2.0, 3.0)):
+        requests.add(InflightRequest(id=str(number), service="s", address="a", uncached_tokens=0.0, added_s=added_s))
+    assert requests.times("a", 1.0, 2.5) == [2.0, 2.0]
+    assert requests.times("a", 0.0, 9.0) == [3.0, 2.0, 2.0, 1.0]
+    assert requests.times("b", 0.0, 9.0) == []

@@ -4,7 +4,7 @@ import pytest
 
 from kvasir_api.state import MeasuredRates, RequestTotals, RuntimeState
 from kvasir_gateway.choose import EndpointLoad
-from kvasir_gateway.load_history import LoadHistory, PodHistory
+from kvasir_gateway.load_history import LoadHistory, PodHistory, SentRequests, lag_s
 
 
 def reading(arrivals, tokens, *, instance="one"):
@@ -63,6 +63,37 @@ def test_requests_that_ended_since_the_reading_are_no_load_any_more(ended, left)
     assert found.arrivals_per_s == history.arrivals_per_s
     history.observe(reading(22, 3300), 11.0)
     assert history.ended == 0
+
+
+@pytest.mark.parametrize(
+    ("counted", "sent", "seen_s", "unheard"),
+    [
+        pytest.param((2, 1), SentRequests(3, (9.9, 9.8)), 10.0, 0, id="all"),
+        pytest.param((2, 1), SentRequests(1, (9.9,)), 10.0, 0, id="more, of clients that pass the gateway by"),
+        pytest.param((2, 0), SentRequests(3, (9.9, 9.8)), 9.8, 0, id="all but the newest"),
+        pytest.param((1, 0), SentRequests(3, (9.9, 9.8)), 9.0, 0, id="none of the new ones"),
+        pytest.param((0, 0), SentRequests(4, (9.9, 9.9)), 9.0, 2, id="two are on their way, two over"),
+        pytest.param((2, 0), SentRequests(3, (9.9, 9.9, 9.5)), 9.5, 0, id="of two at once both may be on their way"),
+        pytest.param((0, 0), SentRequests(2), 10.0, 2, id="all are over"),
+        pytest.param((-5, -5), SentRequests(1, (9.9,)), 9.0, 0, id="numbers that cannot be"),
+    ],
+)
+def test_what_a_pod_does_not_count_is_on_its_way_or_over(counted, sent, seen_s, unheard):
+    running, waiting = counted
+    history = PodHistory()
+    history.observe(RuntimeState(running=running, waiting=waiting), 10.0, sent)
+    assert (history.seen_s, history.unheard) == (seen_s, unheard)
+
+
+@pytest.mark.parametrize(("age_s", "lag"), [(0.0, 1.0), (0.5, 1.5), (1e9, 5.0), (-3.0, 1.0)])
+def test_an_old_snapshot_counts_less_of_what_was_sent(age_s, lag):
+    assert lag_s(RuntimeState(heartbeat_age_s=age_s)) == lag
+
+
+def test_ends_that_a_pod_knew_first_are_not_taken_off_again():
+    history = PodHistory(ended=3, unheard=2)
+    found = history.current(EndpointLoad(running=2, waiting=1))
+    assert (found.running, found.waiting) == (1, 1)
 
 
 def test_endpoints_that_are_gone_are_forgotten():

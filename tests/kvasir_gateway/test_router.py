@@ -108,6 +108,48 @@ def test_the_next_turn_does_not_wait_for_the_last_one(rig):
     assert costs[first.addresses[0]].stall_s == costs[first.addresses[0]].decode_s == 0.0
 
 
+def requests_at(rig, address):
+    """What the next choice knows of an endpoint's queue."""
+    routed = rig.router.choose(rig.service, Prompt(), rig.readings, now_s=rig.now)
+    (found,) = [one for one in routed.inputs.candidates if one.address == address]
+    return found.load.running + found.load.waiting + found.recent
+
+
+def test_a_request_that_its_pod_has_not_counted_yet_is_there(rig):
+    rig.read(TEXT)
+    rig.send()
+    rig.now += 0.4
+    rig.read(TEXT)  # the pod reads it still
+    assert requests_at(rig, ONE) == 1
+    rig.now += 0.4
+    rig.read(TEXT, running=1)
+    assert requests_at(rig, ONE) == 1
+    rig.now += 0.4
+    rig.read(TEXT)  # it is over, and its client still reads
+    assert requests_at(rig, ONE) == 0
+
+
+def test_an_end_that_the_pod_knew_first_is_no_second_one(rig):
+    rig.read(TEXT)
+    names = [rig.send()[1] for _ in range(3)]
+    rig.now += 5.0
+    rig.read(TEXT, running=2)  # one has ended there
+    rig.router.ended(names[0], now_s=rig.now)
+    assert requests_at(rig, ONE) == 2
+    rig.router.ended(names[1], now_s=rig.now)
+    assert requests_at(rig, ONE) == 1
+
+
+def test_what_another_gateway_sent_is_on_its_way_too(rig):
+    rig.read(TEXT)
+    rig.router.forwarded_elsewhere("other", RequestPlacement(id="r", address=ONE), now_s=rig.now + 0.1)
+    rig.now += 0.4
+    rig.read(TEXT)
+    assert requests_at(rig, ONE) == 1
+    rig.router.ended_elsewhere("other", "r", now_s=rig.now)
+    assert requests_at(rig, ONE) == 0
+
+
 def test_cold_prompts_of_strangers_take_turns(rig):
     firsts = []
     for number in range(6):
@@ -195,7 +237,11 @@ def test_whatever_one_pod_states_the_other_one_gets_requests(told, kind, most_ou
         rig.now += 0.5
         rig.read(totals=RequestTotals(completions=10, generation_tokens=1000))
         rig.lie(TWO, msgspec.structs.replace(state, device=kind))
-        chosen = [rig.send(Prompt(most_output_tokens=most_output_tokens))[0] for _ in range(4)]
+        sent = [rig.send(Prompt(most_output_tokens=most_output_tokens)) for _ in range(4)]
+        for choice, name in sent:
+            if choice.addresses[0] == ONE:  # which says that it has none
+                rig.router.ended(name, now_s=rig.now)
+        chosen = [choice for choice, _ in sent]
         assert {frozenset(choice.addresses) for choice in chosen} == {frozenset((ONE, TWO))}
         if not kind:
             assert ONE in {choice.addresses[0] for choice in chosen}
@@ -298,7 +344,8 @@ def test_gateways_that_choose_at_once_do_not_all_take_the_same_of_equal_pods():
         rig.router.number = number
         rig.read(TEXT)
         for _ in range(2):  # make both pods hold it, at different times
-            rig.send()
+            _, name = rig.send()
+            rig.router.ended(name, now_s=rig.now)
         rig.lie(TWO, msgspec.structs.replace(rig.readings[ONE].state, instance="b"))
         rig.router.followed([ONE, TWO])[TWO].take("b", rig.readings[ONE].state.prefixes)
         rig.now += 1

@@ -1,0 +1,140 @@
+"""An overload of real engines behind the real Envoy, our picker and relay: what clients get, and in which order."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import openai
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import api_process
+from fakes.gateway import RunningPod, gateway, until
+from kvasir_gateway.hold_queue import HoldLimits
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.xdist_group("gateway-overload")]
+SHAPE = checkpoints.Shape(
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+    max_position_embeddings=32_768,
+)
+SERVE = (sys.executable, "-m", "kvasir_runtime", "serve")
+PLACES = 2 * (1 + 1)
+"""Of two engines, with one sequence and one that waits each."""
+MOST_TOKENS = 30_000
+"""Of the streams that fill them until the test ends these."""
+HELD, BEYOND, FEW, TOKENS = 24, 8, 6, 24
+
+
+@dataclass
+class Outcomes:
+    """What clients got: counts by what, tenants of those that were answered, in this order, and places of one."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    answered: list[str] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    model = checkpoints.write(tmp_path_factory.mktemp("model") / "tiny", SHAPE)
+    options = ("--device", "cpu", "--max-model-len", str(MOST_TOKENS + 64), "--kv-cache-tokens", str(2 * MOST_TOKENS))
+    bounds = ("--max-sequences", "1", "--max-waiting", "1", "--tenant-header", "x-tenant")
+    with (
+        api_process(model, *options, *bounds, command=SERVE) as one,
+        api_process(model, *options, *bounds, command=SERVE) as two,
+    ):
+        yield [RunningPod(f"engine-{n}", server.http[1], server.ops[1]) for n, server in enumerate((one, two))]
+
+
+async def one(client, outcomes, tenant, number):
+    """A request of the openai client, which tries once."""
+    body = {"model": "tiny", "prompt": "word " * 8, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
+    create = client.with_options(default_headers={"x-tenant": tenant}).completions.create
+    try:
+        if number % 2:
+            chunks = [chunk async for chunk in await create(stream=True, **body)]
+            outcomes.counts[f"answered {chunks[-1].choices[0].finish_reason}"] += 1
+        else:
+            outcomes.counts[f"answered {(await create(**body)).choices[0].finish_reason}"] += 1
+        outcomes.answered.append(tenant)
+    except openai.APIStatusError as error:
+        again = int(error.response.headers["retry-after"]) >= 1
+        outcomes.counts[f"{error.status_code} {error.code} {again}"] += 1
+    except openai.APIError as error:  # an event of a stream that had been told its place
+        outcomes.counts[f"event {error.code}"] += 1
+
+
+async def leaving(front, outcomes):
+    """A client that streams, and leaves when it has been told its place."""
+    async with stream(front, "left") as response:
+        async for line in response.content:
+            if line.startswith(b": kvasir-held "):
+                outcomes.places.append(json.loads(line.removeprefix(b": kvasir-held "))["place"])
+                return
+
+
+async def filling(front, begun):
+    """A client that streams until it is ended, or another one began that does not."""
+    async with stream(front, "filling", max_tokens=MOST_TOKENS) as response:
+        begun.append(response.status)
+        async for _ in response.content:
+            pass
+
+
+def stream(front, tenant, **fields):
+    body = {"model": "tiny", "prompt": "word", "stream": True, "ignore_eos": True, **fields}
+    return front.client.post(f"{front.url}/v1/completions", json=body, headers={"x-tenant": tenant})
+
+
+async def test_real_engines_under_overload_refuse_nothing_that_was_let_in(engines):
+    """40 of 100 got a 429 of a replica after they had waited: what that had not counted yet was no request to the
+    gateway, and an end that it knew first was taken off twice."""
+    outcomes, begun = Outcomes(), []
+    async with (
+        gateway(hold=HoldLimits(max_requests=HELD, max_wait_s=600.0), relay=True) as front,
+        openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0, timeout=600.0) as client,
+    ):
+        front.objects.serve("tiny", *engines, tenant_header="x-tenant")
+        await until(lambda: front.has_ready("tiny", 2), "the picker knows both")
+        await until(lambda: answers(front), "Envoy does")
+        fill = [asyncio.create_task(filling(front, begun)) for _ in range(PLACES)]
+        await until(lambda: stands(front, inflight=PLACES), "the engines are full")
+        many = [asyncio.create_task(one(client, outcomes, "many", n)) for n in range(HELD + BEYOND)]
+        await until(lambda: stands(front, held=HELD, shed=BEYOND), "as many wait as may, the others are refused")
+        few = [asyncio.create_task(one(client, outcomes, "few", n)) for n in range(FEW)]
+        await until(lambda: stands(front, held=HELD, expired=FEW), "as many of the others gave way")
+        gone = asyncio.create_task(leaving(front, outcomes))
+        await until(lambda: stands(front, expired=FEW + 1, abandoned=1), "one more waited and left")
+        for task in fill:
+            task.cancel()
+        await asyncio.gather(*many, *few, gone)
+        await until(lambda: stands(front, held=0, inflight=0), "nothing is left")
+        for task in fill:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    refused = sum(number for what, number in outcomes.counts.items() if "overloaded" in what)
+    assert set(outcomes.counts) <= {"answered length", "429 overloaded True", "event overloaded"}
+    assert (refused, outcomes.counts["answered length"]) == (BEYOND + FEW + 1, HELD - 1)
+    assert outcomes.places, "it was told"
+    last = max(n for n, tenant in enumerate(outcomes.answered) if tenant == "few")
+    assert outcomes.answered.count("few") == FEW
+    assert last < 2 * FEW + 1 + PLACES, "a tenant with little does not wait for all of another"
+
+
+async def answers(front):
+    body = {"model": "tiny", "prompt": "word", "max_tokens": 1}
+    async with front.client.post(f"{front.url}/v1/completions", json=body) as response:
+        return response.status == 200
+
+
+async def stands(front, **want):
+    demand = await front.demand("tiny")
+    return {name: getattr(demand, name) for name in want} == want
