@@ -36,6 +36,7 @@ from kvasir_runtime.runner.startup import (
     grammars,
     host_resources,
     host_tier,
+    kernel_cache,
     placement,
     rank_processes,
     startup_cache,
@@ -68,6 +69,7 @@ def build(
     not used where the options turn graphs off.
     """
     device = placement.choose_device(options.device)
+    kernel_cache.use(options.startup_cache, startup_cache_key.compiler(device))
     ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
     threads = max(host_resources.num_threads() // options.local_ranks, 1)
     if options.tensor_parallel_size > 1 or options.nnodes > 1:

@@ -50,13 +50,20 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where entries are stored: the option, else the variable, else below the user's cache; None where it is off."""
-    chosen = option or environment.get(names.ENV_STARTUP_CACHE, "")
-    if chosen == OFF:
+    if (option or environment.get(names.ENV_STARTUP_CACHE, "")) == OFF:
         return None
-    if chosen:
-        return Path(os.path.expanduser(chosen))  # noqa: PTH111 -- Path's own raises where the user is unknown
+    if (found := chosen(option, environment)) is not None:
+        return found
     cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "kvasir" / "start" if cache.startswith("/") else None
+
+
+def chosen(option: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The directory that the option or the variable names; None where neither does, or it is off."""
+    found = option or environment.get(names.ENV_STARTUP_CACHE, "")
+    if found in {"", OFF}:
+        return None
+    return Path(os.path.expanduser(found))  # noqa: PTH111 -- Path's own raises where the user is unknown
 
 
 class StartupCache:
@@ -75,7 +82,7 @@ class StartupCache:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            LOG.warning("startup cache entry %s is ignored: %s", path, _reason(error))
+            LOG.warning("startup cache entry %s is ignored: %s", path, reason(error))
             return None
         if document.version != VERSION or document.key != dict(key):
             LOG.warning("startup cache entry %s is ignored: its key is another one", path)
@@ -88,11 +95,11 @@ class StartupCache:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_ownership(self._folder.lstat(), "directory")
+            require_ownership(self._folder.lstat(), "directory")
             _write(self._folder, self._folder / _name(key), key, measured)
             self._remove_oldest()
         except OSError as error:
-            LOG.warning("the startup cache entry is not kept in %s: %s", self._folder, _reason(error))
+            LOG.warning("the startup cache entry is not kept in %s: %s", self._folder, reason(error))
 
     def drop(self, key: CacheKey) -> None:
         """Remove an entry that turned out wrong."""
@@ -117,11 +124,11 @@ def _read(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
             raise OSError("not a small file")
-        _require_ownership(found, "file")
+        require_ownership(found, "file")
         return stream.read(MAX_FILE_BYTES)
 
 
-def _require_ownership(found: os.stat_result, what: str) -> None:
+def require_ownership(found: os.stat_result, what: str) -> None:
     """Reject files of other users, whose numbers could make this process take all memory. Raises OSError."""
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise OSError(f"the {what} belongs to another user, or others may write it")
@@ -140,5 +147,5 @@ def _write(folder: Path, path: Path, key: CacheKey, measured: StepMemory) -> Non
         raise
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -41,10 +41,19 @@ def key(
         "driver": _driver(device),
         "kernels": ops.name,
         "model impl": f"{options.model_impl} {_version('transformers')}",
-        "versions": f"kvasir {__version__} torch {torch.__version__} triton {_version('triton')}",
+        "versions": _versions(),
         "source": source(Path(kvasir_runtime.__file__).parent),
         "allocator": " ".join(os.environ.get(name, "") for name in _ALLOCATOR),
     }
+
+
+def compiler(device: torch.device) -> str:
+    """A name for all that a kernel's compiled form depends on but the kernel: card, driver, versions. Empty on a
+    processor, where none is compiled at run time."""
+    if device.type != "cuda":
+        return ""
+    parts = (placement.device_name(device), _driver(device), _versions())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def model_of(model: Path) -> str:
@@ -88,6 +97,10 @@ def _driver(device: torch.device) -> str:
     with contextlib.suppress(OSError):
         return DRIVER.read_text(errors="replace").splitlines()[0]
     return f"cuda {torch.version.cuda}"
+
+
+def _versions() -> str:
+    return f"kvasir {__version__} torch {torch.__version__} triton {_version('triton')}"
 
 
 def _version(package: str) -> str:
