@@ -225,6 +225,14 @@ def test_every_field_but_tuning_is_shown_by_a_sample():
     assert {path for path in FIELDS if not path.startswith("runtime.")} - shown == ORDERS
 
 
+def test_no_sample_requests_a_device_that_no_image_of_ours_computes_on():
+    found = [d for path in (MANIFESTS / "samples").glob("*.yaml") for d in documents(path)]
+    accelerators = [d["spec"].get("resources", {}).get("accelerator", {}) for d in found if d["kind"] == names.KIND]
+    named = {name for accelerator in accelerators if (name := accelerator.get("resourceName"))}
+    assert named
+    assert all(name.startswith("nvidia.com/") for name in named), named
+
+
 def test_sample_is_a_valid_service():
     sample = one(MANIFESTS / "samples" / "tiny.yaml", names.KIND)
     claim = one(MANIFESTS / "samples" / "tiny.yaml", "PersistentVolumeClaim")
