@@ -10,6 +10,7 @@ from typing import Final
 
 from kvasir_local import locks
 from kvasir_local.errors import MissingToolError
+from kvasir_local.kubelet import prerequisites
 from kvasir_local.kubelet.configs import CNI_PLUGINS
 from kvasir_local.kubelet.network import ROOT
 from kvasir_local.processes import STATE_DIR_VARIABLE
@@ -36,6 +37,8 @@ def check() -> None:
     """MissingToolError where this machine or its user cannot run a kubelet at all: before anything is built."""
     if os.geteuid() != 0:
         raise MissingToolError("a kubelet needs root (control groups, mounts, network namespaces): run this with sudo")
+    if lacking := prerequisites.lacking(prerequisites.read()):
+        raise MissingToolError(f"a kubelet cannot run here, since this machine's root lacks {'; '.join(lacking)}")
     if pid := _foreign_kubelet():
         raise MissingToolError(f"pid {pid} is a kubelet of another cluster: two would share /var/lib/kubelet; stop it")
 
