@@ -56,7 +56,11 @@ class LayerParts(Protocol):
     @property
     def qk_norm(self) -> Tensor | None: ...
     @property
+    def outer_norm(self) -> Tensor | None: ...
+    @property
     def mlp_norm(self) -> Tensor: ...
+    @property
+    def mlp_outer_norm(self) -> Tensor | None: ...
     @property
     def qkv(self) -> Linear: ...
     @property
@@ -67,23 +71,30 @@ class LayerParts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderParts:
-    """A decoder of the usual shape: no scaled embeddings, no caps, no outer norms.
+    """A decoder of the usual shape (`DecoderSpec.usual`).
 
     embedding: the table, or the head where that returns rows of its weight. head: of any kind, or None.
-    norm: of the last layer's output. cos, sin: (positions, head_dim). eps: of all norms.
+    norm: of the last layer's output. angles, local_angles: cosines and sines, (positions, head_dim) each, the latter of
+    layers with a window or chunks. eps: of all norms. Scales and caps are those of `DecoderSpec`, but that
+    attention_scale is given; embedding_scale is rounded to the model's type.
     """
 
     layers: Sequence[LayerParts]
     embedding: Tensor | Linear
     head: Linear | None
     norm: Tensor
-    cos: Tensor
-    sin: Tensor
+    angles: tuple[Tensor, Tensor]
+    local_angles: tuple[Tensor, Tensor]
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
     eps: float
+    attention_scale: float
+    attention_cap: float
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    logit_cap: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,13 +287,18 @@ class Decoder:
                 embedding=embedding,
                 head=self._head,
                 norm=self._norm,
-                cos=self._angles[0],
-                sin=self._angles[1],
+                angles=self._angles,
+                local_angles=self._local_angles,
                 heads=spec.num_heads,
                 kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
-                intermediate=spec.intermediate_size,
                 eps=spec.norm_eps,
+                attention_scale=spec.attention_scale or spec.head_dim**-0.5,
+                attention_cap=spec.attention_cap,
+                embedding_scale=self._embedding_scale,
+                residual_scale=spec.residual_scale,
+                logit_scale=spec.logit_scale if spec.head == "vocabulary" else 1,
+                logit_cap=spec.logit_cap if spec.head == "vocabulary" else 0,
             )
         )
 

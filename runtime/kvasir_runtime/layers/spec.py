@@ -132,25 +132,15 @@ class DecoderSpec:
 
     @property
     def usual(self) -> bool:
-        """Whether the layers are those of Llama with biases, norms of heads and windows at most, and whole: what C++
-        computes.
+        """Whether the layers are those of Llama with biases, norms of heads and behind layers, windows, caps,
+        factors, a gate of GELU and experts at most, and whole: what C++ computes.
         """
-        caps = (self.attention_cap, self.logit_cap, self.qkv_clip)
-        changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
         parts = (self.state, self.latent, self.encoder, self.temperature)
-        scores = self.gated_attention or self.sinks or bool(self.alibi) or self.plain_qk_norm
+        scores = self.gated_attention or self.sinks or bool(self.alibi or self.qkv_clip or self.plain_qk_norm)
         others = scores or any(part is not None for part in parts) or self.rank.count > 1 or self.embedding_norm
-        others = (
-            others
-            or self.doubled_input
-            or self.norm != "rms"
-            or not self.pre_norms
-            or self.wide_qk_norm
-            or self.parallel
-        )
-        scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
-        plain = self.activation == "silu" and self.gated_mlp and scales == (1, 1, 1)
-        return plain and not (any(changed) or others)
+        norms = self.norm == "rms" and self.pre_norms and not self.wide_qk_norm
+        plain = self.activation in ("silu", "gelu") and self.gated_mlp and not (self.parallel or self.doubled_input)
+        return plain and norms and not others
 
     def vocabulary_of(self, rank: int) -> range:
         """Ids whose rows of the table, and of a head over the vocabulary, a rank has."""

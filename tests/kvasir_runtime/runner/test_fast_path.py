@@ -70,6 +70,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(tmp_path_factory.mktemp("model") / "m", Shape(dtype=torch.bfloat16, num_layers=3))
 
 
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose logits are capped, hence in float32, and whose layers have norms behind them."""
+    shape = Shape(family="gemma2", dtype=torch.bfloat16, num_layers=2, tied=True)
+    return checkpoints.write(tmp_path_factory.mktemp("capped") / "m", shape)
+
+
 def made(
     folder: Path,
     cache_dtype: torch.dtype = torch.bfloat16,
@@ -124,6 +131,17 @@ def streams(*samplings: SamplingConfig) -> list[Stream]:
 )
 def test_both_paths_give_the_same_answers(
     folder: Path, ways: tuple[SamplingConfig, ...], cache_dtype: torch.dtype, scattered: bool
+) -> None:
+    assert_both_paths_agree(folder, ways, cache_dtype, scattered=scattered)
+
+
+@pytest.mark.parametrize("ways", [(PLAIN,), (*EDITED, *WITH_LOGPROBS)], ids=["greedy", "mixed"])
+def test_both_paths_give_the_same_answers_from_capped_logits(capped: Path, ways: tuple[SamplingConfig, ...]) -> None:
+    assert_both_paths_agree(capped, ways, torch.bfloat16, scattered=True)
+
+
+def assert_both_paths_agree(
+    folder: Path, ways: tuple[SamplingConfig, ...], cache_dtype: torch.dtype, *, scattered: bool
 ) -> None:
     answers = []
     for is_fast in (True, False):

@@ -11,9 +11,10 @@ namespace KVASIR_ISA {
 namespace {
 
 // Scores of one row become weights. It sees positions from .. to (not included) of the tile; keep: what older sums count.
+// limit: of scores before they are scaled, 0 for none.
 template <class Kind, bool SCALED>
 KVASIR_INLINE void soften(const Tile& t, float* scores, uint32_t* weights, int64_t row, int64_t keys, int64_t from,
-                          int64_t to, float scale, float* shift) {
+                          int64_t to, float scale, float limit, float* shift) {
   constexpr int kVectors = KEYS / kLanes;
   Floats s[kVectors], best = splat(UNSEEN);
   const bool masked = from > 0 || to < up(keys, kLanes);
@@ -23,6 +24,7 @@ KVASIR_INLINE void soften(const Tile& t, float* scores, uint32_t* weights, int64
     if (i * kLanes >= keys) continue;
     s[i] = load(scores + i * kLanes);
     if (SCALED) s[i] *= load(t.key_scales + i * kLanes);
+    if (limit != 0) s[i] = capped(s[i], limit);
     if (masked) {
       Ints place{};
       for (int lane = 0; lane < kLanes; ++lane) place[lane] = i * kLanes + lane;
@@ -55,7 +57,7 @@ KVASIR_INLINE void soften(const Tile& t, float* scores, uint32_t* weights, int64
 // One panel of up to kPanelRows rows over the packed tile. position: of the first row's query; window as in the arguments.
 template <class Kind, bool SCALED>
 KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, int64_t keys, const int64_t* from,
-                         const int64_t* to, float scale) {
+                         const int64_t* to, float scale, float limit) {
   product_any<Kind>(rows, t.query + row * w.depth, w.depth, t.keys, KEYS, w.depth, t.scores, KEYS, nullptr,
                     up(keys, kLanes) / kLanes);
   constexpr int kShifts = (Kind::kPanelRows + 15) / 16 * 16;
@@ -63,7 +65,7 @@ KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, 
   constexpr int64_t weight_stride = KEYS / Kind::kWidth;
   for (int r = 0; r < rows; ++r) {
     soften<Kind, SCALED>(t, t.scores + r * KEYS, t.weights + r * weight_stride, row + r, keys, from[r], to[r], scale,
-                         shift + r);
+                         limit, shift + r);
   }
   for (int i = 0; i < rows; i += kLanes) store(keep + i, exp2(load(shift + i)));
   for (int r = 0; r < rows; ++r) {
@@ -156,7 +158,7 @@ void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float
   const auto [first, stop] = span_of(a, item);
   alignas(64) static const uint8_t zeros[4096] = {};
   const int64_t* table = table_of(a, item);
-  const float scale = a.scale * 1.44269504f;
+  const float scale = a.scale * 1.44269504f, limit = a.cap / a.scale;
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
     const int64_t keys = least(KEYS, stop - at), padded = up(keys, Kind::kWidth * Kind::kDepthUnit);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
@@ -186,7 +188,7 @@ void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float
       }
       const bool folds = ends && !is_first;
       for (int64_t i = 0; i < (folds ? count * w.columns : 0); i += 16) __builtin_prefetch(t.whole + row * w.columns + i, 1);
-      if (any) panel<Kind, SCALED>(t, w, row, count, padded, from, to, scale);
+      if (any) panel<Kind, SCALED>(t, w, row, count, padded, from, to, scale, limit);
       if (folds) fold_panel(t, w, row, count);
     }
     if (ends && is_first) end_first(t, w, rows, is_last);

@@ -145,14 +145,17 @@ struct Softened {
   float maximum, sum;
 };
 
-KVASIR_INLINE Softened soften_few(float* scores, int64_t count, int64_t from, int64_t to, float scale, bfloat16* weights) {
+// limit: of scores before they are scaled, 0 for none.
+KVASIR_INLINE Softened soften_few(float* scores, int64_t count, int64_t from, int64_t to, float scale, float limit,
+                                  bfloat16* weights) {
   const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   __m512 best = _mm512_set1_ps(UNSEEN);
   for (int64_t i = 0; i < count; i += 16) {
     const __m512i place = _mm512_add_epi32(places, _mm512_set1_epi32(static_cast<int>(i)));
     const __mmask16 seen = _mm512_cmp_epi32_mask(place, _mm512_set1_epi32(static_cast<int>(from)), _MM_CMPINT_NLT) &
                            _mm512_cmp_epi32_mask(place, _mm512_set1_epi32(static_cast<int>(to)), _MM_CMPINT_LT);
-    const __m512 s = _mm512_mask_loadu_ps(_mm512_set1_ps(UNSEEN), seen, scores + i);
+    const Floats raw = load(scores + i), within = limit != 0 ? capped(raw, limit) : raw;
+    const __m512 s = _mm512_mask_mov_ps(_mm512_set1_ps(UNSEEN), seen, reinterpret_cast<__m512>(within));
     _mm512_storeu_ps(scores + i, s);
     best = _mm512_max_ps(s, best);
   }
@@ -210,7 +213,7 @@ void attend_few(const AttentionArgs& a, float* memory, const Item& item, int64_t
   Softened softened[MOST_HEADS];
   for (int64_t r = 0; r < rows; ++r)
     softened[r] = soften_few(scores + r * SPLIT, chunks.count * CHUNK, span.first - chunks.first, span.stop - chunks.first,
-                             a.scale * 1.44269504f, reinterpret_cast<bfloat16*>(weights + r * (SPLIT / 2)));
+                             a.scale * 1.44269504f, a.cap / a.scale, reinterpret_cast<bfloat16*>(weights + r * (SPLIT / 2)));
   __builtin_memset(sums, 0, rows * a.head_dim * 4);
   for (int64_t chunk = chunks.count; chunk < 2 * chunks.count; ++chunk) {
     rows_of(chunks, chunk, span, at);

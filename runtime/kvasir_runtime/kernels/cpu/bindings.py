@@ -52,8 +52,8 @@ class CpuKernels:
         value_dim: int = 0,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        """kernels.attention; scores that are capped, sloped or have a sink are torch's."""
-        changed = bool(softcap) or sinks is not None or slopes is not None
+        """kernels.attention; scores that are sloped or have a sink are torch's."""
+        changed = sinks is not None or slopes is not None
         if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
             return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk, value_dim, slopes)
         made, kept = structs.sequences(attn_metadata)
@@ -75,6 +75,7 @@ class CpuKernels:
             window=window,
             chunk=chunk,
             scale=scale,
+            cap=softcap,
             query_type=structs.TYPES[query.dtype],
             cache_type=structs.TYPES[cache.dtype],
             amx=self._amx,
@@ -85,7 +86,7 @@ class CpuKernels:
 
     def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """kernels.rms_norm."""
-        if x.dtype not in TYPES or weight.dtype != x.dtype or weight.dim() > 1 or not x.is_contiguous():
+        if x.dtype not in TYPES or not takes_norm(x.dtype, weight) or weight.dim() > 1 or not x.is_contiguous():
             return rms_norm.cpu(x, residual, weight, eps)
         out = torch.empty_like(x)
         residual = None if residual is None else residual.contiguous()
@@ -99,6 +100,7 @@ class CpuKernels:
             dim=x.shape[-1],
             eps=eps,
             type=structs.TYPES[x.dtype],
+            weight_type=structs.TYPES[weight.dtype],
         )
         self._norm(ctypes.byref(args))
         return out, x
@@ -107,7 +109,7 @@ class CpuKernels:
         self, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
     ) -> Tensor:
         """kernels.split_qkv; queries are turned where they lie."""
-        mixed = norm is not None and norm.dtype != qkv.dtype
+        mixed = norm is not None and not takes_norm(qkv.dtype, norm)
         if mixed or not takes_heads(qkv.dtype, cache.dtype, qkv.shape[2]):
             return split_qkv.cpu(qkv, norm, eps, cos, sin, cache, slots)
         kv_heads = cache.shape[3]
@@ -131,6 +133,7 @@ class CpuKernels:
             eps=eps,
             type=structs.TYPES[qkv.dtype],
             cache_type=structs.TYPES[cache.dtype],
+            norm_type=structs.TYPES[qkv.dtype if norm is None else norm.dtype],
         )
         self._split_qkv(ctypes.byref(args))
         return qkv[:, :heads]
@@ -216,6 +219,11 @@ class CpuKernels:
 def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
     """Whether the C++ computes attention with these types of the model and its cache."""
     return model in TYPES and cache in (model, torch.int8, INT4) and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
+
+
+def takes_norm(model: torch.dtype, weight: Tensor) -> bool:
+    """Whether the C++ normalises with a weight of this type."""
+    return weight.dtype in (model, torch.float32)
 
 
 def cpu_kernels(library: Library) -> CpuKernels:

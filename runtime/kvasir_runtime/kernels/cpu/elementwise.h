@@ -7,17 +7,18 @@
 namespace kvasir {
 
 // total = x + residual (x alone where residual is null), out = rms_norm(total) * weight. total may be x or residual, and
-// null where it is not wanted. out may be x. (rows, dim), dense.
+// null where it is not wanted. out may be x. (rows, dim), dense. weight_type: FLOAT32, or type.
 struct NormArgs {
   const void *x, *residual, *weight;
   void *total, *out;
   int64_t rows, dim;
   float eps;
-  Type type;
+  Type type, weight_type;
 };
 
 // Norms of heads, rotation of queries (in place) and keys, keys and values into the cache.
 // qkv: (tokens, heads + 2 * kv_heads, head_dim); norm: (heads + kv_heads, head_dim) or null; slots: (tokens)
+// norm_type: FLOAT32, or type.
 // cos, sin: (positions, head_dim), row positions[t] for token t, or row t where positions is null
 // cache, value_offset, block_bytes: as in attention.h
 struct SplitArgs {
@@ -28,7 +29,7 @@ struct SplitArgs {
   int64_t value_offset, block_bytes;
   int64_t tokens, heads, kv_heads, head_dim, block_size;
   float eps;
-  Type type, cache_type;
+  Type type, cache_type, norm_type;
 };
 
 // As `Activation` in kernels/act_and_mul.py; GELU in the form that a hyperbolic tangent approximates.
@@ -41,6 +42,15 @@ struct ActAndMulArgs {
   int64_t rows, dim;
   Type type;
   Activation activation;
+};
+
+// x[i] *= factor, and x[i] = cap * tanh(x[i] / cap) to out in float32 where a cap is given; of `count` numbers.
+struct ScaleArgs {
+  void* x;
+  float* out;
+  int64_t count;
+  float factor, cap;
+  Type type;
 };
 
 // out[r] = table[ids[r]], rows of row_bytes
@@ -67,6 +77,7 @@ namespace KVASIR_ISA {
 void norm(int tid, int nth, const kvasir::NormArgs& args);
 void split_qkv(int tid, int nth, const kvasir::SplitArgs& args);
 void act_and_mul(int tid, int nth, const kvasir::ActAndMulArgs& args);
+void scale(int tid, int nth, const kvasir::ScaleArgs& args);
 void gather(int tid, int nth, const kvasir::GatherArgs& args);
 int64_t argmax_bytes(const kvasir::ArgmaxArgs& args);
 void argmax(int tid, int nth, const kvasir::ArgmaxArgs& args);

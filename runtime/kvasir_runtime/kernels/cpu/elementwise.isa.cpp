@@ -46,10 +46,10 @@ KVASIR_INLINE float add_and_measure(const T* x, const T* residual, T* total, int
   return 1 / square_root((sum(squares) + rest) / dim + eps);
 }
 
-template <class T>
+template <class T, class W>
 void norm_rows(int tid, int nth, const kvasir::NormArgs& a) {
   const auto *x = static_cast<const T*>(a.x), *residual = static_cast<const T*>(a.residual);
-  const auto* weight = static_cast<const T*>(a.weight);
+  const auto* weight = static_cast<const W*>(a.weight);
   auto *total = static_cast<T*>(a.total), *out = static_cast<T*>(a.out);
   for (int64_t chunk; (chunk = kvasir::claim(tid, nth, (a.rows + ROWS - 1) / ROWS)) >= 0;) {
     for (int64_t r = chunk * ROWS; r < least(a.rows, (chunk + 1) * ROWS); ++r) {
@@ -65,8 +65,8 @@ void norm_rows(int tid, int nth, const kvasir::NormArgs& a) {
 }
 
 // A head as float32: normed if norm is given, rotated if cos is.
-template <class T>
-KVASIR_INLINE void turned(const T* x, const T* norm, float eps, const T* cos, const T* sin, int64_t dim, float* out) {
+template <class T, class W>
+KVASIR_INLINE void turned(const T* x, const W* norm, float eps, const T* cos, const T* sin, int64_t dim, float* out) {
   const int64_t half = dim / 2;
   float wide[HEAD];
   const float scale = norm ? add_and_measure<T>(x, nullptr, nullptr, dim, eps) : 1;
@@ -135,11 +135,11 @@ KVASIR_INLINE void widened(const T* from, int64_t dim, float* to) {
   for (; i < dim; ++i) to[i] = widen(from[i]);
 }
 
-template <class T>
+template <class T, class W>
 void split_token(const kvasir::SplitArgs& a, int64_t token) {
   const int64_t dim = a.head_dim, row = a.positions ? a.positions[token] : token;
   T* qkv = static_cast<T*>(a.qkv) + token * (a.heads + 2 * a.kv_heads) * dim;
-  const auto* norms = static_cast<const T*>(a.norm);
+  const auto* norms = static_cast<const W*>(a.norm);
   const T *cos = static_cast<const T*>(a.cos) + row * dim, *sin = static_cast<const T*>(a.sin) + row * dim;
   float head[HEAD];
   const int64_t slot = a.slots[token], size = a.block_size;
@@ -193,6 +193,23 @@ void act_and_mul_rows(int tid, int nth, const kvasir::ActAndMulArgs& a) {
       float gated[kLanes];
       store(gated, gate_of<ACTIVATION>(splat(widen(gates[i]))));
       narrow(out + row * a.dim + i, gated[0] * widen(ups[i]));
+    }
+  }
+}
+
+template <class T>
+void scale_numbers(int tid, int nth, const kvasir::ScaleArgs& a) {
+  auto* x = static_cast<T*>(a.x);
+  for (int64_t chunk; (chunk = kvasir::claim(tid, nth, (a.count + COLUMNS - 1) / COLUMNS)) >= 0;) {
+    const int64_t end = least(a.count, (chunk + 1) * COLUMNS);
+    int64_t i = chunk * COLUMNS;
+    for (; i + kLanes <= end; i += kLanes) {
+      if (a.factor != 1) store(x + i, load(x + i) * splat(a.factor));
+      if (a.cap != 0) store(a.out + i, capped(load(x + i), a.cap));
+    }
+    for (; i < end; ++i) {
+      if (a.factor != 1) narrow(x + i, widen(x[i]) * a.factor);
+      if (a.cap != 0) a.out[i] = capped(splat(widen(x[i])), a.cap)[0];
     }
   }
 }
@@ -259,12 +276,15 @@ void argmax_rows(int tid, int nth, const kvasir::ArgmaxArgs& a) {
 }  // namespace
 
 void norm(int tid, int nth, const kvasir::NormArgs& a) {
-  a.type == kvasir::FLOAT32 ? norm_rows<float>(tid, nth, a) : norm_rows<bfloat16>(tid, nth, a);
+  if (a.type == kvasir::FLOAT32) return norm_rows<float, float>(tid, nth, a);
+  a.weight_type == kvasir::FLOAT32 ? norm_rows<bfloat16, float>(tid, nth, a) : norm_rows<bfloat16, bfloat16>(tid, nth, a);
 }
 
 void split_qkv(int tid, int nth, const kvasir::SplitArgs& a) {
   for (int64_t token; (token = kvasir::claim(tid, nth, a.tokens)) >= 0;) {
-    a.type == kvasir::FLOAT32 ? split_token<float>(a, token) : split_token<bfloat16>(a, token);
+    if (a.type == kvasir::FLOAT32) split_token<float, float>(a, token);
+    else if (a.norm_type == kvasir::FLOAT32) split_token<bfloat16, float>(a, token);
+    else split_token<bfloat16, bfloat16>(a, token);
   }
 }
 
@@ -276,6 +296,10 @@ KVASIR_INLINE void act_and_mul_of(int tid, int nth, const kvasir::ActAndMulArgs&
 
 void act_and_mul(int tid, int nth, const kvasir::ActAndMulArgs& a) {
   a.activation == kvasir::SILU ? act_and_mul_of<kvasir::SILU>(tid, nth, a) : act_and_mul_of<kvasir::GELU>(tid, nth, a);
+}
+
+void scale(int tid, int nth, const kvasir::ScaleArgs& a) {
+  a.type == kvasir::FLOAT32 ? scale_numbers<float>(tid, nth, a) : scale_numbers<bfloat16>(tid, nth, a);
 }
 
 void gather(int tid, int nth, const kvasir::GatherArgs& a) {

@@ -8,27 +8,35 @@
 
 namespace kvasir {
 
-// qk_norm may be null. gate_up is gated. group: of the cache; cache_offset: bytes from the beginning of a block.
+// qk_norm may be null, and so may outer norms, of what attention and feed-forward layers give. cos, sin: (positions,
+// head_dim). gate_up: gated, or the activation is behind it. group: of the cache; cache_offset: bytes from the beginning of
+// a block.
 struct StepLayer {
-  const void *attention_norm, *qk_norm, *mlp_norm;
+  const void *attention_norm, *qk_norm, *attention_outer_norm, *mlp_norm, *mlp_outer_norm;
   const Linear *qkv, *output, *gate_up, *down;
+  const void *cos, *sin;
   int64_t window, chunk, group, cache_offset;
 };
 
 // embedding: (vocabulary, hidden), or null where rows of the packed `table` are taken. head: null where there is none.
 // cache, value_offset, block_bytes: as in kernels/kv_cache.py. num_groups: of the cache.
-// amx: as in AttentionArgs.
+// intermediate: the widest of all layers'. embedding_scale, residual_scale (of what is added to the residual),
+// logit_scale: 1 for none. logit_cap: 0 for none; with one logits are in float32. scale, cap, amx: as in AttentionArgs.
+// norm_type: of all norms' weights.
 struct StepModel {
   const StepLayer* layers;
   const void* embedding;
   const Linear *table, *head;
-  const void *norm, *cos, *sin;
+  const void* norm;
   uint8_t* cache;
   int64_t value_offset, block_bytes, num_groups;
   int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
-  float eps, scale;
-  Type type, cache_type;
+  float eps, scale, cap, embedding_scale, residual_scale, logit_scale, logit_cap;
+  Type type, cache_type, norm_type;
+  Activation activation;
   int32_t amx;
+
+  Type logits_type() const { return logit_cap != 0 ? FLOAT32 : type; }
 };
 
 // What a step spends its time on, in the order of `KINDS` in cpu/step.py.

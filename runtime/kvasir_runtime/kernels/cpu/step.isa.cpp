@@ -17,12 +17,14 @@ struct Step {
 
 KVASIR_INLINE int64_t element_bytes(const StepModel& m) { return m.type == kvasir::FLOAT32 ? 4 : 2; }
 
-// Where the activations of a step lie in SLOT_STEP, each (tokens, width). stream is the residual stream.
+// Where the activations of a step lie in SLOT_STEP, each (tokens, width). stream is the residual stream. wide: of layers
+// whose activation is behind the product. logits: before the cap, (rows, outputs of the head).
 struct Buffers {
-  char *stream, *normed, *qkv, *attended, *gated, *end;
+  char *stream, *normed, *qkv, *attended, *gated, *wide, *logits, *end;
 };
 
-Buffers buffers(const StepModel& m, int64_t tokens, char* memory) {
+Buffers buffers(const StepModel& m, const StepBatch& batch, char* memory) {
+  const int64_t tokens = batch.tokens;
   const auto take = [&](int64_t width) {
     char* got = memory;
     memory += (tokens * width * element_bytes(m) + 63) / 64 * 64;
@@ -34,6 +36,9 @@ Buffers buffers(const StepModel& m, int64_t tokens, char* memory) {
   b.qkv = take((m.heads + 2 * m.kv_heads) * m.head_dim);
   b.attended = take(m.heads * m.head_dim);
   b.gated = take(m.intermediate);
+  b.wide = take(m.activation == kvasir::SILU ? 0 : 2 * m.intermediate);
+  b.logits = memory;
+  if (batch.logits && m.logit_cap != 0) memory += (batch.num_rows * m.head->outputs * element_bytes(m) + 63) / 64 * 64;
   b.end = memory;
   return b;
 }
@@ -55,6 +60,7 @@ kvasir::AttentionArgs attention_args(const Step& s, const Buffers& b, int64_t la
   a.window = m.layers[layer].window;
   a.chunk = m.layers[layer].chunk;
   a.scale = m.scale;
+  a.cap = m.cap;
   a.query_type = m.type;
   a.cache_type = m.cache_type;
   a.amx = m.amx;
@@ -66,8 +72,8 @@ kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
   kvasir::SplitArgs a{};
   a.qkv = b.qkv;
   a.norm = m.layers[layer].qk_norm;
-  a.cos = m.cos;
-  a.sin = m.sin;
+  a.cos = m.layers[layer].cos;
+  a.sin = m.layers[layer].sin;
   a.positions = s.batch.positions;
   a.slots = s.batch.slots + m.layers[layer].group * s.batch.tokens;
   a.cache = m.cache + m.layers[layer].cache_offset;
@@ -81,12 +87,13 @@ kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
   a.eps = m.eps;
   a.type = m.type;
   a.cache_type = m.cache_type;
+  a.norm_type = m.norm_type;
   return a;
 }
 
 kvasir::SampleArgs sample_args(const Step& s) {
   const StepBatch& b = s.batch;
-  return {b.logits, b.draws, b.edits, b.sampled, b.num_rows, s.model.head->outputs, s.model.type};
+  return {b.logits, b.draws, b.edits, b.sampled, b.num_rows, s.model.head->outputs, s.model.logits_type()};
 }
 
 KVASIR_INLINE bool all_in_order(const StepBatch& batch) {
@@ -105,6 +112,7 @@ struct Pass {
   Step& step;
   Buffers b;
   int64_t rows;
+  const char* pending = nullptr;  // what is not yet added to the residual stream
 
   void done(StepKind kind) {
     const bool ended = kvasir::barrier(tid, nth);
@@ -122,12 +130,57 @@ struct Pass {
       linear_rows(tid, nth, *m.table, step.batch.token_ids, rows, reinterpret_cast<uint16_t*>(b.stream));
     }
     done(kvasir::EMBEDDING);
+    scaled(b.stream, m.hidden, m.embedding_scale, kvasir::EMBEDDING);
+  }
+
+  void scaled(void* x, int64_t width, float factor, StepKind kind) {
+    if (factor == 1) return;
+    scale(tid, nth, {x, nullptr, rows * width, factor, 0, step.model.type});
+    done(kind);
   }
 
   void normed(const void* weight, void* out) {
     const StepModel& m = step.model;
-    norm(tid, nth, {b.stream, nullptr, weight, nullptr, out, rows, m.hidden, m.eps, m.type});
+    const char *x = pending ? pending : b.stream, *residual = pending ? b.stream : nullptr;
+    char* total = pending ? b.stream : nullptr;
+    norm(tid, nth, {x, residual, weight, total, out, rows, m.hidden, m.eps, m.type, m.norm_type});
     done(kvasir::NORM);
+    pending = nullptr;
+  }
+
+  // The product's sums are added to the residual stream at once, but for those that are normalised or scaled before.
+  void added(const kvasir::Linear* weight, const void* x, const void* outer_norm, StepKind kind) {
+    const StepModel& m = step.model;
+    if (!outer_norm && m.residual_scale == 1) return product(weight, x, b.stream, b.stream, kind);
+    product(weight, x, b.normed, nullptr, kind);
+    if (outer_norm) {
+      norm(tid, nth, {b.normed, nullptr, outer_norm, nullptr, b.normed, rows, m.hidden, m.eps, m.type, m.norm_type});
+      done(kvasir::NORM);
+    }
+    scaled(b.normed, m.hidden, m.residual_scale, kvasir::NORM);
+    pending = b.normed;
+  }
+
+  void feed_forward(const kvasir::StepLayer& layer) {
+    const StepModel& m = step.model;
+    if (layer.gate_up->gated) {
+      product(layer.gate_up, b.normed, b.gated, nullptr, kvasir::GATE_UP);
+    } else {
+      product(layer.gate_up, b.normed, b.wide, nullptr, kvasir::GATE_UP);
+      act_and_mul(tid, nth, {b.wide, b.gated, rows, layer.gate_up->outputs / 2, m.type, m.activation});
+      done(kvasir::GATE_UP);
+    }
+    added(layer.down, b.gated, layer.mlp_outer_norm, kvasir::DOWN);
+  }
+
+  void head() {
+    const StepModel& m = step.model;
+    void* raw = m.logit_cap != 0 ? b.logits : step.batch.logits;
+    product(m.head, step.batch.out, raw, nullptr, kvasir::HEAD);
+    if (m.logit_scale == 1 && m.logit_cap == 0) return;
+    auto* wide = static_cast<float*>(step.batch.logits);
+    scale(tid, nth, {raw, wide, rows * m.head->outputs, m.logit_scale, m.logit_cap, m.type});
+    done(kvasir::HEAD);
   }
 
   void product(const kvasir::Linear* weight, const void* x, void* out, const void* residual, StepKind kind) {
@@ -178,19 +231,18 @@ struct Pass {
       done(kvasir::ATTENTION);
       if (i == m.num_layers - 1 && !all_in_order(step.batch)) trim();
       if (!rows) return;
-      product(layer.output, b.attended, b.stream, b.stream, kvasir::OUTPUT);
+      added(layer.output, b.attended, layer.attention_outer_norm, kvasir::OUTPUT);
       normed(layer.mlp_norm, b.normed);
-      product(layer.gate_up, b.normed, b.gated, nullptr, kvasir::GATE_UP);
-      product(layer.down, b.gated, b.stream, b.stream, kvasir::DOWN);
+      feed_forward(layer);
     }
     normed(m.norm, step.batch.out);
     if (!step.batch.logits) return;
-    product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
+    head();
     if (!step.batch.sampled || !masks_are_whole()) return;
     if (step.batch.draws) {
       sample(tid, nth, sample_args(step));
     } else {
-      argmax_by_row(tid, nth, {step.batch.logits, step.batch.sampled, rows, m.head->outputs, m.type});
+      argmax_by_row(tid, nth, {step.batch.logits, step.batch.sampled, rows, m.head->outputs, m.logits_type()});
     }
     done(kvasir::SAMPLING);
     if (!step.batch.logprobs) return;
@@ -208,7 +260,7 @@ KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBatch* batch) {
   using namespace KVASIR_ISA;
   const Step step{*model, *batch, now()};
-  const Buffers b = buffers(*model, batch->tokens, nullptr);
+  const Buffers b = buffers(*model, *batch, nullptr);
   int64_t partials = 0, scratch = batch->logits ? linear_bytes(*model->head, batch->num_rows) : 0;
   for (int64_t i = 0; i < model->num_layers; ++i) {
     const kvasir::StepLayer& layer = model->layers[i];
@@ -230,7 +282,7 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
       [](int tid, int nth, void* p) {
         Step& s = *static_cast<Step*>(p);
         auto* memory = static_cast<char*>(kvasir::shared_scratch(kvasir::SLOT_STEP));
-        Pass{tid, nth, s, buffers(s.model, s.batch.tokens, memory), s.batch.tokens}.run();
+        Pass{tid, nth, s, buffers(s.model, s.batch, memory), s.batch.tokens}.run();
       },
       &step, sizeof step, needs, 4);
 }

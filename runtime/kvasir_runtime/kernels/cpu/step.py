@@ -1,4 +1,4 @@
-"""A decoder's forward pass in one call of C++: `kernels.decoder_step` for CPUs. Fills step.h from a decoder's parts.
+"""A decoder's forward pass in one call of C++: `kernels.decoder_step` for CPUs.
 
 Logits are computed in the same call, since threads that waited for the next one would have fallen asleep.
 """
@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.cpu import structs
+from kvasir_runtime.kernels.cpu import step_model, structs
 from kvasir_runtime.kernels.cpu.bindings import takes_heads
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.kernels.cpu.linear import Packed
 from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler, EditsStruct
 from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LateMaskStruct, LayerStruct, ModelStruct, RowsStruct
-from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts, SampledRows
-from kvasir_runtime.kernels.gated import FeedForward
+from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, SampledRows
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.row_sampler import LateMask, RowChunk, RowSampler
@@ -42,6 +40,7 @@ class CppDecoderStep:
         self._kept = kept
         self._cache = 0
         self.head_rows = int(model.head.contents.outputs) if model.head else 0
+        self.logits_dtype = torch.float32 if model.logit_cap else torch.bfloat16
         self.model = ctypes.byref(model)
         self.library = found
         self._run = found.function("step", ctypes.c_void_p, ctypes.c_void_p)
@@ -69,7 +68,7 @@ class CppDecoderStep:
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
         logits = greedy_ids = None
         if self.head_rows and rows.shape[0] <= sequences[0].count:
-            logits = torch.empty((rows.shape[0], self.head_rows), dtype=torch.bfloat16)
+            logits = torch.empty((rows.shape[0], self.head_rows), dtype=self.logits_dtype)
             greedy_ids = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
         batch = BatchStruct(
             tokens=token_ids.shape[0],
@@ -108,7 +107,7 @@ class CppDecoderStep:
     def room(self, count: int) -> tuple[Tensor, Tensor]:
         """Hidden states and logits of so many rows, undefined."""
         hidden = torch.empty((count, self._model.hidden), dtype=torch.bfloat16)
-        return hidden, torch.empty((count, self.head_rows), dtype=torch.bfloat16)
+        return hidden, torch.empty((count, self.head_rows), dtype=self.logits_dtype)
 
     def row_steps(self, tables: NDArray[np.int64], sampler: RowSampler, max_tokens: int) -> "CppRowSteps | None":
         """Steps over the sampler's rows, or None where the head is not packed."""
@@ -252,57 +251,13 @@ class CppRowSteps:
             self._logprobs = self._struct.logprobs = None
             return None
         made, self._logprobs, kept = structs.logprobs(wanted, self._num_sampled, self._step.head_rows)
-        made.logits, made.ids, made.type = self._struct.logits, self._struct.sampled, structs.TYPES[torch.bfloat16]
+        made.logits, made.ids = self._struct.logits, self._struct.sampled
+        made.type = structs.TYPES[self._step.logits_dtype]
         self._struct.logprobs = ctypes.pointer(made)
         return made, kept
 
 
 def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:
     """The step of these parts, or None where one of them is not for the C++."""
-    layers, embedding, head, norm = parts.layers, parts.embedding, parts.head, parts.norm
-    weights = [_weights(layer) for layer in layers]
-    packed = [four for four in weights if four is not None]
-    if norm.dtype != torch.bfloat16 or len(packed) < len(layers) or not layers:
-        return None
-    array = (LayerStruct * len(layers))()
-    for struct, layer, four in zip(array, layers, packed, strict=True):
-        struct.attention_norm, struct.mlp_norm = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
-        struct.qk_norm = None if layer.qk_norm is None else layer.qk_norm.data_ptr()
-        struct.qkv, struct.output, struct.gate_up, struct.down = (ctypes.pointer(one.struct) for one in four)
-        struct.window, struct.chunk = layer.attention.window, layer.attention.chunk
-    model = ModelStruct(
-        layers=array,
-        embedding=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
-        table=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
-        head=ctypes.pointer(head.struct) if isinstance(head, Packed) else None,
-        norm=norm.data_ptr(),
-        cos=parts.cos.data_ptr(),
-        sin=parts.sin.data_ptr(),
-        num_layers=len(layers),
-        hidden=norm.shape[0],
-        heads=parts.heads,
-        kv_heads=parts.kv_heads,
-        head_dim=parts.head_dim,
-        intermediate=parts.intermediate,
-        eps=parts.eps,
-        scale=parts.head_dim**-0.5,
-        type=structs.TYPES[torch.bfloat16],
-        amx=found.amx,
-    )
-    return CppDecoderStep(found, model, array, (parts,))
-
-
-def _weights(layer: LayerParts) -> tuple[Packed, Packed, Packed, Packed] | None:
-    if not isinstance(layer.feed_forward, FeedForward):  # experts
-        return None
-    qkv, output = layer.qkv, layer.output
-    gate_up, down = layer.feed_forward.gate_up, layer.feed_forward.down
-    if not (
-        isinstance(qkv, Packed)
-        and isinstance(output, Packed)
-        and isinstance(gate_up, Packed)
-        and isinstance(down, Packed)
-        and gate_up.struct.gated
-    ):
-        return None
-    return qkv, output, gate_up, down
+    made = step_model.filled(found, parts)
+    return None if made is None else CppDecoderStep(found, *made, (parts,))

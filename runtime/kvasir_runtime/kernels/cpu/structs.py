@@ -50,6 +50,7 @@ class AttentionArgs(ctypes.Structure):
         ("window", _COUNT),
         ("chunk", _COUNT),
         ("scale", _FLOAT),
+        ("cap", _FLOAT),
         ("query_type", _TYPE),
         ("cache_type", _TYPE),
         ("amx", _TYPE),
@@ -69,6 +70,7 @@ class NormArgs(ctypes.Structure):
         ("dim", _COUNT),
         ("eps", _FLOAT),
         ("type", _TYPE),
+        ("weight_type", _TYPE),
     )
 
 
@@ -93,6 +95,7 @@ class SplitArgs(ctypes.Structure):
         ("eps", _FLOAT),
         ("type", _TYPE),
         ("cache_type", _TYPE),
+        ("norm_type", _TYPE),
     )
 
 

@@ -73,6 +73,29 @@ def test_every_variant_agrees_and_neighbours_change_no_bit(
             assert torch.equal(variant.attention(parts[index], kept, alone, scale, window, chunk=chunk), mine)
 
 
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("batch", BATCHES[:2])
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[3], HEADS[5]])
+def test_every_variant_caps_scores(
+    variant: CpuKernels, heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]], cap: float
+) -> None:
+    query, cache, tables = case(heads, batch)
+    query *= 4  # so that most scores reach the smaller cap, and some the larger
+    attn_metadata = AttentionMetadata(*batch, tables)
+    for dtype, worst in WORST.items():
+        given = query.to(dtype)
+        for kept in (layer_of(cache.to(dtype)), layer_of(kv_quant.stored(cache, torch.int8))):
+            want = attention.reference(given.float(), float_of(kept), attn_metadata, 0.5, 100, cap)
+            got = variant.attention(given, kept, attn_metadata, 0.5, 100, cap)
+            allowed = 3 * worst + 1e-6 * cap  # a score is as exact as float32 of the cap's size
+            torch.testing.assert_close(got.float(), want, atol=allowed, rtol=allowed)
+
+
+def float_of(layer: Tensor) -> Tensor:
+    """A layer of the cache for a reference in float32."""
+    return layer if layer.dtype == torch.int8 else layer_of(layer.float())
+
+
 @pytest.mark.parametrize("cached", [torch.int8, kv_quant.INT4])
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_variant_reads_a_cache_of_fewer_bits(

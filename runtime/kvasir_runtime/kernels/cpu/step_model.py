@@ -1,0 +1,100 @@
+"""Fills the structs of step.h from a decoder's parts. Called by `step`, once a model; it knows no steps."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.act_and_mul import Activation
+from kvasir_runtime.kernels.cpu import structs
+from kvasir_runtime.kernels.cpu.bindings import ACTIVATIONS, takes_norm
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.cpu.linear import LinearStruct, Packed
+from kvasir_runtime.kernels.cpu.step_structs import LayerStruct, ModelStruct
+from kvasir_runtime.kernels.decoder_step import DecoderParts, LayerParts
+from kvasir_runtime.kernels.gated import FeedForward, GatedProduct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GatedLayer:
+    """gate_up: with silu behind the product, or without an activation, which follows then."""
+
+    gate_up: Packed
+    down: Packed
+    activation: Activation = "silu"
+
+
+def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Array[LayerStruct]] | None:
+    """The model and its layers, or None where one of the parts is not for the C++. They point into the parts."""
+    embedding, head, norm = parts.embedding, parts.head, parts.norm
+    array = (LayerStruct * len(parts.layers))()
+    layers = [_layer(struct, layer, parts) for struct, layer in zip(array, parts.layers, strict=True)]
+    known = [layer for layer in layers if layer is not None]
+    activations = {layer.activation for layer in known}
+    norms = [norm, *(one for layer in parts.layers for one in _norms(layer) if one is not None)]
+    same = all(takes_norm(torch.bfloat16, one) and one.dtype == norm.dtype for one in norms)
+    if not known or len(known) < len(layers) or len(activations) > 1 or not same:
+        return None
+    model = ModelStruct(
+        layers=array,
+        embedding=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
+        table=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
+        head=ctypes.pointer(head.struct) if isinstance(head, Packed) else None,
+        norm=norm.data_ptr(),
+        num_layers=len(layers),
+        hidden=norm.shape[0],
+        heads=parts.heads,
+        kv_heads=parts.kv_heads,
+        head_dim=parts.head_dim,
+        intermediate=max(layer.down.struct.k for layer in known),
+        eps=parts.eps,
+        scale=parts.attention_scale,
+        cap=parts.attention_cap,
+        embedding_scale=parts.embedding_scale,
+        residual_scale=parts.residual_scale,
+        logit_scale=parts.logit_scale,
+        logit_cap=parts.logit_cap,
+        type=structs.TYPES[torch.bfloat16],
+        norm_type=structs.TYPES[norm.dtype],
+        activation=ACTIVATIONS[activations.pop()],
+        amx=found.amx,
+    )
+    return model, array
+
+
+def _layer(struct: LayerStruct, layer: LayerParts, parts: DecoderParts) -> _GatedLayer | None:
+    """The feed-forward layer of one that was filled, or None."""
+    qkv, output, gated = layer.qkv, layer.output, _gated_layer(layer.feed_forward)
+    if not isinstance(qkv, Packed) or not isinstance(output, Packed) or gated is None:
+        return None
+    angles = parts.local_angles if layer.attention.span else parts.angles
+    pointers = [None if one is None else one.data_ptr() for one in _norms(layer)]
+    struct.attention_norm, struct.qk_norm, struct.attention_outer_norm, struct.mlp_norm, struct.mlp_outer_norm = (
+        pointers
+    )
+    struct.qkv, struct.output = _pointer(qkv), _pointer(output)
+    struct.gate_up, struct.down = _pointer(gated.gate_up), _pointer(gated.down)
+    struct.cos, struct.sin = (one.data_ptr() for one in angles)
+    struct.window, struct.chunk = layer.attention.window, layer.attention.chunk
+    return gated
+
+
+def _norms(layer: LayerParts) -> tuple[Tensor | None, ...]:
+    return layer.attention_norm, layer.qk_norm, layer.outer_norm, layer.mlp_norm, layer.mlp_outer_norm
+
+
+def _gated_layer(feed_forward: Callable[[Tensor], Tensor]) -> _GatedLayer | None:
+    if not isinstance(feed_forward, FeedForward) or not isinstance(feed_forward.down, Packed):
+        return None
+    gate_up, down = feed_forward.gate_up, feed_forward.down
+    if isinstance(gate_up, Packed) and gate_up.struct.gated:
+        return _GatedLayer(gate_up=gate_up, down=down)
+    if isinstance(gate_up, GatedProduct) and isinstance(gate_up.product, Packed) and gate_up.activation in ACTIVATIONS:
+        return _GatedLayer(gate_up=gate_up.product, down=down, activation=gate_up.activation)
+    return None
+
+
+def _pointer(weight: Packed) -> "ctypes._Pointer[LinearStruct]":
+    return ctypes.pointer(weight.struct)
