@@ -43,7 +43,7 @@ def test_triton_looks_where_the_variable_says(tmp_path, monkeypatch):
         ("start", "card", {kernel_cache.VARIABLE: "/mine"}),
     ],
 )
-def test_nothing_is_set_where_nobody_chose_a_place_or_somebody_another(tmp_path, parent, key, environment):
+def test_nothing_is_set_without_a_start_cache_or_over_a_choice(tmp_path, parent, key, environment):
     place = str(tmp_path / parent) if parent == "start" else parent
     assert used(place, key, **environment) == environment.get(kernel_cache.VARIABLE)
     assert not (tmp_path / "start").exists()
