@@ -1,5 +1,5 @@
-"""How long until a held request goes: until a service that has no replica takes requests, from how long that took
-before, and until it is a request's turn where all replicas are busy, from how fast others went. Pure.
+"""How long until a held request is computed: until a service that has no replica takes requests, from how long that
+took before, and until it is a request's turn where all replicas are busy, from how fast others went. Pure.
 
 A wake begins with the first request that has to wait and ends when one of them goes to a replica. What the gateway has
 measured itself includes the autoscaler, the node, the image, the weights and the probes; before a first one the last
@@ -13,7 +13,7 @@ from typing import Final
 
 KEPT: Final = 5
 """Wakes of a service that are remembered: what a start takes changes with caches and nodes."""
-KEPT_TURNS: Final = 32
+KEPT_TURNS: Final = 64
 """Requests that went, by which those behind them are predicted."""
 NOTICE_S: Final = 2.0
 """In which the autoscaler sees the first request, and the gateway the replica."""
@@ -71,7 +71,8 @@ class TurnForecast:
         self._went = {service: went for service, went in self._went.items() if service in services}
 
     def eta_s(self, service: str, place: int, now_s: float) -> float | None:
-        """Seconds until the request with this place (from 1) goes, None before two others went."""
+        """Seconds until it is the turn of the request with this place (from 1), with those that wait at replicas before
+        it; None before two others went. They go as fast as replicas take them from their queues, which are full."""
         went = self._went.get(service)
         if went is None or len(went) < 2 or now_s <= went[0]:
             return None

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from bench import held_eta
 from kvasir_gateway.choose import STRATEGIES, Strategy
 from kvasir_gateway.simulation.simulate import rows
 from kvasir_gateway.simulation.workloads import WORKLOADS
@@ -55,7 +56,7 @@ def main() -> None:
     (FOLDER / "gateway.jsonl").write_text("\n".join(lines) + "\n")
     found = {(row["workload"], row["by"], row["pickers"]): row for row in done}
     held_out = [{(row["workload"], row["by"]): row for row in found} for found in unseen.values()]
-    (FOLDER / "gateway.md").write_text(HEAD + page(names, found, held_out))
+    (FOLDER / "gateway.md").write_text(f"{HEAD}{page(names, found, held_out)}\n{held_eta.page()}")
 
 
 def page(

@@ -16,6 +16,8 @@ PHASE_OF_STATE: Final[Mapping[str, WaitPhase]] = {
     "ready": "warm",
 }
 """Of a replica that does not take requests yet."""
+MOST_WAITING: Final = 100_000
+"""Of one replica, whatever it reports."""
 
 
 def waiting_places(
@@ -39,15 +41,22 @@ def waiting_places(
             wakes.end(service.key, now_s, woken=False)
             continue
         phase, reported_s = wait_phase(service, readings)
+        ahead = waiting_at_replicas(service, readings) if phase == "queue" else 0
         eta_s = wakes.eta_s(service.key, now_s, cold_start_s=service.cold_start_s, reported_s=reported_s)
         for place, one in enumerate(held.in_order(service.key), 1):
             if relayed := waiting[one.id].relayed:
                 if phase == "queue":
-                    eta_s = turns.eta_s(service.key, place, now_s)
+                    eta_s = turns.eta_s(service.key, place + ahead, now_s)
                 found[relayed] = HeldPlace(place=place, of=count, phase=phase, eta_s=eta_s)
     wakes.keep(frozenset(keys))
     turns.keep(held.services())
     return found
+
+
+def waiting_at_replicas(service: RoutedService, readings: Mapping[str, StateReading]) -> int:
+    """Requests in the queues of a service's replicas, by their own word."""
+    found = [readings[endpoint.address].state.waiting for endpoint in service.ready if endpoint.address in readings]
+    return sum(min(MOST_WAITING, max(0, waiting)) for waiting in found)
 
 
 def wait_phase(service: RoutedService, readings: Mapping[str, StateReading]) -> tuple[WaitPhase, float]:

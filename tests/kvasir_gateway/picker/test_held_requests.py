@@ -275,7 +275,7 @@ def test_a_turn_is_predicted_by_those_that_went_and_is_no_wake(picker, clock):
         "r2": (1, 2, "queue"),
         "r3": (2, 2, "queue"),
     }
-    assert [round(found[name].eta_s, 6) for name in ("r2", "r3")] == [3.0, 6.0]
+    assert [round(found[name].eta_s, 6) for name in ("r2", "r3")] == [12.0, 15.0]  # three wait at the replicas
     picker.table = table([service("s", created="2027-01-01T00:00:00Z")], [])
     assert {place.eta_s for place in picker.places().values()} == {None}  # none of these waits was for a start
 
