@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_kube import pod_tls
-from kvasir_kube.kinds import Json
+from kvasir_kube.kinds import Json, has_ended
 
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
 
@@ -52,9 +52,10 @@ class Replica(Struct, frozen=True, kw_only=True):
     created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
     draining_s: for how long it has drained, on a clock that never jumps.
     mounted_at: when its volumes were there, which not every kubelet reports; unmounted: the kubelet reports that they
-    are not. assigned: a node was found. refusal: the
-    line with which the runtime refused model or options. image_failure: which image cannot be pulled, and why; empty
-    where that is not what it waits for. last_words: why it failed, for people. drained: the operator
+    are not. assigned: a node was found. ended_at: when the kubelet ended it for good, as where its node had no room
+    left; the workload has another in its place then. refusal: the line with which the runtime refused model or options.
+    image_failure: which image cannot be pulled, and why; empty where that is not what it waits for. last_words: why it
+    failed, for people. drained: the operator
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
@@ -80,6 +81,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     draining_s: float = 0.0
     drained: bool = False
     terminating: bool = False
+    ended_at: float | None = None
     assigned: bool = True
     pending: bool = False
     restarts: int = 0
@@ -132,8 +134,8 @@ class Replica(Struct, frozen=True, kw_only=True):
 
     @property
     def live(self) -> bool:
-        """Whether it counts as one of its workload's pods: a terminating pod has been replaced already."""
-        return not self.terminating
+        """Whether it counts as one of its workload's pods: one that terminates or has ended was replaced already."""
+        return not self.terminating and self.ended_at is None
 
     @property
     def unhealthy_words(self) -> str:
@@ -175,6 +177,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         drain_since=epoch(notes.get(names.ANNOTATION_DRAIN)),
         drained=notes.get(names.ANNOTATION_DELETION_COST) == str(DRAINED_COST),
         terminating=bool(metadata.get("deletionTimestamp")),
+        ended_at=_ended_at(pod),
         assigned=bool((pod.get("spec") or {}).get("nodeName")),
         pending=status.get("phase") == "Pending",
         restarts=int(runtime.get("restartCount") or 0),
@@ -272,6 +275,8 @@ def _last_words(pod: Json, runtime: Json) -> str:
     scheduled = _condition(pod.get("status") or {}, "PodScheduled")
     if scheduled.get("status") == "False":
         return str(scheduled.get("message") or "")
+    if evicted := _end_by_kubelet(pod.get("status") or {}):
+        return evicted
     if unpulled := _image_failure(pod, runtime):
         return unpulled
     waiting = (runtime.get("state") or {}).get("waiting") or {}
@@ -285,6 +290,22 @@ def _last_words(pod: Json, runtime: Json) -> str:
     if waiting.get("reason") in FAILED_WAITS:
         return f"{waiting['reason']}: {waiting.get('message') or ''}"[:300]
     return str((pod.get("status") or {}).get("message") or "")[:300]
+
+
+def _ended_at(pod: Json) -> float | None:
+    """When the pod was over, by its condition Ready; None while it is not."""
+    if not has_ended(pod):
+        return None
+    since = epoch(_condition(pod.get("status") or {}, "Ready").get("lastTransitionTime"))
+    return since or epoch((pod.get("metadata") or {}).get("creationTimestamp")) or 0.0
+
+
+def _end_by_kubelet(status: Json) -> str:
+    """Why the kubelet ended a pod or did not take it: evicted, shut down with its node, refused. What its containers
+    ended with follows from that."""
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return ""
+    return f"{status['reason']}: {status.get('message') or 'no reason was reported'}"[:300]
 
 
 def _image_failure(pod: Json, runtime: Json) -> str:

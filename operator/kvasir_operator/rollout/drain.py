@@ -51,7 +51,7 @@ def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, timeout_
     actions += [
         PodAction(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")
         for r in replicas
-        if not r.live and r.drain_since is not None and r.draining_s > timeout_s + OVERDUE_S
+        if r.terminating and r.drain_since is not None and r.draining_s > timeout_s + OVERDUE_S
     ]
     marked = sum(r.drained for r in victims)
     return DrainPlan(count=max(target, min(count, len(live) - marked)), actions=tuple(actions))

@@ -150,7 +150,7 @@ def _when(found: StatusInputs, head: RolloutTarget) -> str:
 
 
 def _counts(found: StatusInputs) -> ReplicaCounts:
-    phases = [r.phase for r in found.seen.replicas]
+    phases = [r.phase for r in found.seen.replicas if r.ended_at is None]
     fetched = [two_digits(r.downloaded_bytes) for r in found.seen.replicas if r.downloads]
     return ReplicaCounts(
         starting=phases.count("starting") or None,

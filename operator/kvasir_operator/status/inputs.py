@@ -93,6 +93,16 @@ class StatusInputs:
         found = [r for r in self.seen.replicas if r.live and r.phase == phase]
         return min(found, key=lambda r: (r.revision != self.current, r.name), default=None)
 
+    @property
+    def failed(self) -> Replica | None:
+        """A live replica that failed; else the last one that the kubelet ended, while too few serve and none that was
+        made since does: it says why."""
+        if (live := self.first("failed")) or len(self.serving) >= self.wanted:
+            return live
+        newest = max((r.created for r in self.serving), default=0.0)
+        ended = [(r.ended_at, r.name, r) for r in self.seen.replicas if r.ended_at is not None and r.ended_at >= newest]
+        return max(ended, default=(0.0, "", None))[2]
+
 
 def minimum(seen: Observed, wanted: int) -> int:
     """Replicas without which a service is not what its spec describes. wanted: as the autoscaler requires."""

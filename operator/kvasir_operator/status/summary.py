@@ -234,7 +234,7 @@ def _minimum(found: StatusInputs) -> Summary | None:
 def _why_not_ready(found: StatusInputs) -> Summary:
     """Why too few replicas are ready, without saying how long that has lasted."""
     how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
-    if failed := found.first("failed"):
+    if failed := found.failed:
         reason = "Scaling" if found.updated_ready else _down(failed)
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'no reason was reported'}")
     if unplaced := found.first("unschedulable"):

@@ -112,3 +112,17 @@ def test_an_image_that_cannot_be_pulled_is_named_with_the_same_words_at_every_at
 def test_ops_url_needs_an_address():
     urls = [replica(pod("a", ip=ip), None).ops_url for ip in ("", "10.1.2.3", "fd00::1")]
     assert urls == ["", "http://10.1.2.3:8001", "http://[fd00::1]:8001"]
+
+
+def test_a_pod_that_the_kubelet_ended_is_none_of_its_workload_and_says_why():
+    """What its container ended with follows from that. Its status stays until somebody deletes it."""
+    died = {"state": {"terminated": {"exitCode": 137, "reason": "Error", "message": "torch: killed"}}}
+    evicted = pod("a", phase="Failed", container=died)
+    evicted["status"] |= {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    found = replica(evicted, None)
+    assert (found.live, found.phase) == (False, "failed")
+    assert found.last_words == "Evicted: The node was low on resource: ephemeral-storage."
+    assert found.ended_at == found.created + 10  # since it is not ready
+    del evicted["status"]["conditions"]
+    assert replica(evicted, None).ended_at == found.created
+    assert replica(pod("a", container=died), None).ended_at is None

@@ -55,6 +55,13 @@ def test_the_first_to_leave_is_the_one_least_missed(replicas, first):
     assert acts(leave(*replicas, target=1)) == [first]
 
 
+def test_a_pod_that_the_kubelet_ended_leaves_no_place_for_another():
+    """Its workload does not count it: were it the one to leave, a replica that serves would go in its place."""
+    evicted = Replica(name="b", phase="failed", ended_at=NOW - 100, drain_since=NOW - 100, draining_s=1e6)
+    assert acts(leave(ready("a"), evicted, target=1)) == []
+    assert acts(leave(ready("a"), evicted, ready("c", created=2.0), target=1)) == [("drain", "c")]
+
+
 def test_count_stays_while_a_victim_works():
     result = leave(ready("a"), ready("b", running=2, drain_since=NOW - 100), target=1)
     assert (result.count, acts(result)) == (2, [])
