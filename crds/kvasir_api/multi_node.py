@@ -1,10 +1,34 @@
 """Options of `kvasir serve` for a model that several hosts (nodes) compute together, by vLLM's names; part of `options`."""
 
+from typing import Any, Final
+
+from kvasir_api import names
 from kvasir_api.option_fields import option
+
+RULES: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) == 1",
+        "message": "runtime.kvHostBytes needs runtime.tensorParallelSize 1",
+        "fieldPath": ".kvHostBytes",
+    },
+    {
+        "rule": "self.?tensorParallelSize.orValue(1) % self.?nnodes.orValue(1) == 0",
+        "message": "runtime.nnodes must divide tensorParallelSize",
+        "fieldPath": ".nnodes",
+    },
+)
+"""What the custom resource says of several ranks."""
+
+
+def check(ranks: int, nodes: int) -> None:
+    """Raises ValueError where nodes cannot have as many of the ranks each."""
+    if ranks % nodes:
+        raise ValueError(f"nnodes {nodes} does not divide tensorParallelSize {ranks}: each has as many ranks")
+
 
 NNODES: int = option(
     1,
-    "Hosts (nodes) that compute the model together, each with as many of the ranks of --tensor-parallel-size. Every one runs this command with its own --node-rank, and else the same options.",
+    "Hosts (nodes) that compute the model together, each with as many of the ranks; in a service the pods of a replica, each with its resources.",
     unit="nodes",
     ge=1,
     le=8,
@@ -15,9 +39,17 @@ NODE_RANK: int = option(
 MASTER_ADDR: str = option(
     "", "Address or name of node 0, on which it waits for the other nodes.", metavar="ADDRESS", max_length=253
 )
-MASTER_PORT: int = option(29501, "Port on which node 0 waits for the other nodes.", metavar="PORT", ge=1, le=65_535)
+MASTER_PORT: int = option(
+    names.PORT_NODES, "Port on which node 0 waits for the other nodes.", metavar="PORT", ge=1, le=65_535
+)
 NODE_KEY_FILE: str = option(
     "",
     "File with the key by which nodes recognize one another, the same on all of them: at least 32 characters.",
     metavar="FILE",
+)
+NODE_GROUP: str = option(
+    "",
+    "Name that these nodes have in common: others with the same key and another name, such as another replica's, do not join.",
+    metavar="NAME",
+    max_length=253,
 )

@@ -44,8 +44,12 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ROLE: Final = f"{GROUP}/role"
 ROLE_SERVE: Final = "serve"
+ROLE_NODE: Final = "node"
+"""A pod that computes for another one, node 0 of its replica. No client, gateway or Service finds it."""
 ROLE_QUARANTINE: Final = "quarantine"
 """A pod whose device failed, which keeps it from others while another replica takes its place."""
+LABEL_LEADER: Final = f"{GROUP}/leader"
+"""The pod of node 0, on the other nodes of its replica."""
 COMPONENT_INSPECT: Final = "inspect"
 LABEL_INSPECTS: Final = f"{GROUP}/inspects"
 """The service whose model a pod looks at. Such a pod has no LABEL_SERVICE, by which gateways and Services find replicas."""
@@ -57,6 +61,8 @@ USER_PREFIX: Final = f"user.{GROUP}/"
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
 ANNOTATION_QUARANTINED_AT: Final = f"{GROUP}/quarantined-at"
 """When a pod was quarantined last."""
+ANNOTATION_MASTER_ADDRESS: Final = f"{GROUP}/master-address"
+"""On the StatefulSet with the other nodes of a replica: the address of node 0 that they were given."""
 ANNOTATION_OPS_KEYS: Final = f"{GROUP}/ops-keys"
 """Public keys of the operator, one per line: whose calls to its ops port a pod accepts."""
 SIGNING_SECRET: Final = "kvasir-operator-signing"
@@ -71,6 +77,15 @@ ANNOTATION_TLS: Final = f"{GROUP}/tls"
 """`true` on a pod whose ports speak TLS, with a certificate of the operator's authority."""
 POD_TLS_SECRET: Final = "kvasir-pod-tls"
 """The Secret with that certificate and its key, one in each namespace with services: the operator writes no other there."""
+NODE_KEYS_SECRET: Final = "kvasir-node-keys"
+"""The Secret with the keys by which nodes of a replica recognize one another, in each namespace with such services: an entry for each of them."""
+NODE_KEY_MOUNT: Final = "/node-key"
+PORT_NODES: Final = 29501
+PORT_NODES_NAME: Final = "nodes"
+ENV_NODE_RANK: Final = "KVASIR_NODE_RANK"
+ENV_NODE_GROUP: Final = "KVASIR_NODE_GROUP"
+ENV_MASTER_ADDRESS: Final = "KVASIR_MASTER_ADDRESS"
+"""Of a replica of several pods, what differs between them and between replicas: the rest of their templates does not."""
 POD_CA_ENTRY: Final = "pod-ca.crt"
 """Of GATEWAY_KEYS_SECRET: the certificates of the operator's authority, by which gateways verify pods."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -265,6 +280,7 @@ EVENTS: Final = {
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note has its termination message.",
     "WatchdogRestarted": "The engine of a replica stood still, so that its watchdog ended it and its container is started again; the note has its last words.",
+    "ReplicaRegrouped": "A pod of a replica of several pods leaves, or its node 0 has another address; node 0 drains, and a new group takes its place.",
     "DeviceFailed": "The device of a replica failed; the pod is quarantined with it for a while, and another one takes its place.",
     "QuarantinedPodRestored": "A pod that was quarantined with its device is a replica again, since there is no room for another.",
     "QuarantinedPodDeleted": "A pod that was quarantined with its device is deleted, so that the device is free again.",

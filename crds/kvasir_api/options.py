@@ -46,18 +46,14 @@ class RuntimeOptions(OptionsBase):
                     "message": "runtime.kvHostBytes needs runtime.prefixCache",
                     "fieldPath": ".kvHostBytes",
                 },
-                {
-                    "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) == 1",
-                    "message": "runtime.kvHostBytes needs runtime.tensorParallelSize 1",
-                    "fieldPath": ".kvHostBytes",
-                },
+                *multi_node.RULES,
             ]
         }
     )
 
     dtype: Dtype = option(
         "auto",
-        "Type of weights and activations; auto follows the checkpoint and what the device computes well: on CUDA bfloat16 where the checkpoint is float32.",
+        "Type of weights and activations; auto follows the checkpoint and what the device computes well: on CUDA bfloat16 for float32.",
     )
     quantization: Quantization = option(
         "auto",
@@ -79,29 +75,30 @@ class RuntimeOptions(OptionsBase):
     )
     kv_host_bytes: int = option(
         0,
-        "Memory of the host for a second tier of the KV cache: computed blocks are copied there beside the steps and come back where that is quicker than computing them. On a CPU a file that replicas on the node share and that a restarted one finds again. 0 keeps none.",
+        "Memory of the host for a second tier of the KV cache: computed blocks are copied there beside the steps and come back where that is quicker than computing them. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
     )
     weights_host_bytes: int = option(
         0,
-        "Memory of the host for weights of a model that does not fit on its device: as many whole layers as it holds are copied to the device in every step, one beside the computation of another, so a step takes at least as long as these copies. CUDA only; the memory is pinned. 0 keeps all weights on the device.",
+        "Memory of the host for weights of a model that does not fit on its device: as many whole layers as it holds are copied to the device in every step, which takes as long at least. CUDA only; the memory is pinned. 0 keeps all weights on the device.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
     )
     tensor_parallel_size: int = option(
         1,
-        "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory of the replica. On CPUs only.",
+        "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory. On CPUs only.",
         unit="processes",
         ge=1,
         le=8,
     )
     enable_expert_parallel: bool = option(False, "Ranks have whole experts, in place of a part of each.")
+    nnodes: int = multi_node.NNODES
     memory_percent: int = option(
         90,
-        "Share of the device's memory (of the container's limit on a CPU) that weights, activations and KV cache may take.",
+        "Share of the device's memory (on a CPU the container's limit) that weights, activations and KV cache may take.",
         unit="percent",
         flag="memory-fraction",
         ge=1,
@@ -126,18 +123,18 @@ class RuntimeOptions(OptionsBase):
     )
     tenant_weights: str = option(
         "",
-        "Shares of tenants that wait, as name=weight with commas between them; the others weigh 1. A tenant is called by the file of its key in the Secret, and by file/hash where a file holds several keys, with the first 8 digits of the key's SHA-256; a weight of the file holds for each of its keys that has none of its own.",
+        "Shares of tenants that wait, as name=weight with commas between them; others weigh 1. A tenant's name is the file of its key in the Secret, or file/hash where that holds several, with the first 8 digits of the key's SHA-256; the weight of a file holds for its keys that have none.",
         metavar="NAME=WEIGHT,...",
         pattern=tenants.WEIGHTS_PATTERN,
         max_length=4096,
     )
     cuda_graphs: bool = option(
         True,
-        "Record decode steps as CUDA graphs, which launches each of them in one call; without, every operation is launched by itself.",
+        "Record decode steps as CUDA graphs, each of which is launched in one call.",
     )
     batch_invariant: bool = option(
         False,
-        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA, and with such layers.",
+        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where kernels cannot, as on CUDA, and with such layers.",
     )
     speculation: str = OPTION
     suffix_decoding_max_cached_requests: int = option(
@@ -228,6 +225,11 @@ class RuntimeOptions(OptionsBase):
         """memory_percent as 0..1."""
         return self.memory_percent / 100
 
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on each node."""
+        return self.tensor_parallel_size // self.nnodes
+
     @model_validator(mode="after")
     def _overrides_are_an_object(self) -> Self:
         hf_config.parsed_overrides(self.hf_overrides)
@@ -242,6 +244,11 @@ class RuntimeOptions(OptionsBase):
     def _batch_holds_a_block(self) -> Self:
         if 0 < self.max_batch_tokens < self.block_size:
             raise ValueError(f"maxBatchTokens {self.max_batch_tokens} is less than blockSize {self.block_size}")
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_divide_the_ranks(self) -> Self:
+        multi_node.check(self.tensor_parallel_size, self.nnodes)
         return self
 
     @model_validator(mode="after")
@@ -273,11 +280,11 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
-    nnodes: int = multi_node.NNODES
     node_rank: int = multi_node.NODE_RANK
     master_addr: str = multi_node.MASTER_ADDR
     master_port: int = multi_node.MASTER_PORT
     node_key_file: str = multi_node.NODE_KEY_FILE
+    node_group: str = multi_node.NODE_GROUP
     chat_template: str = option(
         "",
         "Chat template in place of the checkpoint's: a file, the template itself, or the name of one of several that the "
@@ -391,8 +398,3 @@ class ServeOptions(RuntimeOptions):
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks on each node."""
-        return max(self.tensor_parallel_size // self.nnodes, 1)

@@ -52,6 +52,7 @@ TENANT: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.TENANT
 MODEL_ROUTE: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.ROUTE_KIND, plural=names.ROUTE_PLURAL)
 DEPLOYMENT: Final = Kind(group="apps", kind="Deployment", plural="deployments")
 REPLICA_SET: Final = Kind(group="apps", kind="ReplicaSet", plural="replicasets")
+STATEFUL_SET: Final = Kind(group="apps", kind="StatefulSet", plural="statefulsets")
 CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plural="controllerrevisions")
 POD: Final = Kind(kind="Pod", plural="pods")
 SERVICE: Final = Kind(kind="Service", plural="services")
@@ -80,7 +81,7 @@ def controller_uid(obj: Json, kind: Kind | None = None) -> str:
     """uid of the object that controls this one, empty without a controller, or with one of another kind or group."""
     owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
     owner: Json = next((owner for owner in owners if owner.get("controller")), {})
-    named = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind")
+    named = str(owner.get("apiVersion")).rpartition("/")[0], owner.get("kind")
     return str(owner.get("uid") or "") if kind is None or named == (kind.group, kind.kind) else ""
 
 

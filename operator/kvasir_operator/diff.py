@@ -91,6 +91,7 @@ def _quantity(text: str) -> Decimal | str:
 
 
 def _found(seen: Observed) -> dict[tuple[str, str], Json]:
+    # A StatefulSet is wanted only where there is none.
     found = {("Deployment", w.name): w.found for w in seen.workloads}
     found.update({("ControllerRevision", r.name): r.found for r in seen.revisions})
     if seen.svc is not None:

@@ -122,6 +122,10 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
             "runtime.tensorParallelSize is for replicas on CPUs",
         ),
         (
+            {**MODEL, "runtime": {"tensorParallelSize": 4, "nnodes": 3}},
+            "runtime.nnodes must divide tensorParallelSize",
+        ),
+        (
             {**MODEL, "runtime": {"tensorParallelSize": 2, "kvHostBytes": 1}},
             "kvHostBytes needs runtime.tensorParallelSize",
         ),

@@ -35,6 +35,7 @@ COMMON: Final[dict[str, st.SearchStrategy[Any]]] = {
 WITH: Final[dict[str, Json]] = {
     "resources.accelerator.classes": {"count": 1},
     "resources.accelerator.minMemory": {"count": 1},
+    "runtime.nnodes": {"tensorParallelSize": 8},
 }
 """What a field needs beside it to mean anything, or to come to rest before the test ends."""
 

@@ -46,6 +46,7 @@ CHANGED = {
     "master_addr": "10.0.0.6",
     "master_port": 29502,
     "node_key_file": "/node-key",
+    "node_group": "chat-0",
     "chat_template": "template.jinja",
     "served_model_name": ("a", "b"),
     "host": "127.0.0.2",
@@ -96,7 +97,8 @@ def test_changed_covers_every_option() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_arguments_reproduce_each_option(name: str) -> None:
-    given = ServeOptions.model_validate({"model": "m", name: CHANGED[name]})
+    beside = {"tensor_parallel_size": 2} if name == "nnodes" else {}
+    given = ServeOptions.model_validate({"model": "m", name: CHANGED[name], **beside})
     arguments = list(flags.arguments(given))
     assert arguments, f"{name} gives no argument"
     assert _parsed(arguments) == given

@@ -119,6 +119,7 @@ def test_rights_are_exactly_those_that_are_used():
             for plural in (kinds.DEPLOYMENT.plural, kinds.CONTROLLER_REVISION.plural)
             for verb in ("get", "create", "patch", "delete")
         ),
+        *(("apps", kinds.STATEFUL_SET.plural, verb) for verb in ("get", "create")),
     }
     assert granted() == watched | written
 
@@ -141,9 +142,9 @@ def test_the_right_to_read_keys_of_tenants_is_bound_by_the_owner_of_a_namespace_
     ]
 
 
-def test_of_all_secrets_of_services_the_operator_reaches_the_one_that_it_makes():
+def test_of_all_secrets_of_services_the_operator_reaches_those_that_it_makes():
     (named,) = [rule for rule in one(OPERATOR / "rbac.yaml", "ClusterRole")["rules"] if "resourceNames" in rule]
-    assert (named["resources"], named["resourceNames"]) == (["secrets"], [names.POD_TLS_SECRET])
+    assert (named["resources"], named["resourceNames"]) == (["secrets"], [names.POD_TLS_SECRET, names.NODE_KEYS_SECRET])
     assert set(named["verbs"]) == {"get", "create", "patch"}
 
 

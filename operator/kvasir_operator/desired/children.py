@@ -1,5 +1,6 @@
 """The children of a service as manifests for server-side apply: a ControllerRevision, a Deployment per revision, a
-Service, and two that guard the pods, a disruption budget and a network policy.
+Service, two that guard the pods, a disruption budget and a network policy, and where replicas are several pods a
+StatefulSet for each replica.
 
 Names are derived here and nowhere else. Labels and annotations of the parent are never copied.
 """
@@ -8,6 +9,8 @@ from collections.abc import Mapping
 
 from kvasir_api import names
 from kvasir_kube.kinds import Json
+from kvasir_operator.desired.node_group import is_group
+from kvasir_operator.desired.node_set import node_sets
 from kvasir_operator.desired.template import owner, pod_labels, selector
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
@@ -74,7 +77,7 @@ def disruption_budget(seen: Observed) -> Json:
         "spec": {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": _all_replicas(seen)},
+            "selector": _all_pods(seen),
         },
     }
 
@@ -99,6 +102,7 @@ def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
             "ingress": [
                 {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},
                 {"from": [ours, peers], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
+                *_from_nodes(seen),
             ],
         },
     }
@@ -115,12 +119,35 @@ def children(
         if revision is not None:
             workloads.append(deployment(seen, revision, count))
     budget = (disruption_budget(seen),) if seen.replicas else ()
-    return (svc(seen), *budget, network_policy(seen, settings), controller_revision(seen, current), *workloads)
+    around = (svc(seen), *budget, network_policy(seen, settings))
+    return (*around, controller_revision(seen, current), *workloads, *node_sets(seen))
 
 
 def _all_replicas(seen: Observed) -> dict[str, str]:
     """Labels that the serving pods of all revisions have."""
     return {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_SERVE}
+
+
+def _has_groups(seen: Observed) -> bool:
+    """Whether a replica is, or still is, several pods."""
+    return is_group(seen) or bool(seen.node_sets)
+
+
+def _all_pods(seen: Observed) -> Json:
+    """A selector of all pods that an eviction takes a replica away with."""
+    if not _has_groups(seen):
+        return {"matchLabels": _all_replicas(seen)}
+    roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [names.ROLE_SERVE, names.ROLE_NODE]}
+    return {"matchLabels": {names.LABEL_SERVICE: seen.name}, "matchExpressions": [roles]}
+
+
+def _from_nodes(seen: Observed) -> list[Json]:
+    """Nodes of a replica reach its node 0; no other pod does."""
+    if not _has_groups(seen):
+        return []
+    nodes = {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_NODE}
+    port = {"port": names.PORT_NODES, "protocol": "TCP"}
+    return [{"from": [{"podSelector": {"matchLabels": nodes}}], "ports": [port]}]
 
 
 def _metadata(seen: Observed, name: str, revision: str) -> Json:

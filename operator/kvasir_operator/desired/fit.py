@@ -51,8 +51,9 @@ def speed_on(known: ModelFacts, runtime: RuntimeOptions, accelerator: Accelerato
 
 
 def on_processor(known: ModelFacts, spec: InferenceServiceSpec) -> Prediction:
-    """What one replica would hold in the memory that it requests."""
-    return predicted(known, spec.runtime, device="cpu", memory_bytes=_bytes(spec.resources.memory))
+    """What one replica would hold in the memory that its pods request, which each of them shares among its ranks."""
+    memory_bytes = min(_bytes(spec.resources.memory) * spec.runtime.nnodes, MOST)
+    return predicted(known, spec.runtime, device="cpu", memory_bytes=memory_bytes)
 
 
 def too_small(

@@ -78,7 +78,7 @@ def fetch_plan(resolved: Resolved, settings: OperatorSettings, *, now: float) ->
 
 def _for_replicas(seen: Observed) -> Iterable[_Fetch]:
     waiting: dict[tuple[str, str], list[Replica]] = {}
-    for replica in filter(_waits, seen.replicas):
+    for replica in filter(_waits, (pod for r in seen.replicas for pod in (r, *r.nodes))):
         waiting.setdefault((replica.node, replica.revision), []).append(replica)
     for (node, id_), replicas in waiting.items():
         if (revision := seen.revision(id_)) is not None and _reads(revision):
@@ -90,7 +90,7 @@ def _ahead(resolved: Resolved, count: int) -> Iterable[_Fetch]:
     seen, asked = resolved.observed, resolved.revision
     if asked is None or not count:
         return
-    taken = {replica.node for replica in seen.replicas if replica.live}
+    taken = {pod.node for replica in seen.replicas if replica.live for pod in (replica, *replica.nodes)}
     pod = asked.template["spec"]
     found = [node.name for node in seen.candidates if node.name not in taken and node.takes(pod)]
     for node in sorted(found, key=lambda node: hashlib.sha256(f"{seen.uid} {node}".encode()).digest())[:count]:

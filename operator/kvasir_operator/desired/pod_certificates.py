@@ -4,7 +4,6 @@ A namespace is the border: who may create pods in it can mount every Secret of i
 service would separate nothing. Its names are those of all Services of the namespace. Pure: the time is given.
 """
 
-import base64
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,6 +12,7 @@ import msgspec
 
 from kvasir_api import names, served_names
 from kvasir_kube.kinds import Json
+from kvasir_operator.desired.namespace_secret import namespace_secret
 from kvasir_operator.desired.signing_keys import is_ahead, is_due, signing, trusted
 
 DAY_S: Final = 86_400.0
@@ -23,7 +23,6 @@ RENEWED_AFTER_S: Final = 30 * DAY_S
 """Long before a certificate ends: an operator that is away for weeks stops no request."""
 RENEWALS_SPREAD_S: Final = 5 * DAY_S
 """By so much some namespaces are earlier than others, so that one day does not renew them all."""
-MANAGED: Final[Mapping[str, str]] = {names.LABEL_PART_OF: names.PART_OF, names.LABEL_MANAGED_BY: names.MANAGER}
 
 
 class PodAuthority(msgspec.Struct, frozen=True):
@@ -73,33 +72,4 @@ def dns_names(namespace: str) -> tuple[str, ...]:
 
 def pod_secret(namespace: str, owners: Sequence[Json], content: Mapping[str, bytes]) -> Json:
     """The Secret of a namespace. owners: all services there, with the last of which it goes. content: by entry."""
-    references = [
-        {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "name": one["metadata"]["name"],
-            "uid": one["metadata"]["uid"],
-        }
-        for one in owners
-    ]
-    return {
-        "metadata": {
-            "namespace": namespace,
-            "name": names.POD_TLS_SECRET,
-            "labels": dict(MANAGED),
-            "ownerReferences": references,
-        },
-        "type": "kubernetes.io/tls",
-        "data": {entry: base64.b64encode(value).decode() for entry, value in content.items()},
-    }
-
-
-def has_content(found: Json, secret: Json) -> bool:
-    """Whether a Secret as it was read has the owners, labels and entries of one that `pod_secret` made."""
-    metadata, wanted = found.get("metadata") or {}, secret["metadata"]
-    owners = {one.get("uid") for one in metadata.get("ownerReferences") or () if one.get("kind") == names.KIND}
-    return (
-        owners == {one["uid"] for one in wanted["ownerReferences"]}
-        and wanted["labels"].items() <= (metadata.get("labels") or {}).items()
-        and secret["data"].items() <= (found.get("data") or {}).items()
-    )
+    return namespace_secret(namespace, names.POD_TLS_SECRET, owners, content, kind="kubernetes.io/tls")

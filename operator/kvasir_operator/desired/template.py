@@ -11,7 +11,7 @@ from kvasir_api.hf_config import without_dollars
 from kvasir_api.served_names import qualified_name
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
-from kvasir_operator.desired import remote_model
+from kvasir_operator.desired import node_group, remote_model
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
@@ -90,6 +90,7 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
             *remote_model.startup_volume(seen, settings),
             *_ops_keys(settings),
             *_tls(settings),
+            *node_group.volumes(seen),
         ],
     }
     of_model = [spec.model.secret_name] if where.kind == "image" and spec.model.secret_name else []
@@ -124,6 +125,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
+            *node_group.ports(seen),
         ],
         "resources": _resources(seen, placed.accelerator, settings),
         **probes(model_bytes(seen, placed), remote_model.download_bytes(seen), tls=settings.pod_tls),
@@ -136,6 +138,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
                 for key in _ops_keys(settings)
             ),
             *({"name": one["name"], "mountPath": names.TLS_MOUNT, "readOnly": True} for one in _tls(settings)),
+            *node_group.mounts(seen),
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -155,6 +158,7 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
         "drain_timeout": seen.spec.drain.timeout_seconds,
         "log_format": "json",
         "pod_revision": UNNAMED,
+        **node_group.options(seen),
     }
     if seen.spec.auth.secret_name:
         given["api_key_file"] = names.KEYS_MOUNT
@@ -186,6 +190,7 @@ def _env(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: Ope
         variable(seen.spec.model.uri),
         {"name": names.ENV_SERVICE, "value": qualified_name(seen.namespace, seen.name)},
         *remote_model.serving_variables(seen, settings),
+        *node_group.variables(seen),
     ]
     if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}

@@ -64,8 +64,8 @@ class NodeReader:
     async def _marked(self, r: Replica) -> Replica:
         if not r.node or not r.live:
             return r
-        found = await self._node(r.node)
-        return structs.replace(r, node_leaves=found.leaving, spot=found.spot)
+        found = [await self._node(name) for name in dict.fromkeys([r.node, *(node.node for node in r.nodes)]) if name]
+        return structs.replace(r, node_leaves=any(n.leaving for n in found), spot=any(n.spot for n in found))
 
     async def _node(self, name: str) -> NodeLifetime:
         now = self._clock.steady()

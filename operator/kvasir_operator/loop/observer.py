@@ -19,8 +19,10 @@ from kvasir_kube.kinds import (
     NETWORK_POLICY,
     POD,
     SERVICE,
+    STATEFUL_SET,
     Json,
     Key,
+    controller_uid,
     key,
     labels,
 )
@@ -69,9 +71,12 @@ class Observer:
         replicas = self._replicas(name)
         return observed(
             service,
-            revisions=self._store.of(CONTROLLER_REVISION, name),
+            # A StatefulSet keeps revisions of its own, with the labels of its pods.
+            revisions=[r for r in self._store.of(CONTROLLER_REVISION, name) if not controller_uid(r, STATEFUL_SET)],
             deployments=self._store.of(DEPLOYMENT, name),
             replicas=replicas,
+            node_sets=self._store.of(STATEFUL_SET, name),
+            nodes=self._scraper.nodes(name),
             quarantined=self._scraper.quarantined(name),
             svc=self._store.get(SERVICE, name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],

@@ -19,9 +19,11 @@ from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.model_fetcher import ModelFetcher, ModelPods
+from kvasir_operator.loop.node_keys import NodeKeys
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.pod_certificates import PodCertificates
+from kvasir_operator.loop.pod_secrets import PodSecrets
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.resync import Resync
@@ -152,7 +154,7 @@ class Operator:
             calls,
             recorder,
             self.telemetry,
-            self._certificates,
+            PodSecrets(self._certificates, NodeKeys(cluster, self.store, clock=clock)),
             workqueue=self.workqueue,
             clock=clock,
         )

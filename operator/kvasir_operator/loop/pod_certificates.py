@@ -22,6 +22,7 @@ from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, Json, key, labels, uid
 from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.desired import pod_certificates as rules
+from kvasir_operator.desired.namespace_secret import has_content
 from kvasir_operator.desired.pod_certificates import PodAuthority
 from kvasir_operator.desired.template import speaks_tls
 from kvasir_operator.loop.clock import Clock
@@ -174,7 +175,7 @@ class PodCertificates:
             LOG.info("new certificate for the pods of namespace %s", namespace)
         parts = (pair.certificate, pair.key, rules.bundle(self._authorities).encode())
         secret = rules.pod_secret(namespace, owners, dict(zip(CONTENT, parts, strict=True)))
-        if not rules.has_content(found, secret):
+        if not has_content(found, secret):
             await self._cluster.apply(SECRET, secret, manager=names.MANAGER)
         self._read[namespace] = _SecretRead(
             owners=frozenset(map(uid, owners)),

@@ -24,6 +24,7 @@ from kvasir_kube.kinds import (
     NETWORK_POLICY,
     POD,
     SERVICE,
+    STATEFUL_SET,
     Json,
     Key,
     Kind,
@@ -40,6 +41,7 @@ SELECTOR: Final = f"{names.LABEL_PART_OF}={names.PART_OF}"
 WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
     (INFERENCE_SERVICE, ""),
     (DEPLOYMENT, SELECTOR),
+    (STATEFUL_SET, SELECTOR),
     (CONTROLLER_REVISION, SELECTOR),
     (SERVICE, SELECTOR),
     (DISRUPTION_BUDGET, SELECTOR),

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvasir_api import names
 from kvasir_api.state import RuntimeState, ServiceDemand, unchanged
 from kvasir_kube import gateway_pods
-from kvasir_kube.kinds import POD, Json, Key, key, labels, uid
+from kvasir_kube.kinds import POD, STATEFUL_SET, Json, Key, controller_uid, key, labels, uid
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
@@ -54,11 +54,12 @@ class ScrapeTarget:
 
 @dataclass(slots=True, kw_only=True)
 class ParsedPod:
-    """A replica and what it was parsed from. serves: whether it is one of its service's; quarantined: whether its
-    device failed."""
+    """A replica and what it was parsed from. serves: whether it is one of its service's; node_of: uid of its
+    StatefulSet where it is a node behind node 0 of a replica, else empty; quarantined: whether its device failed."""
 
     pod: Json
     serves: bool
+    node_of: str
     quarantined: bool
     reading: RuntimeState | None
     replica: Replica
@@ -131,6 +132,11 @@ class Scraper:
         """Pods that are quarantined because their device failed."""
         return tuple(pod.replica for pod in self._pods(service) if pod.quarantined)
 
+    def nodes(self, service: Key) -> list[tuple[str, Replica]]:
+        """Pods that are nodes behind node 0 of a replica, each with the uid of its StatefulSet."""
+        pods = map(self._parse, self._store.of(POD, service))
+        return [(pod.node_of, pod.replica) for pod in pods if pod.node_of]
+
     def _pods(self, service: Key) -> list[ParsedPod]:
         return [pod for pod in map(self._parse, self._store.of(POD, service)) if pod.serves]
 
@@ -139,11 +145,13 @@ class Scraper:
         known = self._parsed.get(id_)
         if known is None or known.pod is not pod:
             marks = labels(pod)
-            quarantined = marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
+            role = marks.get(names.LABEL_ROLE)
+            quarantined = role == names.ROLE_QUARANTINE
             reading = None if quarantined else self.reading(id_)
             known = self._parsed[id_] = ParsedPod(
                 pod=pod,
-                serves=names.LABEL_SERVICE in marks,
+                serves=names.LABEL_SERVICE in marks and role != names.ROLE_NODE,
+                node_of=controller_uid(pod, STATEFUL_SET) if role == names.ROLE_NODE else "",
                 quarantined=quarantined,
                 reading=reading,
                 replica=replica(pod, reading),

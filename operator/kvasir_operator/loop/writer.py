@@ -20,18 +20,20 @@ from kvasir_kube.kinds import (
     NETWORK_POLICY,
     POD,
     SERVICE,
+    STATEFUL_SET,
     Json,
     Key,
     Kind,
+    controller_uid,
     key,
     resource_version,
 )
-from kvasir_operator.desired.template import owner, speaks_tls
+from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.field_ownership import owned_by_apply
 from kvasir_operator.loop.ops_calls import OpsCalls, called_process
-from kvasir_operator.loop.pod_certificates import PodCertificates
+from kvasir_operator.loop.pod_secrets import PodSecrets
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -42,7 +44,8 @@ from kvasir_operator.observed.service import ForeignObject, Observed, foreign_ob
 from kvasir_operator.stages import PodAction
 
 KINDS: Final = {
-    kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
+    kind.kind: kind
+    for kind in (CONTROLLER_REVISION, DEPLOYMENT, STATEFUL_SET, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
 }
 AROUND: Final = frozenset({SERVICE.kind, DISRUPTION_BUDGET.kind, NETWORK_POLICY.kind})
 CUT_GRACE_S: Final = 5
@@ -80,14 +83,14 @@ class Writer:
         calls: OpsCalls,
         recorder: Recorder,
         telemetry: Telemetry,
-        certificates: PodCertificates,
+        pod_secrets: PodSecrets,
         *,
         workqueue: Workqueue,
         clock: Clock,
     ) -> None:
         self._cluster, self._store, self._calls, self._workqueue = cluster, store, calls, workqueue
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
-        self._certificates = certificates
+        self._secrets = pod_secrets
         self._conflicts = WriteConflicts(clock)
         self._applied: dict[Key, dict[Where, AppliedChild]] = {}
         self._foreign: dict[Key, set[Where]] = {}
@@ -100,12 +103,7 @@ class Writer:
         foreign: tuple[ForeignObject, ...] = ()
         changed = False
         refused: KubeError | None = None
-        if any(
-            speaks_tls(write.manifest["spec"]["template"])
-            for write in writes
-            if write.kind == DEPLOYMENT.kind and write.manifest
-        ):
-            await self._certificates.ensure(seen.namespace)
+        await self._secrets.ensure(seen, writes)
         for write in writes:
             if foreign:
                 break
@@ -150,7 +148,7 @@ class Writer:
     async def _create(self, kind: Kind, seen: Observed, service: Json, manifest: Json) -> ChildrenWritten:
         """Create a child, by one request. One that is there under its name is taken for ours only if the service owns
         it: a forced apply would take over any. What is not ours is read before it is tried again."""
-        name = key(manifest)
+        name, owner_uid = key(manifest), controller_uid(manifest)
         foreign, where = self._foreign.setdefault(key(service), set()), (kind.plural, name)
         found = await self._found(kind, name) if where in foreign else None
         if found is None:
@@ -168,9 +166,9 @@ class Writer:
                 found = await self._found(kind, name)
                 if found is None:  # it has gone meanwhile, or something else was in conflict, such as a quota
                     raise
-                if error.status == INVALID and owned(found, seen.uid):
+                if error.status == INVALID and owned(found, owner_uid):
                     raise
-        if found is None or owned(found, seen.uid):
+        if found is None or owned(found, owner_uid):
             foreign.discard(where)
         else:
             foreign.add(where)
@@ -234,6 +232,9 @@ class Writer:
                     await self._unmark(seen, r)
             case "cut":
                 await self._delete(seen, r)
+            case "regroup":
+                await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid)
+                await self._say(seen, service, "ReplicaRegrouped", r, action.why, kind="Warning")
             case "quarantine":
                 await self._quarantine(seen, r, now)
                 await self._say(seen, service, "DeviceFailed", r, action.why, kind="Warning")
@@ -293,10 +294,11 @@ class Writer:
     def _wrote(self, kind: Kind, service: Json, manifest: Json, written: Json) -> None:
         """Remember a child as it is by now."""
         self._telemetry.wrote(kind.kind)
-        applied = self._applied.setdefault(key(service), {})
-        applied[kind.plural, key(manifest)] = AppliedChild(
-            _digest(manifest), resource_version(written), _replicas(written)
-        )
+        if kind is not STATEFUL_SET:  # it is of one pod, whose name does not come again
+            applied = self._applied.setdefault(key(service), {})
+            applied[kind.plural, key(manifest)] = AppliedChild(
+                _digest(manifest), resource_version(written), _replicas(written)
+            )
         self._store.put(kind, written)
 
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:

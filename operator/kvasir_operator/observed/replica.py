@@ -63,6 +63,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     often it has ended. unhealthy: devices of it that the kubelet calls so.
     quarantined_at: when it was quarantined last. ops_keys: the operator's public keys that it was given; None where it
     reads none. server_name: that its certificate must have, empty where it speaks no TLS.
+    nodes: the other pods of a replica of several, for which this one, node 0, stands. broken: why they compute together
+    no longer, empty where they do or may.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Replica(Struct, frozen=True, kw_only=True):
     node: str = ""
     node_leaves: bool = False
     spot: bool = False
+    nodes: tuple["Replica", ...] = ()
+    broken: str = ""
 
     @property
     def idle(self) -> bool:

@@ -16,6 +16,7 @@ from kvasir_api.status import InferenceServiceStatus, ModelStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.candidate_node import CandidateNode
 from kvasir_operator.observed.model_pod import ModelPod, model_pod
+from kvasir_operator.observed.node_set import NodeSet, assembled, node_set
 from kvasir_operator.observed.replica import Replica
 
 
@@ -33,6 +34,11 @@ class Revision:
     name: str = ""
     uid: str = ""
     found: Json = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> int:
+        """Pods of one replica."""
+        return int((self.inputs.get("runtime") or {}).get("nnodes", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ class ForeignObject(NamedTuple):
 class Observed:
     """One service. foreign: what carries names of our children and is not ours.
 
+    replicas: its pods that serve or may; of a replica of several pods its node 0, with the others in node_sets.
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
@@ -83,6 +90,7 @@ class Observed:
     invalid: str = ""
     revisions: tuple[Revision, ...] = ()
     workloads: tuple[RevisionWorkload, ...] = ()
+    node_sets: tuple[NodeSet, ...] = ()
     replicas: tuple[Replica, ...] = ()
     quarantined: tuple[Replica, ...] = ()
     svc: Json | None = None
@@ -128,6 +136,8 @@ def observed(
     deployments: Iterable[Json],
     replicas: Iterable[Replica],
     svc: Json | None,
+    node_sets: Iterable[Json] = (),
+    nodes: Iterable[tuple[str, Replica]] = (),
     quarantined: Iterable[Replica] = (),
     guards: Iterable[Json] = (),
     claim_found: bool = True,
@@ -147,6 +157,7 @@ def observed(
     own_revisions, foreign_revisions = _split(metadata, "ControllerRevision", revisions)
     own_guards, foreign_guards = _split(metadata, "", guards)
     foreign_svc = () if svc is None or owned(svc, uid) else (foreign_object(svc, "Service", metadata["name"]),)
+    sets = tuple(found for found in map(node_set, node_sets) if found.leader)
     spec, invalid = parsed_spec(service)
     status = parsed_status(service)
     return Observed(
@@ -160,7 +171,8 @@ def observed(
         invalid=invalid,
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
-        replicas=tuple(sorted(replicas, key=lambda r: r.name)),
+        node_sets=sets,
+        replicas=tuple(sorted(assembled(replicas, sets, nodes), key=lambda r: r.name)),
         quarantined=tuple(sorted(quarantined, key=lambda r: r.name)),
         svc=None if foreign_svc else svc,
         guards=tuple(own_guards),

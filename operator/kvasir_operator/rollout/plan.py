@@ -1,7 +1,7 @@
 """The whole rollout of a service at one moment: counts that may be applied now, and actions on pods that leave."""
 
 from kvasir_operator.observed.service import Observed
-from kvasir_operator.rollout import quarantine
+from kvasir_operator.rollout import quarantine, regroup
 from kvasir_operator.rollout.counts import RevisionCounts, RolloutBounds, next_counts
 from kvasir_operator.rollout.drain import drain_plan
 from kvasir_operator.rollout.target import rollout_target
@@ -35,7 +35,11 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
         actions += drained.actions
         # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry.
         if id_ == current or drained.count or counted[id_] or replicas:
-            counts[id_] = drained.count
+            revision = seen.revision(id_)
+            nodes = revision.nodes if revision is not None else seen.spec.runtime.nnodes
+            applied = counted.get(id_, 0)
+            counts[id_] = regroup.gathered(replicas, nodes=nodes, count=drained.count, applied=applied)
+    actions += regroup.actions(seen.replicas)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 

@@ -36,8 +36,9 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
     assert "command" not in container, "the image's entry point is all that is ever started"
     arguments = container["args"]
     assert all(isinstance(argument, str) for argument in arguments)
-    # Kubernetes expands $(NAME) in arguments; the only one is ours.
-    assert [argument for argument in arguments if "$(" in argument] == ["$(KVASIR_LISTEN_ADDRESS)"]
+    # Kubernetes expands $(NAME) in arguments; the only ones are ours.
+    own = ["LISTEN_ADDRESS", *(["NODE_RANK", "MASTER_ADDRESS", "NODE_GROUP"] if found.spec.runtime.nnodes > 1 else [])]
+    assert [argument for argument in arguments if "$(" in argument] == [f"$(KVASIR_{name})" for name in own]
     assert arguments[0].startswith("/models")
     options = [argument for argument in arguments if argument.startswith("--")]
     assert all(option.removeprefix("--").replace("-", "").isalnum() for option in options)

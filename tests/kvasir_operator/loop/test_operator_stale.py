@@ -13,8 +13,10 @@ from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.diff import Write
+from kvasir_operator.loop.node_keys import NodeKeys
 from kvasir_operator.loop.ops_calls import OpsCalls
 from kvasir_operator.loop.pod_certificates import PodCertificates
+from kvasir_operator.loop.pod_secrets import PodSecrets
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -36,7 +38,8 @@ def writer(server):
     clock = FakeClock()
     recorder = Recorder(server, instance="test", clock=clock)
     calls, queue, store = OpsCalls(FakeReader()), Workqueue(clock.steady), Store()
-    made = PodCertificates(server, store, PodTls(), home="kvasir-system", clock=clock)
+    certificates = PodCertificates(server, store, PodTls(), home="kvasir-system", clock=clock)
+    made = PodSecrets(certificates, NodeKeys(server, store, clock=clock))
     return Writer(server, store, calls, recorder, Telemetry(), made, workqueue=queue, clock=clock)
 
 

@@ -4,6 +4,7 @@ Called by `build` at node 0 and by `node_worker` at the others, before weights a
 """
 
 import hashlib
+import hmac
 import struct
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def joined(
     Raises StartError where the options or the nodes do not fit together, and RankLostError where a node is missing.
     """
     check(options)
-    key, facts = _key(options.node_key_file), facts_of(options, folder)
+    key, facts = _key(options.node_key_file, options.node_group), facts_of(options, folder)
     own = Membership(node=options.node_rank, nodes=options.nnodes, channel="", facts=facts)
     address, port, deadline = options.master_addr, options.master_port, time.monotonic() + join_s
     if options.node_rank:
@@ -49,17 +50,17 @@ def joined(
 
 def check(options: ServeOptions) -> None:
     """Raises StartError where the options of nodes contradict one another."""
-    ranks, nodes = options.tensor_parallel_size, options.nnodes
+    nodes = options.nnodes
     if options.node_rank >= nodes:
         raise StartError(f"--node-rank {options.node_rank} must be less than --nnodes {nodes}")
-    if ranks % nodes:
-        raise StartError(f"--nnodes {nodes} does not divide --tensor-parallel-size {ranks}: each has as many ranks")
     if not options.master_addr:
         raise StartError(f"--nnodes {nodes} needs --master-addr, the address of node 0")
 
 
-def _key(path: str) -> bytes:
-    """Raises StartError where the file holds no key. The key itself is in no message."""
+def _key(path: str, group: str) -> bytes:
+    """By which nodes of this group recognize one another: a node of another one, which may have the same file, is a
+    stranger, and its attempts end nothing. Raises StartError where the file holds no key. The key is in no message.
+    """
     if not path:
         raise StartError("--nnodes needs --node-key-file: without a key any process could join")
     try:
@@ -71,7 +72,7 @@ def _key(path: str) -> bytes:
         raise StartError(
             f"--node-key-file {path} holds {len(key)} characters; at least {LEAST_KEY_CHARACTERS} are needed"
         )
-    return key
+    return hmac.digest(key, group.encode(), "sha256")
 
 
 def facts_of(options: ServeOptions, folder: Path) -> dict[str, str]:

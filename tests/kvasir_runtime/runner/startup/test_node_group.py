@@ -1,5 +1,7 @@
 """What nodes must have in common before they compute together, and what is refused before one listens."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,6 @@ def options_of(tmp_path: Path, **given: object) -> ServeOptions:
     [
         ({"node_rank": 1, "nnodes": 1}, "--node-rank 1 must be less than --nnodes 1"),
         ({"node_rank": 2}, "--node-rank 2 must be less than --nnodes 2"),
-        ({"nnodes": 3}, "--nnodes 3 does not divide --tensor-parallel-size 4"),
-        ({"tensor_parallel_size": 1}, "--nnodes 2 does not divide --tensor-parallel-size 1"),
         ({"master_addr": ""}, "--nnodes 2 needs --master-addr"),
         ({"node_key_file": ""}, "--nnodes needs --node-key-file: without a key any process could join"),
         ({"node_key_file": "/nowhere/key"}, "--node-key-file /nowhere/key cannot be read: No such file"),
@@ -44,6 +44,34 @@ def test_options_that_contradict_one_another_are_refused(tmp_path: Path, given: 
     with pytest.raises(StartError) as refused:
         node_group.joined(options, tmp_path, lambda _: None)
     assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize("given", [{"nnodes": 3}, {"tensor_parallel_size": 1}])
+def test_ranks_that_nodes_do_not_divide_are_no_options(tmp_path: Path, given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"nnodes \d does not divide tensorParallelSize \d"):
+        options_of(tmp_path, **given)
+
+
+def test_a_node_of_another_group_is_a_stranger_who_ends_nothing(tmp_path: Path) -> None:
+    """It may come to an address that its own node 0 had before."""
+    folder = checkpoints.write(tmp_path / "m", Shape(std=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = options_of(tmp_path, master_port=port, node_group="a")
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(node_group.joined, options, folder, lambda _: None, join_s=60.0)
+        try:
+            stranger = options.model_copy(update={"node_rank": 1, "node_group": "b"})
+            with pytest.raises(StartError):
+                node_group.joined(stranger, folder, lambda _: None, join_s=60.0)
+            assert not leader.done()
+        finally:
+            member = options.model_copy(update={"node_rank": 1})
+            own = node_group.joined(member, folder, lambda _: None, join_s=60.0)
+        links = leader.result(60.0)
+    assert (own.node, links.nodes) == (1, 2)
+    for link in (*own.steps, *own.control, *links.steps, *links.control):
+        link.close()
 
 
 def test_a_short_key_is_refused_without_showing_it(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The nodes behind node 0 of a replica: a StatefulSet of its own for each pod that is node 0, which owns it.
+
+So a replica leaves as one: the pod of node 0 drains, and when it is gone garbage collection takes the others. The set
+is made once node 0 has an address, and never changed: where something of it changes, the replica is replaced.
+"""
+
+import hashlib
+from typing import Any, Final
+
+from kvasir_api import names
+from kvasir_kube.kinds import Json
+from kvasir_operator.desired import node_group
+from kvasir_operator.desired.template import pod_labels
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.service import Observed, Revision
+
+MOST_OF_A_NAME: Final = 40
+"""Of the service's name. Kubernetes appends to the set's name in labels, which hold 63 characters."""
+
+
+def node_sets(seen: Observed) -> list[Json]:
+    """Those that are missing: of pods that are node 0 of several and have an address."""
+    made = {found.leader for found in seen.node_sets}
+    lacking = [r for r in seen.replicas if r.live and r.ip and r.uid not in made]
+    found = [(r, seen.revision(r.revision)) for r in lacking]
+    return [_node_set(seen, r, revision) for r, revision in found if revision is not None and revision.nodes > 1]
+
+
+def _node_set(seen: Observed, leader: Replica, revision: Revision) -> Json:
+    labels = {
+        **pod_labels(seen.name, revision.id),
+        names.LABEL_ROLE: names.ROLE_NODE,
+        names.LABEL_LEADER: leader.name,
+    }
+    digest = hashlib.sha256(leader.uid.encode()).hexdigest()[:10]
+    selector = (names.LABEL_SERVICE, names.LABEL_REVISION, names.LABEL_ROLE, names.LABEL_LEADER)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {
+            "name": f"{seen.name[:MOST_OF_A_NAME]}-{digest}",
+            "namespace": seen.namespace,
+            "labels": labels,
+            "annotations": {names.ANNOTATION_MASTER_ADDRESS: leader.ip},
+            "ownerReferences": [_owner(leader)],
+        },
+        "spec": {
+            "replicas": revision.nodes - 1,
+            "ordinals": {"start": 1},
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 0,
+            "serviceName": seen.name,
+            "selector": {"matchLabels": {name: labels[name] for name in selector}},
+            "template": _template(revision.template, leader, labels),
+        },
+    }
+
+
+def _template(of_leader: Json, leader: Replica, labels: Json) -> Json:
+    """Constraints of the spread are about replicas, which pods of node 0 stand for."""
+    spec: Json = {name: value for name, value in of_leader["spec"].items() if name != "topologySpreadConstraints"}
+    metadata = of_leader["metadata"]
+    own = {one["name"]: one for one in node_group.variables_of_node(leader.ip, leader.uid)}
+    spec["containers"] = [
+        {**container, "env": [own.get(one["name"], one) for one in container.get("env") or ()]}
+        for container in spec["containers"]
+    ]
+    return {"metadata": {**metadata, "labels": {**metadata["labels"], **labels}}, "spec": spec}
+
+
+def _owner(leader: Replica) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": leader.name,
+        "uid": leader.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }

@@ -1,0 +1,76 @@
+"""A replica of several pods as decisions see it: the pod of node 0, with what its other nodes add to that.
+
+Node 0 stands for the replica: it alone serves, drains and counts. The others can keep it from starting, and where one
+of them leaves the replica is replaced. Called when a service is observed.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, structs
+
+from kvasir_api import names
+from kvasir_kube.kinds import POD, Json, annotations, controller_uid, uid
+from kvasir_operator.observed.replica import Replica
+
+
+class NodeSet(Struct, frozen=True, kw_only=True):
+    """The StatefulSet with the nodes behind node 0. leader: uid of the pod that is node 0. master_address: of node 0,
+    as these nodes were given it."""
+
+    uid: str
+    leader: str
+    master_address: str = ""
+
+
+def node_set(obj: Json) -> NodeSet:
+    """A StatefulSet. The leader is empty where no pod owns it."""
+    address = annotations(obj).get(names.ANNOTATION_MASTER_ADDRESS, "")
+    return NodeSet(uid=uid(obj), leader=controller_uid(obj, POD), master_address=address)
+
+
+def assembled(
+    leaders: Iterable[Replica], sets: Sequence[NodeSet], nodes: Iterable[tuple[str, Replica]]
+) -> tuple[Replica, ...]:
+    """Replicas with their other nodes. nodes: pods of nodes, each with the uid of the StatefulSet that controls it."""
+    of_set: dict[str, list[Replica]] = {}
+    for controller, node in nodes:
+        of_set.setdefault(controller, []).append(node)
+    made = {one.leader: one for one in sets}
+    return tuple(
+        _assembled(leader, made[leader.uid], of_set.get(made[leader.uid].uid, [])) if leader.uid in made else leader
+        for leader in leaders
+    )
+
+
+def _assembled(leader: Replica, made: NodeSet, nodes: list[Replica]) -> Replica:
+    found = tuple(sorted(nodes, key=lambda node: node.name))
+    whole = structs.replace(leader, nodes=found, broken=_broken(leader, made, found))
+    late = min(filter(_hinders, found), key=lambda node: (node.phase != "failed", node.name), default=None)
+    if late is None or leader.phase not in ("starting", "loading"):
+        return whole
+    return structs.replace(
+        whole,
+        phase=late.phase,
+        refusal=late.refusal,
+        image_failure=late.image_failure,
+        out_of_memory=late.out_of_memory,
+        last_words=f"node {_number(late)} ({late.name}): {late.last_words or late.phase}",
+    )
+
+
+def _hinders(node: Replica) -> bool:
+    """Whether node 0 waits in vain for this one."""
+    return node.phase in ("failed", "unschedulable")
+
+
+def _broken(leader: Replica, made: NodeSet, nodes: Sequence[Replica]) -> str:
+    """Why these pods compute together no longer, as one sentence; empty where they do or may."""
+    if leader.ip and leader.ip != made.master_address:
+        return f"its node 0 has the address {leader.ip}, and its other nodes were given {made.master_address}"
+    leaves = next((node for node in nodes if node.terminating), None)
+    return f"its node {_number(leaves)} ({leaves.name}) leaves" if leaves is not None else ""
+
+
+def _number(node: Replica) -> str:
+    """Of a pod of a StatefulSet, which is the end of its name."""
+    return node.name.rpartition("-")[2]
