@@ -176,7 +176,8 @@ class Writer:
         if found is None:
             return ChildrenWritten(changed=True)
         self._store.put(kind, found)
-        await self._overwrite(kind, service, manifest)
+        if kind is not STATEFUL_SET:  # one of nodes is never changed: it was made for the same pod
+            await self._overwrite(kind, service, manifest)
         return ChildrenWritten(changed=True)
 
     async def _found(self, kind: Kind, name: Key) -> Json | None:

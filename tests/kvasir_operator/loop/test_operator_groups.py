@@ -101,6 +101,17 @@ async def test_it_rests_and_another_operator_writes_nothing() -> None:
     assert bench.reason() == "AllReplicasReady"
 
 
+async def test_a_set_that_another_operator_has_made_meanwhile_stays_as_it_is() -> None:
+    bench = await begun()
+    (made,) = bench.cluster.of(STATEFUL_SET)
+    bench.operator.store.drop(STATEFUL_SET, ("default", made["metadata"]["name"]))
+    bench.writes()
+    await bench.operator.reconciler.reconcile(("default", "tiny"))
+    assert bench.writes() == []
+    assert bench.cluster.of(STATEFUL_SET) == [made]
+    assert (await bench.restarted(), bench.reason()) == ([], "AllReplicasReady")
+
+
 async def test_its_key_is_in_a_secret_and_nowhere_else() -> None:
     bench = await begun()
     secret = bench.cluster.stored(SECRET, "default", names.NODE_KEYS_SECRET)
