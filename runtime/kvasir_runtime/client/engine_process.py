@@ -92,6 +92,14 @@ class EngineProcess:
                     return True
         return False
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, as SIGSTOP does; False where there is no /proc."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"T", b"t")
+        except OSError:  # it has ended
+            return False
+
     def xid_since(self, earliest: float) -> int | None:
         """The Xid that the driver reported last, if that was after this monotonic second."""
         try:

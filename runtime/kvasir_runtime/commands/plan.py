@@ -20,7 +20,7 @@ from kvasir_runtime.server.banner import size
 
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
-    | {"weights_host_bytes", "tensor_parallel_size", "enable_expert_parallel", "speculation"}
+    | {"weights_host_bytes", "tensor_parallel_size", "enable_expert_parallel", "nnodes", "speculation"}
 )
 
 
@@ -277,9 +277,9 @@ def _plan(
         where = device or host_resources.device()
         if where == "cuda" and memory is None:
             raise ValueError("set --memory to the memory of the device, for example --memory 24Gi")
-        free = memory or host_resources.memory_bytes()
-        shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         options = RuntimeOptions(**values)
+        free = (memory or host_resources.memory_bytes()) * options.nnodes
+        shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         drafter = model_config.read_config(name) if (name := draft_model(options.speculation)) else None
         judged = partial(fit_report, model, config, memory_bytes=free, device=where, shared=shared, drafter=drafter)
         report = judged(options=options)

@@ -45,6 +45,8 @@ LAST_WORDS_S: Final = 0.2
 CONTINUED_S: Final = 2.0
 """So much longer a dead engine may take to send a message, as after SIGCONT; the liveness probe fails meanwhile."""
 CHECK_S: Final = 1.0
+STOPPED_S: Final = 10.0
+"""A node behind the first whose engine is stopped for so long is ended: node 0 has ended the model long before."""
 BEFORE_A_STALL_S: Final = 60.0
 """A fault that the driver reported so long before the engine's last message may be why it stands still."""
 FLUSH_S: Final = 5.0
@@ -252,6 +254,9 @@ class ServeProcess:
         await self._child.start(str(folder), options)
         self._app_state.metrics.engine_pid = self._child.pid
         self._tasks.append(asyncio.create_task(self._watch_child(self._client)))
+        if self._options.node_rank:
+            watch = periodic.repeat(partial(self._watch_node, self._client), every_s=CHECK_S, ended=self._dead.done)
+            self._tasks.append(asyncio.create_task(watch))
         ready = asyncio.create_task(self._client.wait_ready())
         try:
             await asyncio.wait({ready, loading}, return_when=asyncio.FIRST_EXCEPTION)
@@ -303,6 +308,13 @@ class ServeProcess:
             words = f"{names.WATCHDOG}{watchdog.words}"
             xid = self._child.xid_since(client.last_message_at - BEFORE_A_STALL_S)
             self._give_up(client, words if xid is None else device_faults.with_xid(words, xid))
+            self._child.kill()
+
+    async def _watch_node(self, client: EngineClient) -> None:
+        """Look whether the engine of a node runs: it has no steps by which a watchdog could find that it does not."""
+        self._dead_for_s = self._dead_for_s + CHECK_S if self._child.is_stopped else 0.0
+        if self._dead_for_s > STOPPED_S:
+            self._give_up(client, f"the engine process was stopped for {STOPPED_S:g} s")
             self._child.kill()
 
     async def _engine_died(self) -> int:

@@ -299,3 +299,10 @@ def test_on_a_processor_the_memory_is_the_requested_one():
     assert resolved(small, SETTINGS).violation.reason == "TooSmall"
     assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: the weights (29.92 GiB)")
     assert resolved(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS).violation is None
+
+
+def test_on_processors_of_several_pods_the_memory_is_that_of_all():
+    ranks = {"tensorParallelSize": 4}
+    asked = {"model": READ, "inspect": "Always", "resources": {"memory": "16Gi"}}
+    assert resolved(world(**asked, runtime=ranks), SETTINGS).violation.reason == "TooSmall"
+    assert resolved(world(**asked, runtime={**ranks, "nnodes": 4}), SETTINGS).violation is None

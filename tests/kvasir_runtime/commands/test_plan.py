@@ -175,14 +175,13 @@ def test_what_is_planned_is_what_the_engine_says_of_itself():
 
 def test_each_rank_is_a_process(tmp_path):
     model = checkpoints.write(tmp_path / "m")
-    found = [
-        json.loads(run(model, "--memory", "4Gi", "--device", "cpu", "--tensor-parallel-size", ranks, "--json").output)
-        for ranks in ("1", "3")
-    ]
+    ranked = ("--device", "cpu", "--tensor-parallel-size")
+    found = [json.loads(run(model, "--memory", "4Gi", *ranked, ranks, "--json").output) for ranks in ("1", "3")]
     one, three = (each["fit"]["kv_tokens"] * each["fit"]["kv_bytes_per_token"] for each in found)
     assert one - three == pytest.approx(2 * forecast.PROCESS_BYTES["cpu"], abs=found[0]["fit"]["kv_bytes_per_token"])
-    shown = run(model, "--memory", "4Gi", "--device", "cpu", "--tensor-parallel-size", "3").output
-    assert "3 times 350.0 MiB" in shown
+    assert "3 times 350.0 MiB" in run(model, "--memory", "4Gi", *ranked, "3").output
+    on_two = run(model, "--memory", "4Gi", *ranked, "4", "--nnodes", "2").output
+    assert on_two == run(model, "--memory", "8Gi", *ranked, "4").output
     refused = run(model, "--memory", "4Gi", "--device", "cuda", "--tensor-parallel-size", "3").output
     assert "--tensor-parallel-size is for CPUs" in refused
 
