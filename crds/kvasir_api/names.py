@@ -280,7 +280,7 @@ EVENTS: Final = {
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note has its termination message.",
     "WatchdogRestarted": "The engine of a replica stood still, so that its watchdog ended it and its container is started again; the note has its last words.",
-    "ReplicaRegrouped": "A pod of a replica of several pods leaves, or its node 0 has another address; node 0 drains, and a new group takes its place.",
+    "ReplicaRegrouped": "A pod of a replica of several pods leaves, or its node 0 has another address or is lost; its pods make room, and a new group takes its place.",
     "DeviceFailed": "The device of a replica failed; the pod is quarantined with it for a while, and another one takes its place.",
     "QuarantinedPodRestored": "A pod that was quarantined with its device is a replica again, since there is no room for another.",
     "QuarantinedPodDeleted": "A pod that was quarantined with its device is deleted, so that the device is free again.",

@@ -4,22 +4,25 @@ time, and only as far as the operator sees them. Pods that are deleted take a st
 It asserts on the way what must never be: see `GroupCluster.step`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fakes.cluster import FakeCluster
 from fakes.manifests import UNSCHEDULABLE, pod
 from kvasir_api import names
 from kvasir_kube.kinds import DEPLOYMENT, POD, STATEFUL_SET, Json, Kind, annotations, controller_uid, labels, uid
+from kvasir_operator.loop.clock import rfc3339
 
 COST = names.ANNOTATION_DELETION_COST
 
 
 class GroupCluster(FakeCluster):
-    """places: pods that nodes hold at a time, those that leave included."""
+    """places: pods that nodes hold at a time, those that leave included. wall: epoch seconds. A pod's grace is 90 s."""
 
-    def __init__(self, *, places: int = 1000) -> None:
+    def __init__(self, wall: Callable[[], float], *, places: int = 1000) -> None:
         super().__init__()
-        self.places, self._made = places, 0
+        self.places, self._wall, self._made = places, wall, 0
+        self._stuck: set[str] = set()
 
     def of(self, kind: Kind) -> list[Json]:
         return list(self.objects.get(kind.plural, {}).values())
@@ -42,6 +45,17 @@ class GroupCluster(FakeCluster):
         if found := self.pods(role):
             await self._leave(found[number % len(found)])
 
+    async def lose_host(self, number: int) -> None:
+        """The cluster node of a node 0 is lost: its pod is deleted and does not go."""
+        if found := self.pods(names.ROLE_SERVE):
+            lost = found[number % len(found)]
+            self._stuck.add(uid(lost))
+            await self._leave(lost)
+
+    async def return_hosts(self) -> None:
+        """What is left on lost cluster nodes goes."""
+        self._stuck.clear()
+
     async def move(self, number: int) -> None:
         """The sandbox of a node 0 is made again: it has another address."""
         if found := self.pods(names.ROLE_SERVE):
@@ -53,7 +67,7 @@ class GroupCluster(FakeCluster):
     async def step(self) -> None:
         """What leaves has left, owners are followed, pods are made and placed. Then: a node 0 is ready only with all
         its nodes, of which none leaves, and no pod of a node is there whose node 0 has gone for longer than a step."""
-        for gone in [one for one in self.of(POD) if leaves(one)]:
+        for gone in [one for one in self.of(POD) if leaves(one) and uid(one) not in self._stuck]:
             await self.drop(POD, *where(gone))
         await self._collect_garbage()
         for workload in self.of(DEPLOYMENT):
@@ -64,7 +78,7 @@ class GroupCluster(FakeCluster):
         await self._run()
 
     async def _leave(self, found: Json) -> None:
-        found["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+        found["metadata"]["deletionTimestamp"] = rfc3339(self._wall() + 90)
         await self.put(POD, found)
 
     async def _collect_garbage(self) -> None:

@@ -119,7 +119,7 @@ def test_rights_are_exactly_those_that_are_used():
             for plural in (kinds.DEPLOYMENT.plural, kinds.CONTROLLER_REVISION.plural)
             for verb in ("get", "create", "patch", "delete")
         ),
-        *(("apps", kinds.STATEFUL_SET.plural, verb) for verb in ("get", "create")),
+        *(("apps", kinds.STATEFUL_SET.plural, verb) for verb in ("get", "create", "delete")),
     }
     assert granted() == watched | written
 

@@ -18,6 +18,11 @@ MOST_OF_A_NAME: Final = 40
 """Of the service's name. Kubernetes appends to the set's name in labels, which hold 63 characters."""
 
 
+def node_set_name(service: str, leader_uid: str) -> str:
+    """Name of the StatefulSet of a pod that is node 0."""
+    return f"{service[:MOST_OF_A_NAME]}-{hashlib.sha256(leader_uid.encode()).hexdigest()[:10]}"
+
+
 def node_sets(seen: Observed) -> list[Json]:
     """Those that are missing: of pods that are node 0 of several and have an address."""
     made = {found.leader for found in seen.node_sets}
@@ -32,13 +37,12 @@ def _node_set(seen: Observed, leader: Replica, revision: Revision) -> Json:
         names.LABEL_ROLE: names.ROLE_NODE,
         names.LABEL_LEADER: leader.name,
     }
-    digest = hashlib.sha256(leader.uid.encode()).hexdigest()[:10]
     selector = (names.LABEL_SERVICE, names.LABEL_REVISION, names.LABEL_ROLE, names.LABEL_LEADER)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {
-            "name": f"{seen.name[:MOST_OF_A_NAME]}-{digest}",
+            "name": node_set_name(seen.name, leader.uid),
             "namespace": seen.namespace,
             "labels": labels,
             "annotations": {names.ANNOTATION_MASTER_ADDRESS: leader.ip},

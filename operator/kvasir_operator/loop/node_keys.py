@@ -16,7 +16,6 @@ from kvasir_kube.kinds import INFERENCE_SERVICE, SECRET, Json, key, labels
 from kvasir_operator.desired.namespace_secret import has_content, namespace_secret
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
-from kvasir_operator.observed.service import parsed_spec
 
 LOG: Final = logging.getLogger(__name__)
 READ_EVERY_S: Final = 60.0
@@ -40,7 +39,7 @@ class NodeKeys:
         """
         async with self._lock:
             services = [one for one in self._store.all(INFERENCE_SERVICE) if key(one)[0] == namespace]
-            needing = frozenset(key(one)[1] for one in services if parsed_spec(one)[0].runtime.nnodes > 1)
+            needing = frozenset(key(one)[1] for one in services if _is_group(one))
             at, known = self._read.get(namespace, (-READ_EVERY_S, frozenset[str]()))
             if needing <= known and self._clock.steady() - at < READ_EVERY_S:
                 return
@@ -75,6 +74,11 @@ class NodeKeys:
                 status=409,
             )
         return found
+
+
+def _is_group(service: Json) -> bool:
+    """Whether replicas of a service are several pods; the API server accepts whole numbers only."""
+    return int(((service.get("spec") or {}).get("runtime") or {}).get("nnodes", 1)) > 1
 
 
 def _key(found: Json, service: str) -> bytes:

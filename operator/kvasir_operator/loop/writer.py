@@ -28,6 +28,7 @@ from kvasir_kube.kinds import (
     key,
     resource_version,
 )
+from kvasir_operator.desired.node_set import node_set_name
 from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
@@ -235,6 +236,9 @@ class Writer:
                 await self._delete(seen, r)
             case "regroup":
                 await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid)
+                await self._say(seen, service, "ReplicaRegrouped", r, action.why, kind="Warning")
+            case "dissolve":
+                await self._cluster.delete(STATEFUL_SET, seen.namespace, node_set_name(seen.name, r.uid))
                 await self._say(seen, service, "ReplicaRegrouped", r, action.why, kind="Warning")
             case "quarantine":
                 await self._quarantine(seen, r, now)

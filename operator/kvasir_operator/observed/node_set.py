@@ -46,7 +46,7 @@ def _assembled(leader: Replica, made: NodeSet, nodes: list[Replica]) -> Replica:
     found = tuple(sorted(nodes, key=lambda node: node.name))
     whole = structs.replace(leader, nodes=found, broken=_broken(leader, made, found))
     late = min(filter(_hinders, found), key=lambda node: (node.phase != "failed", node.name), default=None)
-    if late is None or leader.phase not in ("starting", "loading"):
+    if late is None or whole.broken or leader.phase not in ("starting", "loading"):
         return whole
     return structs.replace(
         whole,

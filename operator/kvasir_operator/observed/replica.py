@@ -50,6 +50,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     """One pod.
 
     created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
+    grace_ends_at: when the grace of a terminating pod is over, epoch seconds.
     draining_s: for how long it has drained, on a clock that never jumps.
     mounted_at: when its volumes were there, which not every kubelet reports; unmounted: the kubelet reports that they
     are not. assigned: a node was found. ended_at: when the kubelet ended it for good, as where its node had no room
@@ -84,6 +85,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     drained: bool = False
     terminating: bool = False
     ended_at: float | None = None
+    grace_ends_at: float | None = None
     assigned: bool = True
     pending: bool = False
     restarts: int = 0
@@ -182,6 +184,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         drained=notes.get(names.ANNOTATION_DELETION_COST) == str(DRAINED_COST),
         terminating=bool(metadata.get("deletionTimestamp")),
         ended_at=_ended_at(pod),
+        grace_ends_at=epoch(metadata.get("deletionTimestamp")),
         assigned=bool((pod.get("spec") or {}).get("nodeName")),
         pending=status.get("phase") == "Pending",
         restarts=int(runtime.get("restartCount") or 0),

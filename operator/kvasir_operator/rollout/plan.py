@@ -39,7 +39,7 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
             nodes = revision.nodes if revision is not None else seen.spec.runtime.nnodes
             applied = counted.get(id_, 0)
             counts[id_] = regroup.gathered(replicas, nodes=nodes, count=drained.count, applied=applied)
-    actions += regroup.actions(seen.replicas)
+    actions += regroup.actions(seen.replicas, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 

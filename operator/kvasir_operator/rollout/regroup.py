@@ -1,15 +1,26 @@
 """Replicas of several pods as one: they begin one after another, and one that has lost a pod is replaced as a whole."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.stages import PodAction
 
+LOST_S: Final = 60.0
+"""A pod that is still there so long after its grace is on a cluster node that is lost."""
 
-def actions(replicas: Sequence[Replica]) -> tuple[PodAction, ...]:
-    """What to do now: node 0 of a replica that has lost a node is deleted, so that it drains and its workload makes
-    another one, with nodes of its own."""
-    return tuple(PodAction(verb="regroup", replica=r, why=r.broken) for r in replicas if r.live and r.broken)
+
+def actions(replicas: Sequence[Replica], *, now: float) -> tuple[PodAction, ...]:
+    """What to do now. now: epoch seconds.
+
+    Node 0 of a replica that has lost a node is deleted, so that it drains and its workload makes another one with other
+    nodes. Where node 0 is lost with its cluster node, and will not go, the others give their places back.
+    """
+    broken = [PodAction(verb="regroup", replica=r, why=r.broken) for r in replicas if r.live and r.broken]
+    lost = [r for r in replicas if r.grace_ends_at is not None and now > r.grace_ends_at + LOST_S]
+    left = [r for r in lost if any(node.live for node in r.nodes)]
+    why = "its node 0 has not ended within its grace, so that its other nodes are deleted"
+    return (*broken, *(PodAction(verb="dissolve", replica=r, why=why) for r in left))
 
 
 def gathered(replicas: Sequence[Replica], *, nodes: int, count: int, applied: int) -> int:

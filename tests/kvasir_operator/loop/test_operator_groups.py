@@ -31,7 +31,7 @@ class GroupBench(Bench):
 
     def __init__(self, *, places: int = 1000) -> None:
         super().__init__()
-        self.cluster: GroupCluster = GroupCluster(places=places)
+        self.cluster: GroupCluster = GroupCluster(self.clock.wall, places=places)
         self.operator = self.started()
 
     async def turn(self, seconds: float = 2.0) -> None:
@@ -164,6 +164,21 @@ async def test_a_replica_whose_node_0_has_another_address_is_replaced() -> None:
     assert bench.reason() == "AllReplicasReady"
 
 
+async def test_nodes_whose_node_0_is_lost_make_room_for_another_group() -> None:
+    """Three places, of which the lost pod keeps one: its node has to leave, or no other group finds two."""
+    bench = await begun(places=3)
+    await bench.cluster.lose_host(0)
+    await bench.rest(20)
+    assert bench.ready() == []
+    await bench.rest(70)  # its grace, and a minute
+    assert len(bench.ready()) == 1
+    (event,) = bench.events("ReplicaRegrouped")
+    assert "has not ended within its grace" in event
+    await bench.cluster.return_hosts()
+    await bench.rest(4)
+    assert (bench.reason(), len(bench.cluster.of(STATEFUL_SET))) == ("AllReplicasReady", 1)
+
+
 async def test_replicas_gather_their_pods_one_after_another() -> None:
     """Three places, two replicas of two pods: one serves, and the other one waits with the last place."""
     bench = await begun(replicas=2, places=3)
@@ -189,6 +204,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("lose node"), st.integers(0, 3)),
     st.tuples(st.just("lose leader"), st.integers(0, 3)),
     st.tuples(st.just("move"), st.integers(0, 3)),
+    st.tuples(st.just("lose host"), st.integers(0, 3)),
     st.tuples(st.just("restart"), st.just(0)),
     st.tuples(st.just("places"), st.integers(2, 12)),
     st.tuples(st.just("turn"), st.integers(1, 4)),
@@ -207,6 +223,8 @@ async def happen(bench: GroupBench, event: str, number: int, spec: dict[str, Any
             await bench.cluster.lose(names.ROLE_NODE, number)
         case "lose leader":
             await bench.cluster.lose(names.ROLE_SERVE, number)
+        case "lose host":
+            await bench.cluster.lose_host(number)
         case "move":
             await bench.cluster.move(number)
         case "restart":
@@ -230,7 +248,9 @@ def test_whatever_happens_replicas_end_whole(events: list[tuple[str, int]]) -> N
             await happen(bench, event, number, spec)
             await bench.turn()
         bench.cluster.places = 1000
-        await bench.rest(45)
+        await bench.rest(10)
+        await bench.cluster.return_hosts()
+        await bench.rest(35)
         assert len(bench.ready()) == spec["replicas"]
         parts = [len(bench.cluster.pods(role)) for role in (names.ROLE_SERVE, names.ROLE_NODE)]
         assert [*parts, len(bench.cluster.of(STATEFUL_SET))] == [spec["replicas"]] * 3

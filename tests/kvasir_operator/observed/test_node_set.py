@@ -43,6 +43,11 @@ def test_a_replica_waits_for_its_last_node(phase, nodes, want):
     assert len(found.nodes) == len(nodes)
 
 
+def test_what_a_node_says_of_an_address_that_its_node_0_had_before_is_no_reason():
+    found = whole(leader(phase="loading", ip="10.0.0.9"), (1, REFUSED))
+    assert (found.phase, found.refusal) == ("loading", "")
+
+
 def test_the_reason_of_a_node_is_that_of_the_replica():
     found = whole(leader(phase="loading"), (1, REFUSED))
     assert (found.refusal, found.out_of_memory) == ("TooSmall: 9 bytes", True)

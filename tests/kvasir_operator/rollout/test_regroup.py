@@ -40,5 +40,19 @@ def test_replicas_of_one_pod_begin_all_at_once():
 def test_what_is_broken_is_replaced_unless_it_leaves_already():
     broken = Replica(name="a", broken="its node 1 (s-1) leaves")
     gone = Replica(name="b", broken="its node 1 (s-2) leaves", terminating=True)
-    (action,) = regroup.actions([WHOLE, broken, gone])
+    (action,) = regroup.actions([WHOLE, broken, gone], now=0.0)
     assert (action.verb, action.replica, action.why) == ("regroup", broken, "its node 1 (s-1) leaves")
+
+
+@pytest.mark.parametrize(
+    ("node", "now", "verbs"),
+    [
+        (Replica(name="s-1"), 1000.0, []),
+        (Replica(name="s-1"), 1000.0 + regroup.LOST_S, []),
+        (Replica(name="s-1"), 1001.0 + regroup.LOST_S, ["dissolve"]),
+        (Replica(name="s-1", terminating=True), 1001.0 + regroup.LOST_S, []),
+    ],
+)
+def test_nodes_of_a_node_0_that_does_not_go_give_their_places_back(node, now, verbs):
+    lost = Replica(name="a", terminating=True, grace_ends_at=1000.0, nodes=(node,))
+    assert [action.verb for action in regroup.actions([lost], now=now)] == verbs
