@@ -4,6 +4,7 @@ The number counts the frames of one direction, so that a node that has left out 
 Lengths are bounded by the reader before anything is read.
 """
 
+import os
 import select
 import socket
 import struct
@@ -32,13 +33,10 @@ class Link:
 
     def send(self, message: bytes | memoryview, *, within_s: float | None = None) -> None:
         """message: contiguous bytes. Raises OSError, TimeoutError after within_s."""
-        head = _HEAD.pack(self._sent, len(message))
-        self._sent = (self._sent + 1) % _NUMBERS
-        self._connection.settimeout(within_s)
         if len(message) <= WITH_HEAD_BYTES:
-            self._connection.sendall(head + bytes(message))
+            self._send_head(len(message), bytes(message), within_s)
             return
-        self._connection.sendall(head)
+        self._send_head(len(message), b"", within_s)
         self._connection.sendall(message)
 
     def receive(self, most: int, *, within_s: float | None = None) -> bytearray:
@@ -51,12 +49,34 @@ class Link:
         self._fill(memoryview(message), deadline)
         return message
 
-    def receive_into(self, target: memoryview) -> None:
-        """The next frame, of exactly the target's bytes. Raises OSError, LinkError."""
-        length = self._head(None)
+    def send_file(self, descriptor: int, offset: int, length: int, *, within_s: float) -> None:
+        """A frame of bytes of a file, which the kernel copies; no thread may send beside it.
+
+        Raises OSError, TimeoutError after within_s, EOFError where the file ends before.
+        """
+        deadline = time.monotonic() + within_s
+        self._send_head(length, b"", within_s)
+        while length:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(f"{self.peer} did not take a whole frame in time")
+            try:
+                count = os.sendfile(self._connection.fileno(), descriptor, offset, length)
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._connection, select.POLLOUT)
+                poll.poll(left_s * 1000)
+                continue
+            if not count:
+                raise EOFError("the file ends before the frame does")
+            offset, length = offset + count, length - count
+
+    def receive_into(self, target: memoryview, *, within_s: float | None = None) -> None:
+        """The next frame, of exactly the target's bytes. Raises OSError, TimeoutError after within_s, LinkError."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        length = self._head(deadline)
         if length != len(target):
             raise LinkError(f"{self.peer} sent {length:,} bytes where {len(target):,} must come")
-        self._fill(target, None)
+        self._fill(target, deadline)
 
     def has_bytes(self, timeout_s: float) -> bool:
         """Whether something, or the end, comes within so many seconds. Raises OSError."""
@@ -75,6 +95,12 @@ class Link:
         """End it and free it; no thread may use it."""
         self.end()
         self._connection.close()
+
+    def _send_head(self, length: int, message: bytes, within_s: float | None) -> None:
+        head = _HEAD.pack(self._sent, length)
+        self._sent = (self._sent + 1) % _NUMBERS
+        self._connection.settimeout(within_s)
+        self._connection.sendall(head + message)
 
     def _head(self, deadline: float | None) -> int:
         raw = bytearray(_HEAD.size)

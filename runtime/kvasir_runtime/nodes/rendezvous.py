@@ -17,8 +17,9 @@ from typing import Final
 import msgspec
 
 from kvasir_runtime.errors import RankLostError, StartError
-from kvasir_runtime.nodes import handshake
-from kvasir_runtime.nodes.handshake import CHANNELS, JoinAnswer, Membership, WrongKeyError
+from kvasir_runtime.nodes import handshake, key_proof
+from kvasir_runtime.nodes.handshake import CHANNELS, JoinAnswer, Membership
+from kvasir_runtime.nodes.key_proof import WrongKeyError
 from kvasir_runtime.nodes.link import Link, LinkError
 
 LOG = logging.getLogger(__name__)
@@ -172,10 +173,10 @@ class _Hall:
 
     def _admit(self, link: Link) -> None:
         try:
-            member, numbers = handshake.receive_membership(link, self._key)
+            member, call = handshake.receive_membership(link, self._key)
             answered = JoinAnswer(refusal=handshake.refusal(self._own, member), leader=self._name)
             with self._admitting:
-                handshake.answer(link, self._key, numbers, answered)
+                handshake.answer(link, self._key, call, answered)
                 self.members.put((link, member))
             if self._closed.is_set():
                 self.dismiss()
@@ -248,7 +249,7 @@ def _await_go(control: Link, deadline: float, on_wait: Callable[[str], None]) ->
         if time.monotonic() > deadline + JOIN_S:  # the leader's wait began later, by that at most
             raise RankLostError(f"{control.peer} has not started the model: other nodes are missing")
     try:
-        words = bytes(control.receive(handshake.MOST_BYTES, within_s=handshake.HANDSHAKE_S))
+        words = bytes(control.receive(key_proof.MOST_BYTES, within_s=handshake.HANDSHAKE_S))
     except (OSError, LinkError) as error:
         raise RankLostError(f"{control.peer} ended before all nodes had joined") from error
     if words != _GO:

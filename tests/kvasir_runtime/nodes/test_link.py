@@ -1,8 +1,11 @@
 """Frames between nodes: whole, bounded before they are read, and in their order."""
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,40 @@ def test_half_a_frame_ends_with_its_sender_or_its_time(pair: tuple[Link, socket.
     other.close()
     with pytest.raises(ConnectionError, match="node 1 has closed the connection"):
         link.receive(64)
+
+
+def test_a_part_of_a_file_is_a_frame(pair: tuple[Link, socket.socket], tmp_path: Path) -> None:
+    link, other = pair
+    there, content = Link(other, "node 0"), bytes(index % 251 for index in range(3_000_000))
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as file, ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(there.send_file, file.fileno(), 1000, 2_000_000, within_s=60.0)
+        room = bytearray(2_000_000)
+        link.receive_into(memoryview(room), within_s=60.0)
+        sent.result()
+    assert room == content[1000:2_001_000]
+    there.send(b"next")
+    assert link.receive(4) == b"next"
+
+
+def test_a_file_that_is_shorter_than_its_frame_is_an_error(pair: tuple[Link, socket.socket], tmp_path: Path) -> None:
+    _, other = pair
+    (tmp_path / "file").write_bytes(b"short")
+    with (tmp_path / "file").open("rb") as file, pytest.raises(EOFError):
+        Link(other, "node 0").send_file(file.fileno(), 0, 6, within_s=60.0)
+
+
+def test_a_file_is_not_sent_for_longer_than_it_may_take(pair: tuple[Link, socket.socket], tmp_path: Path) -> None:
+    """The other end reads nothing, so buffers fill."""
+    _, other = pair
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 1 << 30)
+    with (tmp_path / "file").open("rb") as file, pytest.raises(TimeoutError):
+        Link(other, "node 0").send_file(file.fileno(), 0, 1 << 30, within_s=0.05)
+
+
+def test_a_frame_that_does_not_come_is_not_awaited_for_ever(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    other.sendall(struct.pack("<IQ", 0, 4) + b"abc")
+    with pytest.raises(TimeoutError, match="node 1 did not send a whole frame in time"):
+        link.receive_into(memoryview(bytearray(4)), within_s=0.05)
