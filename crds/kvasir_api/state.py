@@ -42,7 +42,9 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     It holds copies, so its tokens come on top of those of `KvState`. Other replicas on the node may share it. Counters
     of this process since its start: stored_tokens were copied there, loaded_tokens came back, missed_tokens should have
-    and were computed. load_bytes_per_s, store_bytes_per_s: measured, 0 until then.
+    and were computed, fetched_tokens came from other replicas, and failed_fetches brought less than was asked for, or
+    nothing, because a replica did not answer rightly. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
+    0 until then.
     """
 
     capacity_tokens: Count = 0
@@ -53,6 +55,9 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     missed_tokens: Count = 0
     load_bytes_per_s: float = 0.0
     store_bytes_per_s: float = 0.0
+    fetched_tokens: Count = 0
+    failed_fetches: Count = 0
+    fetch_bytes_per_s: float = 0.0
 
 
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

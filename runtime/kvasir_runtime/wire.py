@@ -138,6 +138,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     a preemption; they count against max_tokens and are not reported again. Neither beams nor prompt_logprobs beside it.
     admitted: it waits as long as it takes. The engine judged an earlier one of its HTTP request, or another engine has
     begun its answer.
+    kv_peer: IP address and port where another replica gives out its blocks, which holds the beginning of the prompt, as
+    far as is known kv_peer_tokens of it (0: unknown); "" for none.
     """
 
     request_id: str
@@ -156,6 +158,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     weight: float = 1.0
     generated: tuple[int, ...] = ()
     admitted: bool = False
+    kv_peer: str = ""
+    kv_peer_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:

@@ -5,10 +5,11 @@ changes an answer or fails at once.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvasir_runtime.core.plan import HostChanges, StepPlan, TransferResults
+from kvasir_runtime.core.plan import BlockFetch, FetchResult, HostChanges, StepPlan, TransferResults
 
 
 class Blocks(Protocol):
@@ -23,7 +24,11 @@ class Blocks(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FakeHost:
-    """delay: collected plans after which copies end. damaged: keys that cannot be loaded."""
+    """delay: collected plans after which copies end. damaged: keys that cannot be loaded.
+
+    peer: what other replicas hold. peer_delay: as delay, of fetches. gives_up: so many blocks come, then the peer
+    fails; below 0 all come. peer_remembers: peer gets all that is kept here.
+    """
 
     num_slots: int
     delay: int = 0
@@ -33,6 +38,11 @@ class FakeHost:
     touched: set[int] = field(default_factory=set)
     """Blocks that are being copied."""
     num_loaded: int = 0
+    peer: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    peer_delay: int = 0
+    gives_up: int = -1
+    peer_remembers: bool = False
+    fetches: list[tuple[int, BlockFetch]] = field(default_factory=list)
     _shown: set[bytes] = field(default_factory=set)
     _collected: int = 0
     _through: int = -1
@@ -56,6 +66,7 @@ class FakeHost:
             assert load.block not in self.touched, "a block is loaded while it is copied"
             blocks.write_block(load.block, _group(load.key), None)
         self.queue.append((self._collected, plan))
+        self.fetches += [(self._collected, fetch) for fetch in plan.fetches]
         self._touch()
 
     def completed(self, blocks: Blocks) -> TransferResults:
@@ -71,10 +82,7 @@ class FakeHost:
                 num_stored += store.key not in self.kept
                 content = blocks.read_block(store.block, _group(store.key))
                 assert content is not None, "a block is overwritten while it is copied"
-                self.kept[store.key] = content
-                self.kept.move_to_end(store.key)
-                while len(self.kept) > self.num_slots:
-                    self.kept.popitem(last=False)
+                self._keep(store.key, content)
             for load in plan.loads:
                 content = self.kept.get(load.key)
                 if content is None or load.key in self.damaged:
@@ -84,7 +92,13 @@ class FakeHost:
                 blocks.write_block(load.block, _group(load.key), content)
         self.num_loaded += len(loaded)
         self._touch()
-        return TransferResults(through=self._through, loaded=tuple(loaded), num_stored=num_stored, load_s=0.001)
+        return TransferResults(
+            through=self._through,
+            loaded=tuple(loaded),
+            num_stored=num_stored,
+            load_s=0.001,
+            fetched=tuple(self._fetched()),
+        )
 
     def changes(self) -> HostChanges | None:
         """Since the last call."""
@@ -102,9 +116,35 @@ class FakeHost:
         self.kept.clear()
         self._erased = True
 
+    def _keep(self, key: bytes, content: tuple[int, ...]) -> None:
+        if self.peer_remembers:
+            self.peer[key] = content
+        self.kept[key] = content
+        self.kept.move_to_end(key)
+        while len(self.kept) > self.num_slots:
+            self.kept.popitem(last=False)
+
+    def _fetched(self) -> Iterator[FetchResult]:
+        """Fetches that end now."""
+        ended = [fetch for begun, fetch in self.fetches if begun + self.peer_delay < self._collected]
+        self.fetches = [(begun, fetch) for begun, fetch in self.fetches if begun + self.peer_delay >= self._collected]
+        for fetch in ended:
+            held = [block.key for block in fetch.blocks if block.key in self.peer]
+            came = held if self.gives_up < 0 else held[: self.gives_up]
+            for key in came:
+                self._keep(key, self.peer[key])
+            yield FetchResult(number=fetch.number, keys=tuple(came), seconds=0.001, failed=len(came) < len(held))
+
     def _touch(self) -> None:
         self.touched = {store.block for _, plan in self.queue for store in plan.stores}
         self.touched |= {load.block for _, plan in self.queue for load in plan.loads}
+
+
+def with_failing_peer(num_slots: int, pick: int) -> FakeHost:
+    """More or less slow, with a peer that has all that was ever computed and may end early."""
+    return FakeHost(
+        num_slots=num_slots, delay=pick % 3, peer_remembers=True, peer_delay=pick % 4, gives_up=pick % 5 - 1
+    )
 
 
 def _group(key: bytes) -> int:

@@ -125,7 +125,7 @@ class FakeRunner:
         assert num_samples <= max(self.max_rows, 1 + MAX_DRAFTS)
         if self.host is not None:
             self.host.submit(plan, self)
-        elif plan.stores or plan.loads or plan.drops:
+        elif plan.stores or plan.loads or plan.drops or plan.fetches:
             raise AssertionError("blocks are copied to or from a host that keeps none")
         assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
         for row in plan.leaves:

@@ -3,7 +3,8 @@
 The scheduler is the only caller. Every block is copied once, soon after it was published, so that it is on the host
 when it leaves the device, whether by eviction, by preemption or with the process. A copy that comes back is published
 like a computed block; the request that waits for it then finds it as a prefix hit. Copies are entries of plans. What
-they touch stays pinned until the runner reports them done, and no step waits for them. Knows nothing of files.
+they touch stays pinned until the runner reports them done, and no step waits for them. What another replica holds comes
+to the host in the same way (`peer_fetches`). Knows nothing of files.
 """
 
 from collections import deque
@@ -14,9 +15,12 @@ from kvasir_api.hashes import owner_of_block
 from kvasir_api.state import KvHostState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import BlockLoad, BlockStore, HostChanges, TransferResults
+from kvasir_runtime.core.peer_fetches import MOST_BLOCKS, PeerFetches
+from kvasir_runtime.core.plan import BlockLoad, BlockStore, HostChanges, PeerBlock, TransferResults
 from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
+from kvasir_runtime.wire import packed_ids
 
 FIRST_BLOCKS: Final = 32
 """Of a load before any was measured: no request is admitted until it ends, and the host may be slow."""
@@ -60,6 +64,7 @@ class HostTier:
         "_missed_blocks",
         "_most_held",
         "_num_held",
+        "_peers",
         "_pending",
         "_pool",
         "_resident",
@@ -73,6 +78,7 @@ class HostTier:
         self._capacity_blocks = limits.host_blocks
         self._block_size, self._block_bytes = limits.block_size, limits.block_bytes
         self._most_held = max(1, limits.num_blocks // MOST_HELD)
+        self._peers = PeerFetches(limits.block_size)
         self._resident: set[bytes] = set()
         self._pending: dict[bytes, None] = {}
         """Keys of blocks that the host should hold, oldest first."""
@@ -94,13 +100,13 @@ class HostTier:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a launched plan copies something that was not reported done."""
-        return bool(self._in_flight)
+        """Whether a launched plan copies or fetches something that was not reported done."""
+        return bool(self._in_flight) or self._peers.is_fetching
 
     @property
     def has_work(self) -> bool:
         """Whether plans are needed to begin copies, or to learn of their end."""
-        return bool(self._in_flight or self._pending or self._dropped)
+        return bool(self.is_copying or self._pending or self._dropped or self._peers.has_new)
 
     @property
     def state(self) -> KvHostState:
@@ -116,8 +122,11 @@ class HostTier:
             stored_tokens=tokens_of(self._stored_blocks),
             loaded_tokens=tokens_of(self._loaded_blocks),
             missed_tokens=tokens_of(self._missed_blocks),
-            load_bytes_per_s=self._bytes_per_s(self._load_cost),
-            store_bytes_per_s=self._bytes_per_s(self._store_cost),
+            load_bytes_per_s=self._bytes_per_s(self._load_cost.value),
+            store_bytes_per_s=self._bytes_per_s(self._store_cost.value),
+            fetched_tokens=tokens_of(self._peers.num_fetched),
+            failed_fetches=self._peers.num_failed,
+            fetch_bytes_per_s=self._bytes_per_s(self._peers.block_s),
         )
 
     def holds_alone(self) -> bool:
@@ -147,7 +156,8 @@ class HostTier:
             self._dropped[key] = None
 
     def store(self, builder: PlanBuilder) -> None:
-        """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
+        """Add copies and fetches to a plan, before it takes any block: what is copied must not be evicted by it."""
+        builder.fetches += self._peers.begin()
         builder.drops += self._dropped
         for key in self._dropped:
             self._dropping.pop(key, None)  # they are kept by step
@@ -168,11 +178,36 @@ class HostTier:
             self._pool.share(held, hit=False)
             self._hold(_Transfer(builder.step, held, stored=tuple(store.key for store in stores)))
 
+    def fetch(self, sequence: SequenceState, limit: int, token_s: float, now: float) -> None:
+        """A request arrived: have what its peer holds behind what is here come to the host, if that is quicker.
+
+        limit: blocks that it may use. token_s: as of `worth_loading`.
+        """
+        request, size = sequence.request.request, self._block_size
+        if not (self.is_enabled and self._limits.fetches_blocks and self._peers.may_ask(request.kv_peer, now)):
+            return
+        end = min(limit, len(sequence.hashes), MOST_BLOCKS // len(self._groups))
+        if request.kv_peer_tokens:
+            end = min(end, -(-request.kv_peer_tokens // size))
+        start = self._reach(sequence.hashes, end)
+        if end - start < self._limits.least_blocks or self._is_coming(sequence.hashes[start:end]):
+            return
+        columns = {block_hash: column for column, block_hash in enumerate(sequence.hashes[:end])}
+        blocks = tuple(
+            PeerBlock(columns[block_hash], key)
+            for group, block_hash, block in self._pool.needed(sequence.hashes[:end])
+            if block is None and (key := key_of(block_hash, group)) not in self._resident
+        )
+        load_s, compute_s = self._load_cost.value, token_s * size * (end - start)
+        if self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
+            self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)
+
     def is_loading(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a block of a chain is on its way to the device."""
+        """Whether a block of a chain is on its way to the device, or to the host."""
         loading = self._loading
-        return bool(loading) and any(
-            key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups
+        return self._is_coming(hashes) or (
+            bool(loading)
+            and any(key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups)
         )
 
     def covers(self, block_hash: bytes, token_s: float) -> bool:
@@ -236,6 +271,10 @@ class HostTier:
 
         A block that could not be loaded becomes free, and its request computes it and what follows.
         """
+        for fetched in done.fetched:
+            kept, unwanted = self._peers.settle(fetched)
+            self._add_resident(kept)
+            self._dropped.update(dict.fromkeys(sorted(unwanted)))
         loaded = set(done.loaded)
         self._stored_blocks += done.num_stored
         self._note(self._store_cost, done.store_s, done.num_stored)
@@ -262,13 +301,14 @@ class HostTier:
         if changes.reset:
             self._resident.clear()
         self._resident.difference_update(changes.removed)
-        self._resident.update(key for key in changes.added if key not in self._dropped and key not in self._dropping)
+        self._add_resident(changes.added)
 
     def forget(self, owner: bytes = b"") -> None:
         """Nothing that was computed up to now may be found again, nor what is being copied.
 
         owner: only blocks with this mark, which the host drops by the next plans.
         """
+        self._peers.forget(owner)
         if owner:
             stored = {key for transfer in self._in_flight for key in transfer.stored}
             for key in sorted(stored.union(self._pending, self._resident, self._loading)):
@@ -292,6 +332,9 @@ class HostTier:
         stored = sum(len(transfer.held) for transfer in self._in_flight if not transfer.loads)
         return min(self._most_held - self._num_held, most - stored)
 
+    def _is_coming(self, hashes: Sequence[bytes]) -> bool:
+        return self._peers.is_coming(key_of(block_hash, group) for block_hash in hashes for group in self._groups)
+
     def _reach(self, hashes: Sequence[bytes], limit: int) -> int:
         """How much of a chain could be hits, by what is on the device and the host."""
         return self._pool.reach(hashes, limit, lambda group, block_hash: key_of(block_hash, group) in self._resident)
@@ -300,12 +343,18 @@ class HostTier:
         """Whether copying blocks was measured to be slower than computing so many columns of a table."""
         return token_s > 0 and self._load_cost.value * num_blocks > token_s * self._block_size * num_columns
 
+    def _add_resident(self, keys: Iterable[bytes]) -> None:
+        unwanted = self._peers.unwanted
+        self._resident.update(
+            key for key in keys if not (key in self._dropped or key in self._dropping or key in unwanted)
+        )
+
     def _hold(self, transfer: _Transfer) -> None:
         self._num_held += len(transfer.held)
         self._in_flight.append(transfer)
 
-    def _bytes_per_s(self, cost: DecayingMean) -> float:
-        return self._block_bytes / cost.value if cost.value else 0.0
+    def _bytes_per_s(self, block_s: float) -> float:
+        return self._block_bytes / block_s if block_s else 0.0
 
     @staticmethod
     def _note(cost: DecayingMean, seconds: float, num_blocks: int) -> None:

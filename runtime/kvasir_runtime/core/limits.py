@@ -21,7 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     is not known. hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
     speculation: who drafts tokens ahead, "off", "ngram", "suffix", "auto" for the last of them where it pays, "model"
     for the runner's draft model or head where it pays, "mtp" for the head in the model's own checkpoint.
-    max_cached_answers: of each tenant, which "suffix" and "auto" draft from too.
+    max_cached_answers: of each tenant, which "suffix" and "auto" draft from too. fetches_blocks: the runner fetches
+    blocks of other replicas to the host.
     """
 
     num_blocks: int
@@ -43,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_tokens: int = 0
     speculation: str = "off"
     max_cached_answers: int = 0
+    fetches_blocks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):

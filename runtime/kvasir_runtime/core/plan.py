@@ -120,12 +120,36 @@ class BlockLoad(msgspec.Struct, frozen=True):
     block: int
 
 
+class PeerBlock(msgspec.Struct, frozen=True):
+    """A block to be fetched from another replica. column: of the table, from 0. key: as of `BlockStore`."""
+
+    column: int
+    key: bytes
+
+
+class BlockFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """Fetch from another replica to the host what it holds of some blocks, within so many seconds.
+
+    number: names the fetch in results. peer: IP address and port. tokens: ids of all columns from the first on, as
+    little-endian uint32, and salt that of the request: a replica's own hashes of the blocks follow from them and from
+    its own secret.
+    """
+
+    number: int
+    peer: str
+    within_s: float
+    salt: bytes
+    tokens: bytes
+    blocks: tuple[PeerBlock, ...]
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Applied in this order: leaves, joins, forks, grows, copies, inserts, then all chunks in one pass.
 
     stores and loads run beside the steps, in order: no chunk of this plan or a later one writes their blocks or reads
-    what is loaded before results report them done. A plan may consist of them alone, or be empty in order to learn of
-    their end. drops: keys that the host must not hold any more; those that earlier plans store are stored first.
+    what is loaded before results report them done. fetches end in any order, whenever results report them, and hold
+    nothing on the device. A plan may consist of these alone, or be empty in order to learn of their end. drops: keys
+    that the host must not hold any more; those that earlier plans store are stored first.
     drafter_follows: a draft model, if there is one, computes the prompts of these chunks too.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
@@ -143,6 +167,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...] = ()
     stores: tuple[BlockStore, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
+    fetches: tuple[BlockFetch, ...] = ()
     drops: tuple[bytes, ...] = ()
     drafter_follows: bool = False
 
@@ -175,11 +200,23 @@ class SampledTokens(msgspec.Struct, frozen=True):
     undrafted: int = 0
 
 
+class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A fetch that ended. keys: of blocks that the host holds now by it. seconds: in which they came.
+
+    failed: the peer did not give a whole answer in time.
+    """
+
+    number: int
+    keys: tuple[bytes, ...] = ()
+    seconds: float = 0.0
+    failed: bool = False
+
+
 class TransferResults(msgspec.Struct, frozen=True, kw_only=True):
     """Copies between device and host that ended since the last results: all those of plans up to step through.
 
     loaded: blocks that now hold what their loads named; the others could not be loaded. num_stored: blocks copied to
-    the host. load_s, store_s: seconds in which these were copied.
+    the host. load_s, store_s: seconds in which these were copied. fetched: all fetches that ended, whatever their step.
     """
 
     through: int
@@ -187,6 +224,7 @@ class TransferResults(msgspec.Struct, frozen=True, kw_only=True):
     num_stored: int = 0
     load_s: float = 0.0
     store_s: float = 0.0
+    fetched: tuple[FetchResult, ...] = ()
 
 
 class HostChanges(msgspec.Struct, frozen=True, kw_only=True):

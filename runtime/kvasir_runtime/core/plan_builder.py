@@ -8,6 +8,7 @@ import msgspec
 
 from kvasir_runtime.core.plan import (
     BlockCopy,
+    BlockFetch,
     BlockLoad,
     BlockStore,
     Chunk,
@@ -67,6 +68,7 @@ class PlanBuilder:
     inserts: list[Insert] = field(default_factory=list)
     stores: list[BlockStore] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
+    fetches: list[BlockFetch] = field(default_factory=list)
     drops: list[bytes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
@@ -130,6 +132,11 @@ class PlanBuilder:
         self.chunks[-1] = msgspec.structs.replace(self.chunks[-1], scores=(first, last))
         self.launched[-1] = self.launched[-1]._replace(scores=True)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it computes nothing and begins no copy."""
+        return not (self.chunks or self.stores or self.loads or self.fetches or self.drops)
+
     def plan(self, leaves: list[int], *, drafter_follows: bool) -> StepPlan:
         """The finished plan. drafter_follows: as in `StepPlan`."""
         return StepPlan(
@@ -143,6 +150,7 @@ class PlanBuilder:
             chunks=tuple(self.chunks),
             stores=tuple(self.stores),
             loads=tuple(self.loads),
+            fetches=tuple(self.fetches),
             drops=tuple(self.drops),
             drafter_follows=drafter_follows,
         )

@@ -90,6 +90,7 @@ class Scheduler:
         kind.request.number = self._counters.arrivals
         if (refused := self.deadlines.arrived(kind, now)) is not None:
             return refused
+        self.host.fetch(kind.sequence, kind.reusable // self.limits.block_size, self._budget.token_s, now)
         if self._requests:
             self._budget.arrived(kind.request.uncached_estimate, now)
         self._requests[request.request_id] = kind
@@ -135,7 +136,7 @@ class Scheduler:
         load = self.deadlines.planned(builder, prompts, before - builder.budget, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
         needs_news = self.host.is_copying and not self._launched
-        if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
+        if builder.is_empty and not needs_news:
             return None
         plan = builder.plan(self._leaves, drafter_follows=self._speculation.drafter_follows)
         self._leaves, self._step = [], builder.step

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fakes.beams import searched
 from fakes.drafter import OracleDrafter
-from fakes.host import FakeHost
+from fakes.host import with_failing_peer
 from fakes.model import FakeModel
+from fakes.random_limits import LIMITS
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
-from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.hashes import owner_of_block, owner_of_salt
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.block_tables import ABSENT
@@ -45,32 +45,7 @@ SAMPLING = st.fixed_dictionaries(
         "tenant": st.sampled_from(["", "a", "b"]),
         "weight": st.sampled_from([1.0, 3.0]),
         "ttft_s": st.sampled_from([0.0, 1e4, 2e4]),  # far off: none is refused
-    }
-)
-ATTENTIONS = st.lists(
-    st.one_of(
-        st.just(FULL),
-        st.builds(LayerAttention, st.just("window"), st.integers(1, 9)),
-        st.builds(LayerAttention, st.just("chunked"), st.integers(1, 9)),
-        st.just(LayerAttention("latent")),
-        st.just(LayerAttention("state")),
-    ),
-    min_size=1,
-    max_size=4,
-).map(tuple)
-LIMITS = st.fixed_dictionaries(
-    {
-        "attentions": st.one_of(st.just((FULL,)), ATTENTIONS),
-        "block_bytes": st.just(96),
-        "num_blocks": st.integers(4, 30),
-        "block_size": st.sampled_from([1, 2, 4]),
-        "max_batch_tokens": st.integers(1, 24),
-        "max_sequences": st.integers(1, 5),
-        "max_model_len": st.integers(8, 40),
-        "prefix_cache": st.booleans(),
-        "eos_token_ids": st.just((0,)),
-        "host_blocks": st.sampled_from([0, 3, 40]),
-        "speculation": st.sampled_from(["off", "ngram", "suffix", "oracle"]),
+        "kv_peer": st.sampled_from(["", "10.0.0.2:8002"]),
     }
 )
 
@@ -85,7 +60,7 @@ def served_with(limits, depth):
         attentions=limits["attentions"],
     )
     if limits["host_blocks"]:
-        runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)
+        runner.host = with_failing_peer(limits["host_blocks"], limits["max_sequences"])
     drafter = OracleDrafter(MODEL) if limits["speculation"] == "oracle" else None
     return Serving(Scheduler(Limits(**limits, max_cached_answers=2), drafter=drafter), runner, depth)
 

@@ -1,0 +1,156 @@
+"""Which blocks are fetched from another replica instead of being computed, and what is known of those that come.
+
+Owned by the host's tier, where they arrive: a block that came is loaded like any other that the host holds, and what
+did not come is computed. A request waits in the queue meanwhile, for at most as long as computing would take. Knows
+neither sockets nor where a replica is.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api.hashes import owner_of_block
+from kvasir_runtime.core.plan import BlockFetch, FetchResult, PeerBlock
+from kvasir_runtime.core.throughput import DecayingMean
+from kvasir_runtime.wire import EngineRequest
+
+MOST_FETCHES: Final = 4
+"""At a time; a request that comes then is computed."""
+MOST_BLOCKS: Final = 4096
+"""Of one fetch. What is behind them is computed."""
+MOST_S: Final = 10.0
+"""A fetch ends by then, however long computing would take."""
+LEAST_S: Final = 0.1
+"""For a fetch where computing is quick: a peer that answers takes a few milliseconds."""
+UNMEASURED_S: Final = 5.0
+"""For a fetch before this replica has measured how long it computes."""
+REST_S: Final = 10.0
+"""For so long a peer is not asked that gave no whole answer to the request before."""
+MOST_RESTING: Final = 256
+PROBE_EVERY: Final = 16
+"""Of the fetches that were judged slower than computing, one in so many is made all the same, to measure again."""
+MEMORY_S: Final = 2.0
+"""Seconds of fetching after which a measurement weighs 1/e."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """What a plan has begun, or is to begin. unwanted: those of its keys that were forgotten since."""
+
+    order: BlockFetch
+    keys: frozenset[bytes]
+    unwanted: frozenset[bytes] = frozenset()
+
+
+class PeerFetches:
+    """token_s, load_s below: measured seconds to compute a token, and to copy a block from the host; 0 if unknown."""
+
+    __slots__ = ("_block_size", "_coming", "_cost", "_declined", "_failed", "_new", "_number", "_resting", "_under_way",
+                 "num_failed", "num_fetched")  # fmt: skip
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._new: list[_Fetch] = []
+        self._under_way: dict[int, _Fetch] = {}
+        self._coming: dict[bytes, int] = {}
+        """Keys of blocks that may come, with how many fetches are to bring them."""
+        self._cost = DecayingMean()
+        self._failed: set[str] = set()
+        self._resting: dict[str, float] = {}
+        self._number = self._declined = 0
+        self.num_fetched = self.num_failed = 0
+        """Blocks that came, and fetches without a whole answer."""
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a plan is needed to begin a fetch."""
+        return bool(self._new)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a launched plan fetches something that was not reported done."""
+        return bool(self._under_way)
+
+    @property
+    def block_s(self) -> float:
+        """Measured seconds of a block; 0 before one came."""
+        return self._cost.value
+
+    @property
+    def unwanted(self) -> set[bytes]:
+        """Keys of blocks that may still come although they were forgotten."""
+        return {key for fetch in self._under_way.values() for key in fetch.unwanted}
+
+    def is_coming(self, keys: Iterable[bytes]) -> bool:
+        """Whether one of these blocks is on its way to the host."""
+        return bool(self._coming) and any(key in self._coming for key in keys)
+
+    def may_ask(self, peer: str, now: float) -> bool:
+        """Whether a fetch from a peer may begin: there is room for one, and the peer did not fail lately."""
+        for failed in self._failed:
+            self._resting[failed] = now + REST_S
+        self._failed.clear()
+        for known in [known for known, until in self._resting.items() if until <= now]:
+            del self._resting[known]
+        while len(self._resting) > MOST_RESTING:
+            del self._resting[next(iter(self._resting))]
+        return bool(peer) and peer not in self._resting and len(self._new) + len(self._under_way) < MOST_FETCHES
+
+    def worth_fetching(self, num_blocks: int, num_columns: int, *, token_s: float, load_s: float) -> bool:
+        """Whether so many blocks, which make so many columns of a table, come sooner than they are computed, with all
+        blocks before them that other fetches bring. Until both are measured, fetch.
+        """
+        if not (token_s and self._cost.value):
+            return True
+        fetch_s = self._cost.value * (len(self._coming) + num_blocks) + load_s * num_blocks
+        if fetch_s <= token_s * self._block_size * num_columns:
+            return True
+        self._declined += 1
+        return not self._declined % PROBE_EVERY
+
+    def add(self, request: EngineRequest, tokens: bytes, blocks: tuple[PeerBlock, ...], compute_s: float) -> None:
+        """Fetch these blocks by the next plan. tokens: packed ids of all columns up to the last.
+
+        compute_s: seconds that computing them would take, 0 if unknown.
+        """
+        self._number += 1
+        order = BlockFetch(
+            number=self._number,
+            peer=request.kv_peer,
+            within_s=min(MOST_S, max(LEAST_S, compute_s)) if compute_s else UNMEASURED_S,
+            salt=request.salt,
+            tokens=tokens,
+            blocks=blocks,
+        )
+        keys = frozenset(block.key for block in blocks)
+        self._new.append(_Fetch(order, keys))
+        for key in keys:
+            self._coming[key] = self._coming.get(key, 0) + 1
+
+    def begin(self) -> Iterator[BlockFetch]:
+        """What the next plan is to fetch."""
+        new, self._new = self._new, []
+        for fetch in new:
+            self._under_way[fetch.order.number] = fetch
+            yield fetch.order
+
+    def settle(self, result: FetchResult) -> tuple[set[bytes], set[bytes]]:
+        """A fetch ended: the keys that the host holds now, and those that it holds although they were forgotten."""
+        fetch = self._under_way.pop(result.number)
+        for key in fetch.keys:
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
+        self.num_fetched += len(result.keys)
+        if result.seconds > 0 and result.keys:
+            self._cost.add(result.seconds, len(result.keys), 1.0 / (1.0 + result.seconds / MEMORY_S))
+        if result.failed:
+            self.num_failed += 1
+            self._failed.add(fetch.order.peer)
+        came = set(result.keys)
+        return came - fetch.unwanted, came & fetch.unwanted
+
+    def forget(self, owner: bytes = b"") -> None:
+        """What comes is of no use. owner: only blocks with this mark."""
+        for fetch in (*self._new, *self._under_way.values()):
+            fetch.unwanted |= {key for key in fetch.keys if not owner or owner_of_block(key) == owner}
