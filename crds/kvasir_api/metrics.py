@@ -59,43 +59,6 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(name="kvasir_kv_free_tokens", kind="gauge", help="KV cache tokens that hold nothing.", labels=_MODEL),
-    Metric(
-        name="kvasir_kv_host_capacity_tokens",
-        kind="gauge",
-        help="Tokens that the second tier on the host can hold; 0 without one.",
-        labels=_MODEL,
-    ),
-    Metric(
-        name="kvasir_kv_host_cached_tokens",
-        kind="gauge",
-        help="Tokens on the host, those of other replicas that share them included.",
-        labels=_MODEL,
-    ),
-    Metric(name="kvasir_kv_host_stored_tokens_total", kind="counter", help="Tokens copied to the host.", labels=_MODEL),
-    Metric(
-        name="kvasir_kv_host_loaded_tokens_total",
-        kind="counter",
-        help="Tokens that came back from the host and were not computed again.",
-        labels=_MODEL,
-    ),
-    Metric(
-        name="kvasir_kv_host_missed_tokens_total",
-        kind="counter",
-        help="Tokens that should have come back from the host and were computed: damaged, or replaced meanwhile.",
-        labels=_MODEL,
-    ),
-    Metric(
-        name="kvasir_kv_host_load_bytes_per_second",
-        kind="gauge",
-        help="Measured rate of copies from the host.",
-        labels=_MODEL,
-    ),
-    Metric(
-        name="kvasir_kv_host_store_bytes_per_second",
-        kind="gauge",
-        help="Measured rate of copies to the host.",
-        labels=_MODEL,
-    ),
     Metric(name="kvasir_requests_running", kind="gauge", help="Requests in the running batch.", labels=_MODEL),
     Metric(
         name="kvasir_requests_waiting", kind="gauge", help="Requests waiting for a place in the batch.", labels=_MODEL

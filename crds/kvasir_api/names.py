@@ -174,6 +174,9 @@ HEADER_PRIORITY: Final = "x-kvasir-priority"
 HEADER_REQUEST_ID: Final = "x-request-id"
 HEADER_SESSION: Final = "x-session-id"
 """Requests with the same value go to the same replica, while it takes requests."""
+HEADER_KV_PEER: Final = "x-kvasir-kv-peer"
+"""Set by the gateway alone: where another replica gives out blocks, and of how much of the request's text it holds them:
+`10.0.0.2:8002;bytes=4096`."""
 HEADER_TTFT: Final = "x-slo-ttft-ms"
 MAX_TTFT_MS: Final = 3_600_000.0
 """Of an objective for the first token."""

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
 
-from kvasir_api import hf_config, multi_node, tenants
+from kvasir_api import hf_config, kv_transfer, multi_node, tenants
 from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_api.option_fields import OptionsBase, option
 from kvasir_api.speculation import OPTION, RULE
@@ -395,6 +395,7 @@ class ServeOptions(RuntimeOptions):
         "Directory of the files of --kv-host-bytes on a CPU, each for one model, type and layout and readable by its owner only; on tmpfs, as /dev/shm is, they take memory and no disk. Default: the variable KVASIR_KV_HOST_DIR, else kvasir/kv in the user's cache.",
         metavar="DIR",
     )
+    kv_transfer_port: int = kv_transfer.KV_TRANSFER_PORT
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )

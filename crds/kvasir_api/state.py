@@ -255,7 +255,8 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     instance: names this process among all, also after a restart; ids of what only it holds begin with it. All counters,
     and all numbers of documents and changes, begin again with another instance.
     sealing_key: public key to which keys of continuation tokens are sealed for this process (`sealed_keys`), empty where
-    it takes none. continuation_keys: digest of those that it has, empty for none.
+    it takes none. continuation_keys: digest of those that it has, empty for none. kv_transfer_port: where other replicas
+    of the service fetch blocks, 0 for nowhere.
     """
 
     schema: Count = SCHEMA
@@ -299,6 +300,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fallback: str = ""
     sealing_key: str = ""
     continuation_keys: str = ""
+    kv_transfer_port: Count = 0
 
 
 class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, gc=False):

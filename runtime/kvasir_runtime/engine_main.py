@@ -24,8 +24,9 @@ from kvasir_runtime.engine.client_socket import ClientSocket
 from kvasir_runtime.engine.loop import EngineFatalError, one_line
 from kvasir_runtime.engine.start import Build, ShutdownRequested, StartupClients, start_engine
 from kvasir_runtime.engine.xid_monitor import XidMonitor
+from kvasir_runtime.engine_args import XID_NOTE, EngineArgs
 from kvasir_runtime.errors import RankLostError, StartError
-from kvasir_runtime.wire import XID_NOTE, EngineArgs, EngineFailed
+from kvasir_runtime.wire import EngineFailed
 
 LOG = logging.getLogger("kvasir_runtime.engine")
 STDIN = 0

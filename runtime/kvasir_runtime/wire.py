@@ -7,7 +7,7 @@ frozen structs with their types checked. This module knows nothing of HTTP, tens
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -189,23 +189,6 @@ def packed_ids(token_ids: Sequence[int]) -> bytes:
     return ids.tobytes()
 
 
-XID_NOTE = "xid"
-"""File beside the engine's socket with the last fault that the driver reported: monotonic seconds, and the Xid."""
-
-
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process is told when it is started: one line of JSON on its standard input.
-
-    address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
-    fields of ServeOptions by their Python names, without model and without secrets. The input stays open for the life
-    of the API process, so its end means to the engine that no client is left.
-    """
-
-    address: str
-    model: str
-    options: dict[str, Any]
-
-
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of a client, sent as soon as its socket exists, also while the engine still loads.
 
@@ -249,6 +232,12 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     owner: bytes = b""
 
 
+class PeerKeys(msgspec.Struct, frozen=True, tag="peer_keys"):
+    """Secrets that replicas of the service share, in place of those before: with them blocks are exchanged."""
+
+    keys: tuple[bytes, ...]
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """The pod is leaving: report phase draining from now on. Running and waiting requests are finished."""
 
@@ -261,7 +250,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the engine process now."""
 
 
-ToEngine = Hello | Submit | Abort | Inject | Forget | Drain | HandBack | Shutdown
+ToEngine = Hello | Submit | Abort | Inject | Forget | PeerKeys | Drain | HandBack | Shutdown
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,7 +312,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     one over the vocabulary can generate. num_blocks: of the KV cache, for all cache groups together; attentions: of
     each; kv_bytes_per_token: of a token in every layer, and in what blocks leave empty. host_blocks: of the second
     tier, 0 without. host_weights_bytes: what is on the host; weights_copy_s: of its copy to the device, in every step.
-    work: what steps compute and read, None where that is not known. no_drafts: why there are none.
+    work: what steps compute and read, None where that is not known. no_drafts: why there are none. kv_transfer_port:
+    where blocks are given to other replicas, and theirs fetched; 0 where they are not.
     """
 
     device: str
@@ -351,6 +341,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     attentions: tuple[LayerAttention, ...] = (FULL,)
     work: StepWork | None = None
     no_drafts: str = ""
+    kv_transfer_port: int = 0
     drafter: DraftModelSize = NO_DRAFTER
 
     @property

@@ -16,7 +16,7 @@ from fakes.model import EOS, FakeModel
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS
-from kvasir_runtime.engine.interfaces import Grammars
+from kvasir_runtime.engine.interfaces import Grammars, Peers
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, Logprobs
 
@@ -68,6 +68,7 @@ class FakeRunner:
     void: set[tuple[int, int]] = field(default_factory=set)
     grammars: Grammars | None = None
     host: FakeHost | None = None
+    peers: Peers | None = None
 
     @property
     def facts(self) -> EngineFacts:

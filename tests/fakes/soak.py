@@ -14,12 +14,14 @@ from typing import Any
 import msgspec
 
 from fakes.by_hand import runner_of, use_host_file
+from fakes.kv_peers import use_peers
 from fakes.serving import request
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.kv_offload.file_store import SUFFIX, FileStore, open_store
+from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest
 
@@ -30,7 +32,7 @@ BLOCK_SIZE = 8
 @dataclass(slots=True)
 class SoakEngine:
     """A scheduler and a real runner, driven as the loop does it. host_bytes: 0 for no second tier. step_s: what every
-    step seems to take; with a large one, copying is always the quicker way.
+    step seems to take; with a large one, copying is always the quicker way. exchanges: blocks, with other replicas.
     """
 
     model: Path
@@ -41,6 +43,8 @@ class SoakEngine:
     depth: int = 1
     prefix_cache: bool = True
     step_s: float = 0.01
+    exchanges: bool = False
+    transfers: PeerTransfers | None = None
     new_store: Callable[[Path, str, int, int], FileStore] = open_store
     now: float = 0.0
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -55,7 +59,9 @@ class SoakEngine:
         self.runner = runner_of(
             self.model, num_blocks=self.num_blocks, block_size=BLOCK_SIZE, max_sequences=self.max_sequences
         )
-        if self.host_bytes:
+        if self.exchanges:
+            self.transfers = use_peers(self.runner, self.folder, self.host_bytes)
+        elif self.host_bytes:
             use_host_file(self.runner, self.folder, self.host_bytes, name=NAME, new_store=self.new_store)
         facts = self.runner.facts
         limits = Limits(
@@ -69,6 +75,7 @@ class SoakEngine:
             attentions=facts.attentions,
             host_blocks=facts.host_blocks,
             hash_salt=self.runner.hash_salt,
+            fetches_blocks=self.exchanges,
         )
         self.scheduler = Scheduler(limits)
 
@@ -82,9 +89,9 @@ class SoakEngine:
         self.answers[request.request_id] = []
         assert self.scheduler.submit(request, self.now) is None
 
-    def answer(self, name: str, prompt: list[int], num_tokens: int = 20) -> list[int]:
-        """Of one greedy request; at its end nothing is left to do, copies included."""
-        self.submit(request(name, prompt, max_tokens=num_tokens, ignore_eos=True))
+    def answer(self, name: str, prompt: list[int], num_tokens: int = 20, **fields: object) -> list[int]:
+        """Of one request, greedy unless told otherwise; at its end nothing is left to do, copies included."""
+        self.submit(request(name, prompt, max_tokens=num_tokens, ignore_eos=True, **fields))
         while self.step():
             pass
         assert self.ended[name] == "length"

@@ -16,6 +16,7 @@ import zmq
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime import wire
+from kvasir_runtime.engine_args import EngineArgs
 from kvasir_runtime.engine_reports import Progress
 
 
@@ -84,7 +85,7 @@ class Sequence:
 class Stub:
     """The process."""
 
-    def __init__(self, launch: wire.EngineArgs, faults: Faults) -> None:
+    def __init__(self, launch: EngineArgs, faults: Faults) -> None:
         self.faults = faults
         self.socket = zmq.Context().socket(zmq.ROUTER)
         self.socket.bind(launch.address)
@@ -217,6 +218,6 @@ class Stub:
 if __name__ == "__main__":
     line = sys.stdin.readline()
     Stub(
-        msgspec.json.decode(line, type=wire.EngineArgs),
+        msgspec.json.decode(line, type=EngineArgs),
         msgspec.json.decode(os.environ.get("KVASIR_STUB", "{}"), type=Faults),
     ).run()

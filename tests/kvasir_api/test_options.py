@@ -76,6 +76,7 @@ CHANGED = {
     "otlp_sample_percent": 5,
     "startup_cache": "plans",
     "kv_host_dir": "kv",
+    "kv_transfer_port": 9002,
     "pod_revision": "r1",
 }
 

@@ -196,7 +196,10 @@ async def test_bodies_that_other_proxies_send_are_bounded_together_and_kept_unti
             for _ in range(3):
                 stream = await sent(whole, is_whole=True)
                 running.append(stream)
-                assert (await stream.read()).WhichOneof("response") == "request_headers", "no other's body is kept"
+                answer = await stream.read()
+                assert answer.WhichOneof("response") == "request_headers", "no other's body is kept"
+                removed = answer.request_headers.response.header_mutation.remove_headers
+                assert removed == ["x-kvasir-kv-peer"], "a client cannot name where blocks are fetched"
                 while not (await stream.read()).request_body.response.body_mutation.streamed_response.end_of_stream:
                     pass
             first = await sent(whole[:-1], is_whole=False)

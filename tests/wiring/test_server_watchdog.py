@@ -16,8 +16,8 @@ import pytest
 from fakes import checkpoints
 from fakes.api_process import HERE, Answer, ApiProcess, api_process
 from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, EXIT_WATCHDOG, REFUSAL_PREFIX, WATCHDOG
+from kvasir_runtime.engine_args import XID_NOTE
 from kvasir_runtime.server.process import CONTINUED_S
-from kvasir_runtime.wire import XID_NOTE
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 ARGS = ("--max-model-len", "100000", "--kv-cache-tokens", "131072")

@@ -42,6 +42,7 @@ OWN_HEADERS = (
     names.HEADER_FALLBACK,
     names.HEADER_BACKEND,
     names.HEADER_BACKEND_MODEL,
+    names.HEADER_KV_PEER,
     *names.HEADERS_RATE_LIMIT,
 )
 """Set by the picker."""

@@ -205,7 +205,8 @@ class EndpointPickerServer:
             headers["content-length"] = str(len(outcome.body))
         metadata = Struct()
         metadata.update({METADATA: {names.HEADER_DESTINATION: addresses}})
-        mutation = ext_proc_messages.mutation(headers)
+        removed = [] if names.HEADER_KV_PEER in headers else [names.HEADER_KV_PEER]
+        mutation = ext_proc_messages.mutation(headers, removed)
         if has_body and not stream.duplex:
             common = proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)
             if outcome.body is not None:

@@ -1,7 +1,7 @@
 """Messages of Envoy's external-processing protocol from and to values of the picker; used by both of its servers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvasir_api import names
 from kvasir_gateway.picker.destination import Destination
@@ -49,13 +49,14 @@ def forwarded(outcome: Destination, *, to_headers: bool) -> proc.ProcessingRespo
     return proc.ProcessingResponse(request_body=proc.BodyResponse(response=common))
 
 
-def mutation(headers: Mapping[str, str]) -> proc.HeaderMutation:
-    """Headers that are set, in place of those of the same name."""
+def mutation(headers: Mapping[str, str], removed: Iterable[str] = ()) -> proc.HeaderMutation:
+    """Headers that are set, in place of those of the same name, and names of those that are removed."""
     return proc.HeaderMutation(
+        remove_headers=removed,
         set_headers=[
             proc.HeaderValueOption(
                 header=proc.HeaderValue(key=key, raw_value=value.encode("latin-1")), append_action=OVERWRITE
             )
             for key, value in headers.items()
-        ]
+        ],
     )

@@ -150,6 +150,11 @@ class EngineClient:
         if self._open.end(request_id) is not None and self.failure is None:
             self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
+    def use_peer_keys(self, keys: tuple[bytes, ...]) -> None:
+        """Secrets that replicas of the service share, for the blocks that they exchange."""
+        if self.failure is None:
+            self._send(wire.PeerKeys(keys))
+
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
         """Append ids to a running request. Ended requests are ignored."""
         if request_id in self._open and self.failure is None:

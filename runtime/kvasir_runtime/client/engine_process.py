@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_runtime.wire import XID_NOTE, EngineArgs
+from kvasir_runtime.engine_args import XID_NOTE, EngineArgs
 
 ENGINE_COMMAND = (sys.executable, "-m", "kvasir_runtime.engine_main")
 KILL_AFTER_S = 5.0

@@ -19,11 +19,9 @@ MOST_FETCHES: Final = 4
 MOST_BLOCKS: Final = 4096
 """Of one fetch. What is behind them is computed."""
 MOST_S: Final = 10.0
-"""A fetch ends by then, however long computing would take."""
+"""A fetch ends by then, however long computing would take, and where that was not measured yet."""
 LEAST_S: Final = 0.1
 """For a fetch where computing is quick: a peer that answers takes a few milliseconds."""
-UNMEASURED_S: Final = 5.0
-"""For a fetch before this replica has measured how long it computes."""
 REST_S: Final = 10.0
 """For so long a peer is not asked that gave no whole answer to the request before."""
 MOST_RESTING: Final = 256
@@ -117,7 +115,7 @@ class PeerFetches:
         order = BlockFetch(
             number=self._number,
             peer=request.kv_peer,
-            within_s=min(MOST_S, max(LEAST_S, compute_s)) if compute_s else UNMEASURED_S,
+            within_s=min(MOST_S, max(LEAST_S, compute_s or MOST_S)),
             salt=request.salt,
             tokens=tokens,
             blocks=blocks,

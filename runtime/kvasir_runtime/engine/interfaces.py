@@ -21,6 +21,13 @@ class Grammars(Protocol):
         """A request ended; unknown ids are ignored."""
 
 
+class Peers(Protocol):
+    """Other replicas of the service, with which blocks are exchanged."""
+
+    def use_keys(self, keys: tuple[bytes, ...]) -> None:
+        """Keys that the replicas share, of which the first is used; never waits."""
+
+
 class Runner(Protocol):
     """Computes plans on a device, in the order of their launches."""
 
@@ -35,6 +42,10 @@ class Runner(Protocol):
     @property
     def hash_salt(self) -> bytes:
         """Secret from which hashes of blocks begin; empty where the host keeps no blocks."""
+
+    @property
+    def peers(self) -> Peers | None:
+        """None where no blocks are exchanged."""
 
     def host_changes(self) -> HostChanges | None:
         """What the host holds and did not at the last call, and the reverse; None for no difference. Never waits."""

@@ -42,6 +42,7 @@ from kvasir_runtime.wire import (
     HandBack,
     Hello,
     Inject,
+    PeerKeys,
     Ready,
     Shutdown,
     StepOutputs,
@@ -178,6 +179,9 @@ class Engine:
                 self._scheduler.forget(owner)
                 if not owner:
                     self._runner.forget_host()
+            case PeerKeys(keys):
+                if self._runner.peers is not None:
+                    self._runner.peers.use_keys(keys)
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
             case HandBack():

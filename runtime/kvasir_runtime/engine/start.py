@@ -158,6 +158,7 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         max_waiting_tokens=options.max_waiting_tokens,
         speculation=_drafter(options, facts),
         max_cached_answers=options.suffix_decoding_max_cached_requests,
+        fetches_blocks=facts.kv_transfer_port > 0,
     )
 
 
@@ -181,5 +182,6 @@ def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
         device=facts.device,
         kernels=facts.kernels,
         fallback=facts.fallback,
+        kv_transfer_port=facts.kv_transfer_port,
         speculation=SpeculationState(why=facts.no_drafts if options.speculation != "off" else ""),
     )

@@ -143,9 +143,10 @@ def _requests(
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
         cut = body.truncate_prompt_tokens is not None
-        text = "" if cut else hashes.request_text(prompt.source)
+        text = b"" if cut else hashes.utf_8(hashes.request_text(prompt.source))
         routes = hashes.route_hashes(text, model=profile.names[0], salt=salt)
         packed, block_hashes = _packed(prompt.token_ids, salt, profile)
+        peer_tokens = sender.kv_peer_tokens(len(prompt.token_ids), len(text)) if sender.kv_peer else 0
         group = [
             EngineRequest(
                 request_id=f"{answer_id}-{number * num_drawn + choice}",
@@ -160,6 +161,8 @@ def _requests(
                 tenant=sender.tenant,
                 weight=sender.weight,
                 admitted=number + choice > 0,
+                kv_peer=sender.kv_peer,
+                kv_peer_tokens=peer_tokens,
             )
             for choice in range(num_drawn)
         ]

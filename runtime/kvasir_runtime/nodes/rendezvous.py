@@ -21,6 +21,7 @@ from kvasir_runtime.nodes import handshake, key_proof
 from kvasir_runtime.nodes.handshake import CHANNELS, JoinAnswer, Membership
 from kvasir_runtime.nodes.key_proof import WrongKeyError
 from kvasir_runtime.nodes.link import Link, LinkError
+from kvasir_runtime.nodes.listening import Acceptor
 
 LOG = logging.getLogger(__name__)
 JOIN_S: Final = 600.0
@@ -79,20 +80,17 @@ def lead(
     Raises StartError where a node that has the key cannot compute with this one, and RankLostError where one has not
     joined by the deadline, in monotonic seconds. A stranger is refused and logged, and ends nothing.
     """
-    hall, joined = _Hall(key, own), dict[tuple[int, str], Link]()
-    with listener:
-        accepting = threading.Thread(target=hall.accept, args=(listener,), daemon=True, name="nodes")
-        accepting.start()
-        try:
-            _fill(joined, hall, own, deadline, on_wait)
-        except BaseException:
-            for link in joined.values():
-                link.close()
-            raise
-        finally:
-            hall.close(listener)
-            accepting.join()
-            hall.dismiss()
+    hall, joined = _Hall(key, own, listener), dict[tuple[int, str], Link]()
+    hall.acceptor.start()
+    try:
+        _fill(joined, hall, own, deadline, on_wait)
+    except BaseException:
+        for link in joined.values():
+            link.close()
+        raise
+    finally:
+        hall.acceptor.close()
+        hall.dismiss()
     others = range(1, own.nodes)
     steps, control = (tuple(joined[node, channel] for node in others) for channel in CHANNELS)
     for link in control:
@@ -135,35 +133,12 @@ def _fill(
 class _Hall:
     """Where connections are until they have proved that they have the key. members: those that have, answered."""
 
-    def __init__(self, key: bytes, own: Membership) -> None:
+    def __init__(self, key: bytes, own: Membership, listener: socket.socket) -> None:
         self.members: queue.Queue[tuple[Link, Membership]] = queue.Queue()
+        self.acceptor = Acceptor(listener, self._admit, most=MOST_STRANGERS, name="nodes")
         self._key, self._own, self._name = key, own, secrets.token_bytes(16)
-        self._places = threading.Semaphore(MOST_STRANGERS)
-        self._closed = threading.Event()
         self._admitting = threading.Lock()
         """A node opens its next connection when it has the answer, which is queued behind this one then."""
-
-    def accept(self, listener: socket.socket) -> None:
-        """Until the port is closed."""
-        while not self._closed.is_set():
-            try:
-                connection, address = listener.accept()
-            except OSError:
-                if self._closed.is_set():
-                    return
-                time.sleep(RETRY_S)  # no descriptor is free, or the client has left
-                continue
-            if not self._places.acquire(blocking=False):
-                connection.close()
-                continue
-            link = Link(connection, str(address[0]))
-            threading.Thread(target=self._admit, args=(link,), daemon=True, name="node").start()
-
-    def close(self, listener: socket.socket) -> None:
-        """Accept no more."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
 
     def dismiss(self) -> None:
         """Close what has joined too late."""
@@ -178,13 +153,11 @@ class _Hall:
             with self._admitting:
                 handshake.answer(link, self._key, call, answered)
                 self.members.put((link, member))
-            if self._closed.is_set():
+            if self.acceptor.is_closed:
                 self.dismiss()
         except (OSError, LinkError, WrongKeyError) as error:
             LOG.warning("a connection to the port of nodes was refused: %s", error)
             link.close()
-        finally:
-            self._places.release()
 
 
 def follow(

@@ -29,6 +29,7 @@ from kvasir_runtime.runner.draft_head import HeadDrafter
 from kvasir_runtime.runner.fast_path import fast_path_of
 from kvasir_runtime.runner.graphs.step_graphs import ReplayedHidden, ReplayedIds, StepGraphs
 from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
+from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.launched_step import (
     Collected,
     ForwardRunning,
@@ -102,6 +103,7 @@ class ModelRunner:
         self._in_flight: deque[LaunchedStep] = deque()
         self._profiler = StepProfiler()
         self._transfers: BlockTransfers | None = None
+        self.peers: PeerTransfers | None = None
         self._drafter: drafts.PlanDrafter | None = None
 
     @property

@@ -49,13 +49,14 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
     """
     from kvasir_runtime import malloc
     from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
+    from kvasir_runtime.nodes.listening import PortError
     from kvasir_runtime.server import ports
 
     malloc.share_arenas()
     malloc.keep_freed()
     try:
         listeners = ports.opened(options.host, options.port, options.ops_port, options.tls_dir)
-    except ports.PortError as error:
+    except PortError as error:
         return _failed(options, str(error))
     child = EngineProcess(engine_command or ENGINE_COMMAND)
     child.begin()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvasir_api.sealed_keys import SealingKey, keys_digest
+from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.server.key_file import KeyFile
 
 MIN_CHARACTERS: Final = 16
@@ -52,6 +53,23 @@ class ContinuationKeys(KeyFile[tuple[bytes, ...]]):
         if self._sealing is None:
             raise ValueError("this process takes no keys, or has them from a file")
         self.current = self._sealing.opened(sealed, self._instance)
+
+
+class PeerKeySender:
+    """Gives the engine what replicas of the service prove themselves with to one another, whenever it changes.
+
+    keys: of continuations, which the replicas of a service share; the engine derives others from them."""
+
+    def __init__(self, keys: ContinuationKeys, client: EngineClient) -> None:
+        self._keys, self._client = keys, client
+        self._sent: tuple[bytes, ...] = ()
+
+    async def send(self) -> None:
+        """Send them where blocks are exchanged, and they are not those that were sent last."""
+        exchanges = self._client.ready is not None and self._client.ready.kv_transfer_port
+        if exchanges and self._keys.current != self._sent:
+            self._sent = self._keys.current
+            self._client.use_peer_keys(self._sent)
 
 
 def parsed(lines: list[bytes]) -> tuple[bytes, ...]:

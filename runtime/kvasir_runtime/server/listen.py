@@ -10,8 +10,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir_runtime.nodes.listening import BACKLOG
 from kvasir_runtime.server.http_limits import BoundedProtocol
-from kvasir_runtime.server.ports import BACKLOG
 
 KEEP_ALIVE_S: Final = 75
 """Longer than the 60 s for which gateways usually keep a connection, so that they close it and not we."""

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvasir_api import names
+from kvasir_runtime.nodes.listening import PortError, bind
 
-BACKLOG: Final = 2048
 RELOAD_S: Final = 1.0
 
 log = logging.getLogger("kvasir.tls")
-
-
-class PortError(Exception):
-    """The address cannot be listened on, or not with TLS; the message is one line with the reason."""
 
 
 class ServerTls:
@@ -97,28 +93,6 @@ def opened(host: str, port: int, ops_port: int, tls_dir: str = "") -> Listeners:
     except PortError:
         http.close()
         raise
-
-
-def bind(host: str, port: int, flag: str) -> socket.socket:
-    """A bound socket; host `::` takes IPv4 as well, port 0 a free one. flag is named in the error. Raises PortError."""
-    if is_all := host == names.ALL_ADDRESSES:
-        host = host if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as it was asked for
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise PortError(f"cannot listen on {host}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_all and family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever the node's default is
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise PortError(f"cannot listen on {host}:{port}: {error.strerror} (choose another with {flag})") from error
-    return listener
 
 
 def address_of(listener: socket.socket, *, tls: bool = False) -> str:

@@ -34,6 +34,7 @@ from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
+from kvasir_runtime.server.continuation_keys import PeerKeySender
 from kvasir_runtime.server.lifecycle import EndSignals
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
@@ -47,6 +48,7 @@ CONTINUED_S: Final = 2.0
 CHECK_S: Final = 1.0
 STOPPED_S: Final = 10.0
 """A node behind the first whose engine is stopped for so long is ended: node 0 has ended the model long before."""
+PEER_KEYS_S: Final = 1.0
 BEFORE_A_STALL_S: Final = 60.0
 """A fault that the driver reported so long before the engine's last message may be why it stands still."""
 FLUSH_S: Final = 5.0
@@ -267,7 +269,9 @@ class ServeProcess:
             ready.cancel()
         if facts.device.lower().startswith("cpu"):  # on a card a thread waits for it by spinning
             self._app_state.watchdog.is_busy = lambda: self._child.is_busy
+        peer_keys = PeerKeySender(self._app_state.continuation_keys, self._client)
         watches = (
+            periodic.repeat(peer_keys.send, every_s=PEER_KEYS_S, ended=self._dead.done),
             periodic.repeat(partial(self._watch_engine, self._client), every_s=LOOK_S, ended=self._dead.done),
             periodic.repeat(partial(self._check_outputs, self._client, facts), every_s=CHECK_S, ended=self._dead.done),
         )

@@ -1,6 +1,8 @@
 """From a request's key and headers to its sender: tenant, salt, weight, priority and objective. Refuses bad headers."""
 
+import re
 from collections.abc import Mapping
+from typing import Final
 
 from starlette.requests import Request
 
@@ -11,6 +13,8 @@ from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
 from kvasir_runtime.frontend.sender import RequestSender
 from kvasir_runtime.server.auth import ApiKeys, KeyNames
 
+_KV_PEER: Final = re.compile(r"(?P<peer>(\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]):\d{1,5});bytes=(?P<bytes>\d{1,10})")
+
 
 class Senders:
     """keys: of which each is a tenant. options: of tenants, and what they share."""
@@ -20,11 +24,13 @@ class Senders:
         self._most_urgent = options.most_urgent_priority
         self._shared = options.shared_prefix_cache
         self._ttft_s = options.ttft_milliseconds / 1000
+        self._fetches = options.kv_transfer_port >= 0
         self._weights: Mapping[str, float] = tenants.weights(options.tenant_weights)
 
     def of(self, request: Request) -> RequestSender:
         """Raises Refused for a header that is no name or no number."""
         tenant, salt = self._tenant(request)
+        peer, peer_bytes = _kv_peer(request) if self._fetches else ("", 0)
         of_file = self._weights.get(tenant.file, 1.0)
         return RequestSender(
             tenant=tenant.shown,
@@ -34,6 +40,8 @@ class Senders:
             priority=_priority(request),
             most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
             ttft_s=_ttft_s(request) or self._ttft_s,
+            kv_peer=peer,
+            kv_peer_bytes=peer_bytes,
         )
 
     @property
@@ -93,6 +101,16 @@ def _ttft_s(request: Request) -> float:
     if not 0 < ttft_ms <= names.MAX_TTFT_MS:
         raise _refused(names.HEADER_TTFT, f"milliseconds above 0, at most {names.MAX_TTFT_MS:.0f}")
     return ttft_ms / 1000
+
+
+def _kv_peer(request: Request) -> tuple[str, int]:
+    value = _single(request, names.HEADER_KV_PEER)
+    if value is None:
+        return "", 0
+    found = _KV_PEER.fullmatch(value)
+    if found is None:
+        raise _refused(names.HEADER_KV_PEER, "an IP address and a port, and ;bytes= with a number")
+    return found["peer"], int(found["bytes"])
 
 
 def _single(request: Request, header: str) -> str | None:

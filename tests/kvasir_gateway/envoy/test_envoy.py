@@ -76,7 +76,8 @@ def test_headers_of_ours_are_removed_before_anything_reads_them():
     stamped = {m["append"]["header"]["key"]: m["append"]["append_action"] for m in mutations[0] if "append" in m}
     prefixes = [m["remove_on_match"] for m in mutations[0] if "remove_on_match" in m]
     ours = {names.HEADER_DESTINATION, names.HEADER_CLUSTER, names.HEADER_STREAM, names.HEADER_FALLBACK}
-    assert of_relay == ours | {names.HEADER_BACKEND, names.HEADER_BACKEND_MODEL, *names.HEADERS_RATE_LIMIT}
+    ours |= {names.HEADER_BACKEND, names.HEADER_BACKEND_MODEL, names.HEADER_KV_PEER}
+    assert of_relay == ours | set(names.HEADERS_RATE_LIMIT)
     relays = {names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED, names.HEADER_ANSWER}
     assert removed == of_relay | relays
     assert prefixes == [{"key_matcher": {"prefix": "x-envoy-"}}], "Envoy's own, by which timeouts and retries are set"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_runtime.client.engine_process import EngineProcess
-from kvasir_runtime.wire import XID_NOTE
+from kvasir_runtime.engine_args import XID_NOTE
 
 TELL = "import sys; open(sys.argv[1], 'w').write(sys.stdin.readline())"
 SLEEP = "import sys; sys.stdin.read()"

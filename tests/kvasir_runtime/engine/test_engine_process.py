@@ -17,6 +17,7 @@ from fakes.serving import request
 from kvasir_runtime import wire
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import records
+from kvasir_runtime.engine_args import EngineArgs
 from kvasir_runtime.engine_reports import Progress
 
 DEADLINE_S = 60.0
@@ -37,7 +38,7 @@ class Process:
             env=environment,
             bufsize=0,
         )
-        launch = wire.EngineArgs(address=self.address, model=model, options={"log_format": "text", **options})
+        launch = EngineArgs(address=self.address, model=model, options={"log_format": "text", **options})
         self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
         self.process.stdin.flush()
         self.context = zmq.Context()

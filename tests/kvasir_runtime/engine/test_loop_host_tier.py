@@ -13,7 +13,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine, EngineFatalError
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import HostRecord, MessageRecord
-from kvasir_runtime.wire import Forget, Hello, Submit
+from kvasir_runtime.wire import Forget, Hello, PeerKeys, Submit
 
 ENDLESS = FakeModel(table=tuple(range(1, 61)))
 LONG, OTHER = range(1, 41), range(100, 150)
@@ -110,3 +110,19 @@ def test_plans_that_only_copy_do_not_hide_that_every_step_fails():
         run(script, delay=4, fail_steps=fails)
     copying = [plan.step for plan in fails.runner.launched if plan.step > 18 and not plan.chunks]
     assert copying, "there is none between them"
+
+
+class KeptKeys(list):
+    """Peers that take keys."""
+
+    use_keys = list.append
+
+
+@pytest.mark.parametrize("peers", [KeptKeys(), None])
+def test_keys_reach_the_peers_of_the_runner_and_no_trace(peers):
+    trace, runner = TraceList(), FakeRunner(model=ENDLESS, peers=peers)
+    limits = Limits(num_blocks=16, block_size=4, max_batch_tokens=32, max_sequences=4, max_model_len=64)
+    clients = FakeClients([[Hello(), PeerKeys((b"a key of the service",))]])
+    Engine(scheduler=Scheduler(limits), runner=runner, clients=clients, state=RuntimeState(), trace=trace).run()
+    assert peers in ([(b"a key of the service",)], None)
+    assert "a key" not in repr(list(trace))

@@ -1,9 +1,12 @@
 """Keys of continuation tokens: the first line signs, and a short one is refused."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from kvasir_api.sealed_keys import keys_digest, sealed
-from kvasir_runtime.server.continuation_keys import ContinuationKeys, parsed
+from kvasir_runtime.server.continuation_keys import ContinuationKeys, PeerKeySender, parsed
 
 A, B = b"a" * 20, b"b" * 20
 
@@ -68,3 +71,31 @@ def test_a_key_that_could_be_guessed_is_refused_and_not_shown(tmp_path, caplog):
     assert keys.current == parsed([A])
     assert "fewer than 16 characters" in caplog.text
     assert "short" not in caplog.text
+
+
+class Client:
+    """Of an engine that is ready, or not yet (port None)."""
+
+    def __init__(self, port):
+        self.ready = None if port is None else SimpleNamespace(kv_transfer_port=port)
+        self.sent = []
+
+    def use_peer_keys(self, keys):
+        self.sent.append(keys)
+
+
+@pytest.mark.parametrize(("port", "want"), [(8002, [2, 1]), (0, []), (None, [])])
+def test_keys_are_sent_once_and_again_when_they_change(tmp_path, port, want):
+    path, client = tmp_path / "keys", Client(port)
+    path.write_text("a key of many characters\nanother key of many characters\n")
+    keys = ContinuationKeys(str(path))
+    sender = PeerKeySender(keys, client)
+    asyncio.run(sender.send())
+    assert client.sent == []
+    keys.load()
+    for _ in range(2):
+        asyncio.run(sender.send())
+    path.write_text("a third key of characters\n")
+    keys.load()
+    asyncio.run(sender.send())
+    assert [len(sent) for sent in client.sent] == want

@@ -149,3 +149,28 @@ def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(key
 )
 def test_the_objective_is_the_request_s_own_or_the_server_s(keys, headers, options, want):
     assert sender(keys, headers=headers, **options).ttft_s == want
+
+
+PEER = "x-kvasir-kv-peer"
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        ("10.0.0.2:8002;bytes=4096", ("10.0.0.2:8002", 4096)),
+        ("[fd00::2]:8002;bytes=0", ("[fd00::2]:8002", 0)),
+    ],
+)
+def test_a_replica_that_holds_the_prefix_is_read_where_blocks_are_fetched(keys, value, want):
+    made = sender(keys, headers={PEER: value}, kv_transfer_port=0)
+    assert (made.kv_peer, made.kv_peer_bytes) == want
+    without = sender(keys, headers={PEER: value})
+    assert (without.kv_peer, without.kv_peer_bytes) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    "value", ["host:80;bytes=1", "10.0.0.2:8002", "10.0.0.2;bytes=1", "10.0.0.2:8002;bytes=-1", "", "1:2;bytes=3"]
+)
+def test_a_peer_that_is_no_address_is_refused(keys, value):
+    with pytest.raises(Refused):
+        sender(keys, headers={PEER: value}, kv_transfer_port=0)

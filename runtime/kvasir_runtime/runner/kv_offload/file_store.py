@@ -48,8 +48,15 @@ class _Reserved(NamedTuple):
     content: memoryview
 
 
+class Located(NamedTuple):
+    """Where a block is in the file, and the checksum of its key and content."""
+
+    offset: int
+    block_crc: int
+
+
 class FileStore:
-    """One process's access to a file. Called by one thread; `changes` and `forget` by any."""
+    """One process's access to a file. Called by one thread; `changes`, `located` and `forget` by any."""
 
     def __init__(self, descriptor: int, header: StoreHeader) -> None:
         """Call `open_store`. descriptor: open for reading and writing, owned by this object from now on."""
@@ -135,6 +142,27 @@ class FileStore:
         except OSError as error:
             self._warn("blocks that were read could not be renewed in the KV cache's file", error)
         return found
+
+    @property
+    def descriptor(self) -> int:
+        """Of the open file, for reading what was located."""
+        return self._file
+
+    @property
+    def block_bytes(self) -> int:
+        """Of every block."""
+        return self._header.block_bytes
+
+    def located(self, keys: Sequence[bytes]) -> list[Located | None]:
+        """Where blocks are now; None for each that the file does not hold. Another block may take the place at any
+        time: what is read there counts when its checksum is right.
+        """
+        with self._guard:
+            self._sync_or_reset()
+            hidden = set(keys) if self._forgetting else self._unwanted
+            slots = [None if key in hidden else self._table.find(key) for key in keys]
+            header, crcs = self._header, self._crcs
+            return [None if slot is None else Located(header.slot_at(slot), crcs[slot]) for slot in slots]
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Hold these blocks no more, for all processes that share the file; at once for this one."""

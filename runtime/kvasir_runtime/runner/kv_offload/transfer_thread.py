@@ -26,10 +26,13 @@ BATCH_BLOCKS: Final = 32
 class TransferThread:
     """Implements `BlockTransfers`. The thread begins with the first copy and ends with the process."""
 
-    def __init__(self, store: FileStore, blocks: NDArray[np.uint8]) -> None:
-        """blocks: (pieces, num_blocks, piece_bytes): the cache itself. A block is its pieces in a row."""
+    def __init__(self, store: FileStore, blocks: NDArray[np.uint8], changed: threading.Condition | None = None) -> None:
+        """blocks: (pieces, num_blocks, piece_bytes): the cache itself. A block is its pieces in a row.
+
+        changed: to be notified when copies have ended.
+        """
         self._store, self._blocks = store, blocks
-        self._changed = threading.Condition()
+        self._changed = threading.Condition() if changed is None else changed
         self._loads: deque[tuple[int, Sequence[BlockLoad]]] = deque()
         self._stores: deque[tuple[int, Sequence[BlockStore], Sequence[bytes]]] = deque()
         """Steps, blocks to keep, and keys of blocks to drop before."""

@@ -28,6 +28,7 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
+from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import (
     capacity,
@@ -139,6 +140,9 @@ def _built(
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
         runner.use_host_tier(transfers)
+    if isinstance(transfers, PeerTransfers):
+        runner.peers = transfers
+        runner.facts = msgspec.structs.replace(runner.facts, kv_transfer_port=transfers.port)
     runner.facts = msgspec.structs.replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
 

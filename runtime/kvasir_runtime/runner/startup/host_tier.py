@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from errno import EDQUOT, EIO, ENOSPC
 from pathlib import Path
@@ -14,16 +15,19 @@ from torch import Tensor
 
 import kvasir_runtime
 from kvasir_api import __version__
+from kvasir_api.flags import flag
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.nodes.listening import PortError, bind
 from kvasir_runtime.runner.kv_offload import store_layout
 from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
 from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.kv_offload.pinned_transfers import PinnedTransfers
 from kvasir_runtime.runner.kv_offload.store_file import LockBusyError
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
-from kvasir_runtime.runner.startup import startup_cache_key
+from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
+from kvasir_runtime.runner.startup import node_group, startup_cache_key
 from kvasir_runtime.runner.state.device_stream import CudaCopyStream
 from kvasir_runtime.weights import safetensors_checkpoint
 from kvasir_runtime.wire import EngineFacts
@@ -54,15 +58,39 @@ def transfers(options: ServeOptions, model: Path, facts: EngineFacts, blocks: Te
 
     blocks: (pieces, num_blocks, piece_bytes) uint8, the cache. Raises StartError where the options cannot be followed.
     """
+    _check_transfer(options)
     if not options.kv_host_bytes:
         return None
     block_bytes = blocks.shape[0] * blocks.shape[2]
     if blocks.device.type != "cpu":
+        if options.kv_transfer_port >= 0:
+            raise StartError("--kv-transfer-port needs a replica on a CPU: other tiers give out no blocks yet")
         return _pinned(options, blocks, block_bytes)
     if store_layout.num_slots(options.kv_host_bytes, block_bytes) < 1:
         raise StartError(f"--kv-host-bytes {options.kv_host_bytes} does not hold one block of {block_bytes:,} bytes")
-    store = _file(options, file_name(options, model, facts, block_bytes), block_bytes)
-    return None if store is None else TransferThread(store, blocks.numpy())
+    name = file_name(options, model, facts, block_bytes)
+    store = _file(options, name, block_bytes)
+    if store is None or options.kv_transfer_port < 0:
+        return None if store is None else TransferThread(store, blocks.numpy())
+    changed, of_peers = threading.Condition(), _file(options, name, block_bytes)
+    tier = TransferThread(store, blocks.numpy(), changed)
+    if of_peers is None:
+        return tier
+    try:
+        listener = bind(options.host, options.kv_transfer_port, "--kv-transfer-port")
+    except PortError as error:
+        raise StartError(str(error)) from error
+    shared = peer_facts(options, model, facts, block_bytes)
+    return PeerTransfers(tier, changed, of_peers, listener, shared, facts.block_size)
+
+
+def _check_transfer(options: ServeOptions) -> None:
+    if options.kv_transfer_port < 0:
+        return
+    if not options.kv_host_bytes:
+        raise StartError("--kv-transfer-port needs --kv-host-bytes: blocks are given out from there, and come there")
+    if not (options.continuation_key_file or options.pod_revision):
+        raise StartError("--kv-transfer-port needs --continuation-key-file: replicas prove themselves by its keys")
 
 
 def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -91,6 +119,22 @@ def file_name(options: ServeOptions, model: Path, facts: EngineFacts, block_byte
         "source": startup_cache_key.source(Path(kvasir_runtime.__file__).parent),
     }
     return hashlib.sha256(msgspec.json.encode(known, order="sorted")).hexdigest()[:32]
+
+
+def peer_facts(options: ServeOptions, model: Path, facts: EngineFacts, block_bytes: int) -> dict[str, str]:
+    """What two replicas must have in common so that blocks of one are those of the other, by the name that a message
+    gives it. Unlike `file_name` it says nothing of where the model's files lie.
+    """
+    decisive = [option for option in RuntimeOptions.model_fields if option not in _OF_SERVING]
+    options_of = {flag(name): str(getattr(options, name)) for name in (*decisive, "model_impl")}
+    return options_of | {
+        "the service": options.served_model_name[0] if options.served_model_name else "",
+        "the model's content": node_group.content_of(model),
+        "the layout of blocks": f"{facts.block_size} tokens {block_bytes} bytes {facts.attentions}",
+        "the types": f"{facts.dtype} {facts.quantization}",
+        "the kernels": f"{facts.kernels} {facts.fallback}",
+        "the version": f"kvasir {__version__} torch {torch.__version__}",
+    }
 
 
 def _pinned(options: ServeOptions, blocks: Tensor, block_bytes: int) -> PinnedTransfers:

@@ -81,13 +81,13 @@ def facts_of(options: ServeOptions, folder: Path) -> dict[str, str]:
     facts = {flag(name): str(getattr(options, name)) for name in names}
     return facts | {
         "the version": f"kvasir {__version__} torch {torch.__version__}",
-        "the model's content": _digest(folder),
+        "the model's content": content_of(folder),
     }
 
 
-def _digest(folder: Path) -> str:
-    """Of the model: its config, the headers of its files, and samples of their tensors, once all are there.
-    Raises ModelError."""
+def content_of(folder: Path) -> str:
+    """Names the content of a model: its config, the headers of its files, and samples of their tensors, once all are
+    there. Raises ModelError."""
     arriving.all_awaited(folder)
     try:
         digest = hashlib.sha256(startup_cache_key.model_of(folder).encode())

@@ -24,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvasir_api import device_peaks, machine_metrics, metrics
+from kvasir_api import device_peaks, kv_host_metrics, machine_metrics, metrics
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_runtime.server.observability.gpu_metrics import GpuMetrics
@@ -48,6 +48,9 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_kv_host_missed_tokens_total": lambda state: state.kv_host.missed_tokens,
     "kvasir_kv_host_load_bytes_per_second": lambda state: state.kv_host.load_bytes_per_s,
     "kvasir_kv_host_store_bytes_per_second": lambda state: state.kv_host.store_bytes_per_s,
+    "kvasir_kv_host_fetched_tokens_total": lambda state: state.kv_host.fetched_tokens,
+    "kvasir_kv_host_failed_fetches_total": lambda state: state.kv_host.failed_fetches,
+    "kvasir_kv_host_fetch_bytes_per_second": lambda state: state.kv_host.fetch_bytes_per_s,
     "kvasir_requests_running": lambda state: state.running,
     "kvasir_requests_waiting": lambda state: state.waiting,
     "kvasir_waiting_uncached_tokens": lambda state: state.waiting_uncached_tokens,
@@ -94,7 +97,7 @@ class RuntimeMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series per histogram
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
-        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *metrics.HTTP)}
+        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *kv_host_metrics.KV_HOST, *metrics.HTTP)}
         self._ended = _counter(declared["kvasir_requests_total"], self._registry)
         self._model_name = model_name
         self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
@@ -195,7 +198,7 @@ class _FromState(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
         state = self._snapshot()
-        for metric in metrics.RUNTIME:
+        for metric in (*metrics.RUNTIME, *kv_host_metrics.KV_HOST):
             value = FROM_STATE.get(metric.name)
             if value is None:
                 continue

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 
+import msgspec
 import pytest
 import torch
 
@@ -106,6 +108,9 @@ def test_a_full_disk_is_said_and_the_start_goes_on(model, facts, tmp_path, monke
     [
         ({"kv_host_bytes": 9000}, "--kv-host-bytes 9000 does not hold one block of 5,000 bytes"),
         ({"kv_host_dir": "/dev/null/kv"}, "--kv-host-dir /dev/null/kv: Not a directory"),
+        ({"kv_host_bytes": 0, "kv_transfer_port": 0}, "--kv-transfer-port needs --kv-host-bytes"),
+        ({"kv_transfer_port": 0}, "--kv-transfer-port needs --continuation-key-file"),
+        ({"kv_transfer_port": 1, "pod_revision": "a", "host": "192.0.2.1"}, "cannot listen on 192.0.2.1:1"),
     ],
 )
 def test_options_that_cannot_be_followed_end_the_start(model, facts, tmp_path, given, why):
@@ -143,3 +148,35 @@ def test_two_models_in_one_directory_have_files_of_their_own(tmp_path):
         found[name] = host_tier.transfers(given, model, runner_of(model, num_blocks=4).facts, BLOCKS).hash_salt
     assert len(list((tmp_path / "kv").iterdir())) == 2
     assert found["one"] != found["two"]
+
+
+def test_blocks_are_given_to_replicas_with_the_same_model_layout_and_kernels_alone(model, facts, tmp_path):
+    given = options(model, "/kv")
+
+    def said(options=given, facts=facts, model=model, block_bytes=5000):
+        return host_tier.peer_facts(options, model, facts, block_bytes)
+
+    plain = said()
+    elsewhere = tmp_path / "moved"
+    shutil.copytree(model, elsewhere)
+    same = options(model, "/other", port=9000, kv_host_bytes=1 << 30, max_sequences=3, pod_revision="svc-2")
+    assert said(same, model=elsewhere) == plain
+    other_weights = checkpoints.write(tmp_path / "other", checkpoints.Shape(std=0.3))
+    others = {
+        "the service": said(options(model, "/kv", served_model_name=("another",))),
+        "the model's content": said(model=other_weights),
+        "the layout of blocks": said(block_bytes=6000),
+        "the types": said(facts=msgspec.structs.replace(facts, dtype="bfloat16")),
+        "the kernels": said(facts=msgspec.structs.replace(facts, kernels="others")),
+        "--kv-cache-dtype": said(options(model, "/kv", kv_cache_dtype="int8")),
+    }
+    for name, other in others.items():
+        assert {fact for fact in plain if plain[fact] != other[fact]} == {name}
+
+
+def test_a_tier_that_exchanges_blocks_has_a_port(model, facts, tmp_path):
+    given = options(model, tmp_path, kv_transfer_port=0, pod_revision="a")
+    transfers = host_tier.transfers(given, model, facts, BLOCKS)
+    assert transfers.port > 0
+    assert transfers.num_slots > 0
+    transfers.close()

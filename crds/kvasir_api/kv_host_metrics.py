@@ -1,0 +1,65 @@
+"""Metrics of the second tier of a replica's KV cache, declared once, in the form of `metrics.py`."""
+
+from typing import Final
+
+from kvasir_api.metrics import Metric
+
+_MODEL = ("model_name",)
+
+KV_HOST: Final[tuple[Metric, ...]] = (
+    Metric(
+        name="kvasir_kv_host_capacity_tokens",
+        kind="gauge",
+        help="Tokens that the second tier on the host can hold; 0 without one.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_cached_tokens",
+        kind="gauge",
+        help="Tokens on the host, those of other replicas that share them included.",
+        labels=_MODEL,
+    ),
+    Metric(name="kvasir_kv_host_stored_tokens_total", kind="counter", help="Tokens copied to the host.", labels=_MODEL),
+    Metric(
+        name="kvasir_kv_host_loaded_tokens_total",
+        kind="counter",
+        help="Tokens that came back from the host and were not computed again.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_missed_tokens_total",
+        kind="counter",
+        help="Tokens that should have come back from the host and were computed: damaged, or replaced meanwhile.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_load_bytes_per_second",
+        kind="gauge",
+        help="Measured rate of copies from the host.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_store_bytes_per_second",
+        kind="gauge",
+        help="Measured rate of copies to the host.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_fetched_tokens_total",
+        kind="counter",
+        help="Tokens that came from other replicas.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_failed_fetches_total",
+        kind="counter",
+        help="Fetches that another replica did not answer rightly or in time.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_host_fetch_bytes_per_second",
+        kind="gauge",
+        help="Measured rate of fetches from other replicas.",
+        labels=_MODEL,
+    ),
+)

@@ -1,0 +1,233 @@
+"""Fetches blocks of other replicas into the host's tier, in threads beside the engine's.
+
+A fetch ends by its deadline, whatever the peer does. What came until then and has the right checksum is kept, so that
+another fetch brings the rest alone. No failure here raises: what does not come is computed.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from kvasir_api.hashes import block_root, prompt_block_hashes, split_block_hashes
+from kvasir_runtime.core.plan import BlockFetch, FetchResult
+from kvasir_runtime.runner.kv_offload.file_store import FileStore
+from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, Connect, PeerError
+
+LOG = logging.getLogger(__name__)
+THREADS: Final = 4
+BATCH_BLOCKS: Final = 16
+BATCH_BYTES: Final = 16 * 1024 * 1024
+"""Of blocks that a thread holds until it writes them to the file together, which takes its lock once."""
+IDLE_S: Final = 30.0
+"""Less than a peer keeps a connection without requests."""
+MOST_IDLE: Final = 16
+QUIET_S: Final = 60.0
+"""Between two log lines about fetches that failed."""
+
+
+class _Idle(NamedTuple):
+    peer: str
+    connection: BlockPeer
+    since: float
+
+
+class _Received(NamedTuple):
+    """What came of a fetch. damaged: blocks whose checksum is wrong. error: why it ended early, if it did."""
+
+    keys: tuple[bytes, ...]
+    damaged: int
+    error: str
+
+
+class BlockFetcher:
+    """store: of the file, for this object's calls alone. connect: makes connections to peers. changed: is notified when
+    a fetch has ended. block_size: in tokens.
+    """
+
+    def __init__(
+        self,
+        store: FileStore,
+        connect: Connect,
+        *,
+        block_size: int,
+        changed: threading.Condition,
+    ) -> None:
+        self._store, self._connect, self._block_size = store, connect, block_size
+        self._changed = changed
+        self._storing = threading.Lock()
+        self._waiting: deque[tuple[BlockFetch, float]] = deque()
+        self._ended: list[FetchResult] = []
+        self._open = 0
+        self._idle: deque[_Idle] = deque()
+        self._threads: list[threading.Thread] = []
+        self._warned_at = float("-inf")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fetch has not ended."""
+        return self._open > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `take` returns something."""
+        return bool(self._ended)
+
+    def submit(self, fetches: Sequence[BlockFetch]) -> None:
+        """Begin some. Each has its time from now on, also while it waits for a thread. With `changed` held."""
+        now = time.monotonic()
+        self._waiting += ((fetch, now + fetch.within_s) for fetch in fetches)
+        self._open += len(fetches)
+        while len(self._threads) < min(THREADS, self._open):
+            self._threads.append(threading.Thread(target=self._work, name="kv-fetches", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify_all()
+
+    def take(self) -> tuple[FetchResult, ...]:
+        """Those that ended since the last call. With `changed` held."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def forget_connections(self) -> None:
+        """Later fetches make connections of their own: keys have changed."""
+        with self._changed:
+            idle = list(self._idle)
+            self._idle.clear()
+        for one in idle:
+            one.connection.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                fetch, deadline = self._waiting.popleft()
+            result = self._result(fetch, deadline)
+            with self._changed:
+                self._ended.append(result)
+                self._open -= 1
+                self._changed.notify_all()
+
+    def _result(self, fetch: BlockFetch, deadline: float) -> FetchResult:
+        begun = time.monotonic()
+        try:
+            received = self._fetched(fetch, deadline)
+        except Exception:
+            LOG.exception("a fetch of blocks from another replica failed")
+            received = _Received((), 0, "")
+        if received.error:
+            self._warn(fetch.peer, received.error)
+        elif received.damaged:
+            self._warn(fetch.peer, f"{received.damaged} blocks came damaged")
+        return FetchResult(
+            number=fetch.number,
+            keys=received.keys,
+            seconds=time.monotonic() - begun,
+            failed=bool(received.error) or received.damaged > len(received.keys),
+        )
+
+    def _fetched(self, fetch: BlockFetch, deadline: float) -> _Received:
+        """Over a connection that is there already, else over a new one; the former may have been closed meanwhile."""
+        if idle := self._take_idle(fetch.peer):
+            received = self._over(idle, fetch, deadline)
+            if received.keys or received.damaged or not received.error:
+                return received
+        try:
+            connection = self._connect(fetch.peer, deadline)
+        except (OSError, PeerError) as error:
+            return _Received((), 0, _words(error))
+        return self._over(connection, fetch, deadline)
+
+    def _over(self, connection: BlockPeer, fetch: BlockFetch, deadline: float) -> _Received:
+        """Ask, receive, and keep what is right. The connection stays for another fetch where the answer was whole."""
+        wanted = self._peer_keys(fetch, connection.hash_salt)
+        batch = _Batch(self._store.block_bytes)
+        kept: list[bytes] = []
+        damaged, error = 0, ""
+        try:
+            connection.ask(wanted, deadline)
+            while (found := connection.receive(batch.place(), deadline)) is not None:
+                index, block_crc = found
+                if crc32(batch.place(), crc32(wanted[index])) != block_crc:
+                    damaged += 1
+                    continue
+                batch.add(fetch.blocks[index].key)
+                if batch.is_full:
+                    kept += self._keep(batch)
+        except (OSError, PeerError) as failed:
+            error = _words(failed)
+            connection.close()
+        else:
+            self._put_idle(fetch.peer, connection)
+        kept += self._keep(batch)
+        return _Received(tuple(kept), damaged, error)
+
+    def _peer_keys(self, fetch: BlockFetch, salt: bytes) -> list[bytes]:
+        """The blocks of a fetch as the peer knows them."""
+        root = block_root(salt=fetch.salt, secret=salt)
+        hashes = split_block_hashes(prompt_block_hashes(fetch.tokens, root=root, block_size=self._block_size))
+        return [hashes[block.column] + block.key[-1:] for block in fetch.blocks]
+
+    def _keep(self, batch: "_Batch") -> list[bytes]:
+        """The keys of those that the file holds now."""
+        blocks = batch.take()
+        with self._storing:
+            self._store.put(blocks)
+            held = self._store.located([key for key, _ in blocks])
+        return [key for (key, _), slot in zip(blocks, held, strict=True) if slot is not None]
+
+    def _take_idle(self, peer: str) -> BlockPeer | None:
+        with self._changed:
+            old = [one for one in self._idle if one.since + IDLE_S < time.monotonic()]
+            found = next((one for one in self._idle if one.peer == peer and one not in old), None)
+            self._idle = deque(one for one in self._idle if one not in old and one is not found)
+        for one in old:
+            one.connection.close()
+        return None if found is None else found.connection
+
+    def _put_idle(self, peer: str, connection: BlockPeer) -> None:
+        with self._changed:
+            self._idle.append(_Idle(peer, connection, time.monotonic()))
+            excess = [self._idle.popleft() for _ in range(len(self._idle) - MOST_IDLE)]
+        for one in excess:
+            one.connection.close()
+
+    def _warn(self, peer: str, why: str) -> None:
+        now = time.monotonic()
+        if now >= self._warned_at + QUIET_S:
+            self._warned_at = now
+            LOG.warning("blocks of the replica at %s are computed instead: %s", peer, why)
+
+
+class _Batch:
+    """Memory for some blocks, and the keys of those that are in it."""
+
+    def __init__(self, block_bytes: int) -> None:
+        count = max(1, min(BATCH_BLOCKS, BATCH_BYTES // block_bytes))
+        memory = memoryview(bytearray(count * block_bytes))
+        self._places = [memory[index * block_bytes : (index + 1) * block_bytes] for index in range(count)]
+        self._keys: list[bytes] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no place for another one."""
+        return len(self._keys) == len(self._places)
+
+    def place(self) -> memoryview:
+        """Where the next block goes."""
+        return self._places[len(self._keys)]
+
+    def add(self, key: bytes) -> None:
+        """The block in the next place is right."""
+        self._keys.append(key)
+
+    def take(self) -> list[tuple[bytes, memoryview]]:
+        """What is in it; the places are filled again afterwards."""
+        taken, self._keys = list(zip(self._keys, self._places, strict=False)), []
+        return taken
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

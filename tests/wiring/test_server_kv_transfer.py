@@ -1,0 +1,80 @@
+"""Two real servers with tiers of their own: one fetches what the other has computed, and answers alike without it."""
+
+import sys
+import time
+
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import JSON, api_process
+
+REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
+
+pytestmark = pytest.mark.xdist_group("server-kv-transfer")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return checkpoints.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def args(folder, key_file):
+    return (
+        *("--kv-cache-tokens", "4096", "--device", "cpu", "--served-model-name", "tiny"),
+        *("--kv-host-bytes", "20000000", "--kv-host-dir", str(folder), "--kv-transfer-port", "0"),
+        *("--continuation-key-file", str(key_file)),
+    )
+
+
+def asked(server, prompt=PROMPT, peer="", status=200, **fields):
+    """An answer's text, and how many tokens of its prompt were not computed."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
+    headers = {**JSON, "x-kvasir-kv-peer": peer} if peer else JSON
+    answer = server.ask("/v1/completions", body, headers=headers)
+    assert answer.status == status, answer.body
+    if status != 200:
+        return answer.error
+    return answer.json["choices"][0]["text"], answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def peer_of(server, prompt=PROMPT):
+    return f"127.0.0.1:{server.state()['kv_transfer_port']};bytes={len(prompt)}"
+
+
+def test_a_replica_fetches_what_another_has_computed_and_answers_alike(model, tmp_path):
+    key, wrong = tmp_path / "key", tmp_path / "wrong"
+    key.write_text("a key of thirty-two characters..\n")
+    wrong.write_text("another key of many characters..\n")
+    with (
+        api_process(model, *args(tmp_path / "a", key), command=REAL) as holder,
+        api_process(model, *args(tmp_path / "b", key), command=REAL) as other,
+    ):
+        drawn = {"temperature": 1.0, "seed": 5}
+        text, cached = asked(holder)
+        seeded, _ = asked(holder, **drawn)
+        assert cached == 0
+        holder.until("blocks are on the host", lambda: holder.state()["kv_host"]["stored_tokens"] > 200)
+        assert b"kvasir_kv_host_fetched_tokens_total" in other.ask("/metrics").body
+        again, cached = asked(other, peer=peer_of(holder))
+        fetched = other.state()["kv_host"]
+        assert again == text
+        assert cached > 200
+        assert fetched["fetched_tokens"] >= cached
+        assert (fetched["failed_fetches"], fetched["fetch_bytes_per_s"] > 0) == (0, True)
+        assert asked(other, **drawn)[0] == seeded
+        assert asked(other, "x", peer="host:80;bytes=1", status=400)["code"] == "invalid_header"
+        assert asked(other, "x", peer="127.0.0.1:80", status=400)["code"] == "invalid_header"
+        with api_process(model, *args(tmp_path / "c", wrong), command=REAL) as stranger:
+            assert asked(stranger, peer=peer_of(holder)) == (text, 0)
+            assert stranger.state()["kv_host"]["failed_fetches"] == 1
+            assert "another key" not in stranger.output() + holder.output()
+        # A peer that ended costs a connection, and the answer is computed.
+        gone = peer_of(holder)
+        holder.process.kill()
+        holder.process.wait()
+        other_prompt = "what follows was never said to one of them before, so that it is computed " * 8
+        begun = time.monotonic()
+        _, cached = asked(other, other_prompt, peer=gone)
+        assert cached == 0
+        assert time.monotonic() - begun < 60
