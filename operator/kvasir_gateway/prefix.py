@@ -102,6 +102,14 @@ class EndpointPrefixes:
                 return count
         return len(route_hashes)
 
+    def resident(self, address: str, route_hashes: tuple[bytes, ...]) -> int:
+        """How many leading pieces of a text an endpoint holds by its own word, without what is on its way there."""
+        pod = self._pods.get(address)
+        if pod is None or pod.followed.after == WHOLE:
+            return 0
+        held = pod.followed.hashes
+        return next((count for count, one in enumerate(route_hashes) if one not in held), len(route_hashes))
+
     def rent_s(self, route_hash: bytes) -> float:
         """What keeping together the requests that begin with this prefix has cost."""
         return self._rents.get(route_hash, 0.0)

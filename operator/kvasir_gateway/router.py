@@ -27,6 +27,8 @@ BYTES_PER_TOKEN: Final = 4
 """Of text, for want of a tokenizer."""
 MOST_ELSEWHERE: Final = 65_536
 """Requests in flight of another gateway; where there are more, their ends were lost."""
+LEAST_PIECES: Final = 2
+"""Of a text by which another endpoint must hold more, to be named to the one that was chosen."""
 MOST_OUTPUT_TOKENS: Final = 1_000_000
 """An answer is longer on average by the counters of no pod that counts right."""
 
@@ -52,12 +54,14 @@ class RoutedPrompt(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """The choice for a request. route_hashes: of its text, as the endpoint that was chosen has them. rented: the prefix
-    for which requests are kept together, empty for none, and what that has cost so far. inputs: of the choice."""
+    for which requests are kept together, empty for none, and what that has cost so far. inputs: of the choice. kv_peer:
+    another endpoint that holds more of the text, as names.HEADER_KV_PEER has it; "" for none."""
 
     choice: EndpointChoice
     inputs: ChoiceInputs
     route_hashes: tuple[bytes, ...] = ()
     rented: tuple[bytes, float] = (b"", 0.0)
+    kv_peer: str = ""
 
 
 class EndpointRouter:
@@ -107,8 +111,13 @@ class EndpointRouter:
         if choice.rented is not None:
             address, rent_s = choice.rented
             rented = hashes[address][matched[address] - 1], rent_s
+        chosen = choice.addresses[0]
         return RoutedRequest(
-            choice=choice, inputs=inputs, route_hashes=hashes.get(choice.addresses[0], ()), rented=rented
+            choice=choice,
+            inputs=inputs,
+            route_hashes=hashes.get(chosen, ()),
+            rented=rented,
+            kv_peer=self._kv_peer(service, chosen, prompt, readings),
         )
 
     def forward(
@@ -253,6 +262,26 @@ class EndpointRouter:
                 matched[candidate.address] = count
         return hashes, matched
 
+    def _kv_peer(
+        self, service: RoutedService, chosen: str, prompt: RoutedPrompt, readings: Mapping[str, StateReading]
+    ) -> str:
+        """The endpoint that holds most of a prompt, where the chosen one could fetch blocks there and holds less; one
+        that drains is as good as any. Whether it fetches them is up to the chosen one, which has measured both."""
+        reading = readings.get(chosen)
+        if reading is None or not _gives_blocks(reading):
+            return ""
+        most = self._prefixes.matched(chosen, prompt.route_hashes(reading.state)) + LEAST_PIECES - 1
+        found = ""
+        for endpoint in service.reachable:
+            reading = readings.get(endpoint.address)
+            if reading is None or endpoint.address == chosen or not _gives_blocks(reading):
+                continue
+            count = self._prefixes.resident(endpoint.address, prompt.route_hashes(reading.state))
+            if count > most:
+                host = endpoint.address.rpartition(":")[0]
+                most, found = count, f"{host}:{reading.state.kv_transfer_port};bytes={count * PIECE_BYTES}"
+        return found
+
     def _enriched(
         self, candidate: Candidate, hashes: Mapping[str, tuple[bytes, ...]], matched: Mapping[str, int]
     ) -> Candidate:
@@ -296,6 +325,10 @@ def unavailability(
         return "Stalled"
     waits_s = [cost.wait_s for cost in routed.choice.costs]
     return "Saturated" if saturated_s is not None and waits_s and min(waits_s) >= saturated_s else None
+
+
+def _gives_blocks(reading: StateReading) -> bool:
+    return 0 < reading.state.kv_transfer_port < 1 << 16
 
 
 def _elsewhere_id(gateway: str, request_id: str) -> str:

@@ -339,7 +339,7 @@ class Picker:
             service=qualified(service),
             retries_refusals=routed is not None and routed.choice.has_alternative,
             body=request.body_for(service, self.table),
-            headers={**caller.added, **request.limits},
+            headers={**caller.added, **request.limits, **_kv_peer(routed)},
         )
 
     def request_ended(self, inflight_id: str, *, status: int, client_left: bool, address: str = "") -> None:
@@ -349,3 +349,7 @@ class Picker:
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""
         return gateway_state(self.table, self.inflight, self.held, self.ends.inherited, now_s=self._clock())
+
+
+def _kv_peer(routed: RoutedRequest | None) -> Mapping[str, str]:
+    return {names.HEADER_KV_PEER: routed.kv_peer} if routed is not None and routed.kv_peer else {}
