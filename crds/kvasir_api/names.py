@@ -95,6 +95,9 @@ PORT_HTTP: Final = 8000
 PORT_HTTP_NAME: Final = "http"
 PORT_OPS: Final = 8001
 PORT_OPS_NAME: Final = "ops"
+PORT_KV: Final = 8002
+PORT_KV_NAME: Final = "kv"
+"""On which replicas of a service fetch blocks from one another."""
 PORT_GATEWAY: Final = 8080
 PORT_GATEWAY_STATE: Final = 8081
 PATH_STATE: Final = "/state"

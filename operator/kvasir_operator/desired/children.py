@@ -11,7 +11,7 @@ from kvasir_api import names
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired.node_group import is_group
 from kvasir_operator.desired.node_set import node_sets
-from kvasir_operator.desired.template import owner, pod_labels, selector
+from kvasir_operator.desired.template import exchanges_blocks, owner, pod_labels, selector
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -84,13 +84,14 @@ def disruption_budget(seen: Observed) -> Json:
 
 def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
     """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator, gateway
-    and the replicas of the service, since a new one reads from the others what they are asked most; the kubelet's
-    probes come from the node, which no policy can shut out."""
+    and the replicas of the service, since a new one reads from the others what they are asked most; the port of blocks
+    for these replicas alone. The kubelet's probes come from the node, which no policy can shut out."""
     ours = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.system_namespace}},
         "podSelector": {"matchLabels": {names.LABEL_PART_OF: names.PART_OF}},
     }
     peers = {"podSelector": {"matchLabels": _all_replicas(seen)}}
+    among_peers = {"from": [peers], "ports": [{"port": names.PORT_KV, "protocol": "TCP"}]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -103,6 +104,7 @@ def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
                 {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},
                 {"from": [ours, peers], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
                 *_from_nodes(seen),
+                *([among_peers] if exchanges_blocks(seen.spec, settings) else ()),
             ],
         },
     }

@@ -54,12 +54,13 @@ def _pod(ours: Json, other: Json) -> Iterator[str]:
                 yield f"{item['name']} in {part} is the operator's own"
 
 
-def _containers(_: Json, other: Json) -> Iterator[str]:
+def _containers(ours: Json, other: Json) -> Iterator[str]:
     found = [c for c in other["spec"]["containers"] if c.get("name") == names.CONTAINER_RUNTIME]
     if len(found) != 1:
         yield f"there must be one container named {names.CONTAINER_RUNTIME}"
         return
-    mine, numbers = {names.PORT_HTTP_NAME, names.PORT_OPS_NAME}, {names.PORT_HTTP, names.PORT_OPS}
+    ports = _named(ours)["ports"]
+    mine, numbers = {port["name"] for port in ports}, {port["containerPort"] for port in ports}
     beside = [*other["spec"]["containers"], *(other["spec"].get("initContainers") or ())]
     for container in beside:
         for port in (container.get("ports") or ()) if container is not found[0] else ():

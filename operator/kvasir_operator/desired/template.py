@@ -9,13 +9,13 @@ from kvasir_api.accelerator import AcceleratorClassSpec, ClassPod
 from kvasir_api.flags import arguments, flag
 from kvasir_api.hf_config import without_dollars
 from kvasir_api.served_names import qualified_name
-from kvasir_api.service import TopologySpread
+from kvasir_api.service import InferenceServiceSpec, TopologySpread
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired import node_group, remote_model
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
-from kvasir_operator.desired.runtime_image import wanted_image
+from kvasir_operator.desired.runtime_image import FOLLOW, wanted_image
 from kvasir_operator.desired.source import ModelSource, variable
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -116,17 +116,21 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
     return {"metadata": metadata, "spec": pod}
 
 
+def exchanges_blocks(spec: InferenceServiceSpec, settings: OperatorSettings) -> bool:
+    """Whether replicas fetch blocks from one another: those that a processor's second tier holds, by keys of the
+    operator. Not where a version of the runtime is pinned, which may be one without the option.
+    """
+    is_pinned = spec.runtime_version not in ("", FOLLOW)
+    return spec.runtime.kv_host_bytes > 0 and settings.signs_calls and not (is_pinned or on_accelerator(spec))
+
+
 def _container(seen: Observed, placed: Placement, where: ModelSource, settings: OperatorSettings) -> Json:
     return {
         "name": names.CONTAINER_RUNTIME,
         "image": wanted_image(seen.spec, placed.accelerator, settings),
         "args": list(_args(seen, where, settings)),
         "env": _env(seen, placed.accelerator, settings),
-        "ports": [
-            {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
-            {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
-            *node_group.ports(seen),
-        ],
+        "ports": _ports(seen, settings),
         "resources": _resources(seen, placed.accelerator, settings),
         **probes(model_bytes(seen, placed), remote_model.download_bytes(seen), tls=settings.pod_tls),
         "volumeMounts": [
@@ -144,6 +148,14 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security(),
     }
+
+
+def _ports(seen: Observed, settings: OperatorSettings) -> list[Json]:
+    found = {names.PORT_HTTP_NAME: names.PORT_HTTP, names.PORT_OPS_NAME: names.PORT_OPS}
+    if exchanges_blocks(seen.spec, settings):
+        found[names.PORT_KV_NAME] = names.PORT_KV
+    ours = [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in found.items()]
+    return [*ours, *node_group.ports(seen)]
 
 
 def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:
@@ -166,6 +178,8 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
         given["ops_key_file"] = names.OPS_KEYS_MOUNT
     if settings.pod_tls:
         given["tls_dir"] = names.TLS_MOUNT
+    if exchanges_blocks(seen.spec, settings):
+        given["kv_transfer_port"] = names.PORT_KV
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     others = dict.fromkeys([*seen.spec.model.aliases, qualified_name(seen.namespace, seen.name)])
     aliases = [part for alias in others if alias != seen.served_name for part in (flag("served_model_name"), alias)]

@@ -7,6 +7,7 @@ import pytest
 from fakes.manifests import service
 from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api import names
+from kvasir_operator.desired import protected_fields
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.revision import revision_id, surplus
 from kvasir_operator.desired.source import allowed, model_source
@@ -303,3 +304,47 @@ def test_spans_need_a_share_and_a_collector(percent, endpoint, wanted):
     args = pod_template(seen(spec), "rev", settings)["spec"]["containers"][0]["args"]
     assert [args[i + 1] for i, arg in enumerate(args) if arg == "--otlp-sample-percent"] == wanted
     assert ("--otlp-traces-endpoint" in args) is bool(wanted)
+
+
+TIER = {"runtime": {"kvHostBytes": 1 << 30}}
+SIGNED = replace(SETTINGS, signs_calls=True)
+
+
+def exchanging(settings=SIGNED, **spec):
+    """The option, the ports of the container, and who reaches the port of blocks."""
+    world = with_pod(seen(service(**spec)))
+    current = resolved(world, settings).revision
+    (container,) = current.template["spec"]["containers"]
+    (policy,) = [m for m in children(world, current, {}, settings) if m["kind"] == "NetworkPolicy"]
+    args = container["args"]
+    option = args[args.index("--kv-transfer-port") + 1] if "--kv-transfer-port" in args else None
+    reach = [rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == names.PORT_KV]
+    return option, [port["containerPort"] for port in container["ports"]], reach
+
+
+def test_replicas_with_a_second_tier_exchange_blocks_among_themselves():
+    option, ports, (reach,) = exchanging(**TIER)
+    assert (option, ports) == ("8002", [names.PORT_HTTP, names.PORT_OPS, names.PORT_KV])
+    (replicas,) = reach
+    assert set(replicas) == {"podSelector"}
+    assert replicas["podSelector"]["matchLabels"][names.LABEL_SERVICE] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ({}, SIGNED),
+        (TIER, SETTINGS),  # no keys
+        ({**TIER, "runtimeVersion": "0.1.0"}, SIGNED),  # it may not know the option
+        ({**TIER, "resources": {"accelerator": {"count": 1, "resourceName": "nvidia.com/gpu"}}}, SIGNED),
+    ],
+)
+def test_other_replicas_have_no_port_of_blocks(spec, settings):
+    assert exchanging(settings, **spec) == (None, [names.PORT_HTTP, names.PORT_OPS], [])
+
+
+def test_no_container_of_a_patch_takes_the_port_of_blocks():
+    ours = {"spec": {"containers": [{"name": "runtime", "ports": [{"name": "kv", "containerPort": 8002}]}]}}
+    beside = {"name": "beside", "ports": [{"containerPort": 8002}]}
+    theirs = {"spec": {"containers": [*ours["spec"]["containers"], beside]}}
+    assert list(protected_fields._containers(ours, theirs)) == ["port 8002 is container runtime's own"]
