@@ -188,8 +188,8 @@ class FakeRunner:
                 sampled[place] = SampledTokens(sampled[place].row, ())
                 continue
             if self._is_late(row, length):
+                self._defer(row, length - len(sampled[place].tokens))
                 sampled[place] = SampledTokens(sampled[place].row, (), deferred=True)
-                self._defer(row, length - 1)
                 self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
                 continue
             row.undecided -= 1
@@ -200,7 +200,9 @@ class FakeRunner:
                 row.tokens[length:], row.undecided = forced.tokens, 0
                 self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
             tokens = (*sampled[place].tokens, *forced.tokens)
-            sampled[place] = SampledTokens(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
+            sampled[place] = msgspec.structs.replace(
+                sampled[place], tokens=tokens, ended=forced.ended, error=forced.error
+            )
         return msgspec.structs.replace(handle, sampled=tuple(sampled))
 
     def _is_late(self, row: Row, length: int) -> bool:
@@ -332,7 +334,7 @@ class FakeRunner:
             tokens.append(self._sample(chunk, chunk.min_tokens_left - place))
             if tokens[-1:] != list(chunk.drafts[place : place + 1]):
                 break
-        return SampledTokens(chunk.row, tuple(tokens), tuple(likeliest))
+        return SampledTokens(chunk.row, tuple(tokens), tuple(likeliest), accepted=len(tokens) - 1)
 
     def _sample(self, chunk: Chunk, min_tokens_left: int) -> int:
         row = self.rows[chunk.row]

@@ -180,7 +180,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class SampledTokens(msgspec.Struct, frozen=True):
     """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
     knows and has not computed; or, of a chunk with n drafts, the first i of them, which are computed, and one more, for
-    some i from 0 to n. logprobs: one each, or none; of a beam with a grammar, top has what it allows alone.
+    some i from 0 to n, and again what a grammar forces after it. accepted: this i. logprobs: one each, or none; of a
+    beam with a grammar, top has what it allows alone.
 
     Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
@@ -198,6 +199,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     invalid: bool = False
     deferred: bool = False
     undrafted: int = 0
+    accepted: int = 0
 
 
 class FetchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,9 +25,9 @@ class SequenceState:
     in_flight: samples that are launched and not collected. computed: positions whose KV exists once
     every launched plan is collected. published: full blocks that were offered to the prefix index. last_step: of
     the last plan that names its blocks. drafts: what may follow its tokens, for the plan that is being made.
-    unverified: drafts that are launched, which count for nothing before they are collected. speculated: what drafts
-    were made of, None where none were. answers: of its tenant, which drafts are made of too and its own will be one of;
-    None where none are kept.
+    unverified: drafts that are launched, which count for nothing before they are collected. deferred: the sample behind
+    its last token was deferred. speculated: what drafts were made of, None where none were. answers: of its tenant,
+    which drafts are made of too and its own will be one of; None where none are kept.
     """
 
     request: RequestState
@@ -44,6 +44,7 @@ class SequenceState:
     last_step: int = -1
     drafts: tuple[int, ...] = ()
     unverified: int = 0
+    deferred: bool = False
     speculated: SequenceDrafts | None = None
     answers: TenantAnswers | None = None
 

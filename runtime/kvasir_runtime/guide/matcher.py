@@ -145,6 +145,14 @@ class GrammarMatcher:
             return AcceptedTokens(tuple(tokens), error=self._fail())
         return AcceptedTokens(tuple(tokens), ended=matcher.is_stopped())
 
+    def follow(self, draft: int) -> bool:
+        """Advance by a token that is guessed to be sampled. False where none follows it: it is forbidden, or ends the
+        answer.
+        """
+        if self.error or (draft in self._eos | self._stops and self.may_end()):
+            return False
+        return self._matcher.try_consume_tokens([draft]) == 1 and not self._matcher.is_stopped()
+
     def _append(self, tokens: Sequence[int]) -> None:
         """Advance by tokens that were chosen before."""
         self._num_answered += len(tokens)

@@ -20,7 +20,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.layers.draft_head import DraftHead
-from kvasir_runtime.runner.draft_model import follow_blocks, whole_group
+from kvasir_runtime.runner.draft_model import follow_blocks, may_draft, whole_group
 from kvasir_runtime.runner.drafts import with_drafts
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.state.host_state import HostRowState
@@ -166,8 +166,7 @@ class HeadDrafter:
         while first and self._is_read[table[first - 1]]:
             first -= 1
         self._first[join.row], self._read[join.row] = (place * self._cache.block_size for place in (first, shared))
-        never = join.beams or join.pooling is not None or join.sampling.grammar is not None
-        (self._undraftable.add if never else self._undraftable.discard)(join.row)
+        (self._undraftable.discard if may_draft(join) else self._undraftable.add)(join.row)
 
     def _known(self, plan: StepPlan) -> tuple[list[_Reading], list[Tensor]]:
         """All positions of the plan's rows that can be read with the model's hidden states, and these.

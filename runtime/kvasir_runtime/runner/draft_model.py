@@ -157,7 +157,8 @@ class DraftModel:
 
 def may_draft(join: Join) -> bool:
     """Whether what joins may have drafts of a model."""
-    return not join.beams and join.pooling is None and join.sampling.grammar is None
+    grammar = join.sampling.grammar
+    return not join.beams and join.pooling is None and (grammar is None or not grammar.check)
 
 
 def whole_group(facts: EngineFacts) -> int:

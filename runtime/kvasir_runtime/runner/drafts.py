@@ -6,12 +6,14 @@ it is sampled, and however good the drafts are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
 
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
+from kvasir_runtime.runner.sampling.verified_drafts import VerifiedDrafts
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.wire import EngineFacts
 
@@ -70,28 +72,23 @@ def sampled_positions(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def verified(chunks: Sequence[Chunk], sampled: Sequence[SampledTokens]) -> tuple[SampledTokens, ...]:
     """One entry for each chunk that samples. sampled: one for each of `sampled_positions`."""
-    entries = iter(sampled)
-    found = []
+    entries, found = iter(sampled), list[SampledTokens]()
     for chunk in chunks:
         if chunk.samples:
-            first = next(entries)
-            found.append(accepted_tokens(chunk.drafts, first, [next(entries) for _ in chunk.drafts]))
+            samples = list(islice(entries, 1 + len(chunk.drafts)))
+            found.append(accepted_tokens(chunk.drafts, samples) if chunk.drafts else samples[0])
     return tuple(found)
 
 
-def accepted_tokens(drafts: Sequence[int], first: SampledTokens, others: Sequence[SampledTokens]) -> SampledTokens:
-    """What a chunk with these drafts gave. first, others: what was sampled before each draft, and behind the last.
+def accepted_tokens(drafts: Sequence[int], samples: Sequence[SampledTokens]) -> SampledTokens:
+    """What a chunk with these drafts gave. samples: before each draft, and behind the last.
 
     A position whose logits are not finite is sampled from again by the next step, as the first.
     """
-    tokens, logprobs, last = list(first.tokens), list(first.logprobs), first
-    for draft, sample in zip(drafts, others, strict=True):
-        if last.tokens != (draft,) or sample.invalid:
-            break
-        tokens += sample.tokens
-        logprobs += sample.logprobs
-        last = sample
-    return msgspec.structs.replace(first, tokens=tuple(tokens), logprobs=tuple(logprobs))
+    answer = VerifiedDrafts(drafts)
+    while answer.place is not None:
+        answer.add(samples[answer.place])
+    return answer.result
 
 
 def with_undrafted(results: StepResults, undrafted: Mapping[int, int]) -> StepResults:

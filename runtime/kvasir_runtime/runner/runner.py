@@ -263,7 +263,7 @@ class ModelRunner:
         if plan.copies:
             pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
             self._model.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
-        sampling.masks = self._grammar_masks.batch_of(sampling.chunks)
+        sampling.masks = self._grammar_masks.batch_of(plan.chunks)
         if sampling.masks is not None:
             self._prepare_masks(step)
         sampling.owners = self._requested_logprobs.of_samples(sampling.chunks)
@@ -350,7 +350,7 @@ class ModelRunner:
         masks = step.sampling.masks
         assert masks is not None
         self._grammar_masks.start(masks)
-        late = self._grammar_masks.defer_late(masks, others=len(step.plan.chunks) > len(masks.guided))
+        late = self._grammar_masks.defer_late(masks, others=len(step.plan.chunks) > masks.num_rows)
         self._deferred_samples.keep(masks, state.forward)
         for later in self._in_flight:
             if later.plan.step > step.plan.step:

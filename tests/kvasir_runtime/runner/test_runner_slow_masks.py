@@ -13,9 +13,12 @@ import torch
 from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
+from fakes.drafter import RecordedDrafter
 from fakes.overlapping import Overlapping
 from fakes.recording import OPS, Recordings
+from kvasir_runtime.core.speculation.drafters import Drafter
 from kvasir_runtime.guide.matcher import AcceptedTokens
+from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
@@ -41,8 +44,11 @@ class Matcher:
     is_checked = False
     error = ""
 
-    def __init__(self, answered: Sequence[int], hold: Callable[[int], None]) -> None:
-        self.position, self._hold = len(answered), hold
+    def __init__(
+        self, answered: Sequence[int], hold: Callable[[int], None], behind: Callable[[int], None] | None = None
+    ) -> None:
+        """behind: in place of hold, of a copy that goes along drafts."""
+        self.position, self._hold, self._behind = len(answered), hold, behind
 
     def fill(self, mask: np.ndarray) -> None:
         self._hold(self.position)
@@ -50,8 +56,12 @@ class Matcher:
         half = mask.shape[1] // 2
         (mask[:, :half] if self.position % 2 else mask[:, half:]).fill(-1)
 
+    def follow(self, draft: int) -> bool:
+        self.position += 1
+        return (draft < 160) != self.position % 2
+
     def fork(self, token_ids: Sequence[int]) -> "Matcher":
-        return Matcher((*range(self.position), *token_ids), self._hold)
+        return Matcher((*range(self.position), *token_ids), self._behind or self._hold)
 
     def take(self, token: int, room: int) -> AcceptedTokens:
         half = 160 if self.position % 2 else 0
@@ -65,11 +75,12 @@ class Compiler:
 
     vocab_size = 320
 
-    def __init__(self, hold: Callable[[int], None]) -> None:
-        self._hold = hold
+    def __init__(self, hold: Callable[[int], None], behind: Callable[[int], None] | None = None) -> None:
+        self._hold, self._behind = hold, behind
 
     def matcher(self, sampling: SamplingConfig, answered: Sequence[int]) -> Matcher:
-        return Matcher(answered, self._hold if sampling.grammar == SLOW else lambda _: None)
+        is_slow = sampling.grammar == SLOW
+        return Matcher(answered, self._hold, self._behind) if is_slow else Matcher(answered, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +116,15 @@ def requests() -> list[EngineRequest]:
 
 
 def answers(
-    runner: ModelRunner, depth: int, *, after: Callable[[dict[str, list[int]]], None], width: int = 0
+    runner: ModelRunner,
+    depth: int,
+    *,
+    after: Callable[[dict[str, list[int]]], None],
+    width: int = 0,
+    drafter: Drafter | None = None,
 ) -> dict[str, list[int]]:
     """Tokens by answer. after: called with those so far behind every step. width: beams of the slow one."""
-    scheduler = scheduler_of(runner, budget=64)
+    scheduler = scheduler_of(runner, budget=64, speculation="recorded" if drafter else "off", drafter=drafter)
     slow, *others = requests()
     if width:
         beam = BeamSearchConfig(width=width, answers=("slow", *(f"slow/{number}" for number in range(1, width))))
@@ -148,6 +164,56 @@ def test_a_mask_that_does_not_come_delays_its_own_row_alone(root: Path, way: str
 
     whole = answers(made(root, way, lambda _: None), depth, after=lambda _: None)
     assert answers(made(root, way, hold), depth, after=after) == whole
+    assert come.is_set()
+
+
+def drafted(root: Path, hold: Callable[[int], None], behind: Callable[[int], None]) -> ModelRunner:
+    """behind: in place of hold, before a mask behind a draft."""
+    ops = cpu_ops(batch_invariant=True)
+    runner = runner_of(root / "llama", num_blocks=64, max_sequences=8, ops=ops, dtype=torch.bfloat16)
+    runner._grammar_masks = GrammarMasks(Compiler(hold, behind), runner._grammar_masks._ops, runner._stream)  # type: ignore[arg-type]
+    runner._sampler._grammar_masks = runner._grammar_masks
+    return runner
+
+
+@pytest.mark.skipif(library() is None, reason="without C++ kernels there are no drafts")
+def test_a_mask_behind_a_draft_that_does_not_come_delays_no_row(root: Path) -> None:
+    """The answer goes on without what follows the draft; each holds one of the threads."""
+    whole = answers(drafted(root, lambda _: None, lambda _: None), 1, after=lambda _: None)
+    come, held = threading.Event(), list[int]()
+
+    def behind(position: int) -> None:
+        if len(held) < 3:
+            held.append(position)
+            assert come.wait(60)
+
+    drafter = RecordedDrafter([[*one.prompt, *whole[one.request_id]] for one in requests()])
+    try:
+        found = answers(drafted(root, lambda _: None, behind), 1, after=lambda _: None, drafter=drafter)
+    finally:
+        come.set()
+    assert found == whole
+    assert held
+
+
+@pytest.mark.skipif(library() is None, reason="without C++ kernels there are no drafts")
+def test_a_mask_that_does_not_come_before_drafts_delays_its_own_row_alone(root: Path) -> None:
+    """The row has no drafts in the step that samples behind the mask."""
+    whole = answers(drafted(root, lambda _: None, lambda _: None), 1, after=lambda _: None)
+    come, held = threading.Event(), list[int]()
+
+    def hold(position: int) -> None:
+        if position >= 3:
+            held.append(position)
+            assert come.wait(60)
+
+    def after(found: dict[str, list[int]]) -> None:
+        if min(len(tokens) for name, tokens in found.items() if name != "slow") == 12 and not come.is_set():
+            assert len(found["slow"]) == held[0]
+            come.set()
+
+    drafter = RecordedDrafter([[*one.prompt, *whole[one.request_id]] for one in requests()])
+    assert answers(drafted(root, hold, lambda _: None), 1, after=after, drafter=drafter) == whole
     assert come.is_set()
 
 

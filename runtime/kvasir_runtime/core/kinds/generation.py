@@ -115,14 +115,14 @@ class Generation:
         if not (sampled.tokens or sampled.ended or sampled.error or sampled.invalid or sampled.deferred):
             raise ValueError(f"no token sampled for row {sequence.row}")
         sequence.in_flight -= 1
+        sequence.deferred = sampled.deferred
         if sampled.invalid:
             return (self.request.invalid_output(),)
         if chunk.drafts:
             sequence.unverified = 0
             if sequence.active:  # else it has lost the blocks in which its drafts were computed
-                sequence.computed = chunk.end + len(sampled.tokens) - 1
-            return (self._append(sampled),)
-        if len(sampled.tokens) > 1 or sampled.deferred:
+                sequence.computed = chunk.end + sampled.accepted
+        elif len(sampled.tokens) > 1 or sampled.deferred:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
         if sampled.deferred:
             sequence.computed = len(sequence.tokens) - 1

@@ -27,6 +27,8 @@ MAX_DRAFTS: Final = 15
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
+MOST_FORCED: Final = 1 + MAX_DRAFTS
+"""Tokens of a sequence that a step computes beside drafts of others: no more than it could have as drafts."""
 FROM_TEXTS: Final = ("auto", "suffix")
 """Of what limits name, what drafts from recent answers too."""
 BY_RUNNER: Final = ("model", "mtp")
@@ -67,11 +69,12 @@ class Speculation:
             if self._answers is not None and kind.sequence.answers is None:
                 kind.sequence.answers = self._answers.of(kind.request.request.tenant, kind.sequence.root)
         # What a draft costs beside prompts is not measured, and blocks for it could be theirs.
-        able = [] if any(lacking(kind) > 1 for kind in running) else [kind for kind in running if _may_draft(kind)]
+        able = [] if _computes_prompts(running) else [kind for kind in running if _may_draft(kind)]
         num_rows = sum([kind.num_rows for kind in running])
         if self._limits.speculation in BY_RUNNER and self._controller is not None:
             self.drafter_follows = not self._controller.is_off(num_rows)
-        room = min(budget, self._most) - num_rows
+        num_forced = sum([max(0, lacking(kind) - 1) for kind in running])
+        room = min(budget - num_forced, self._most) - num_rows
         self._rest = max(0, self._rest - 1)
         if room < 1 or not able or self._rest:
             return
@@ -92,7 +95,7 @@ class Speculation:
             kind.sequence.drafts = drafts.draft.tokens[:count]
         # For a guess no request loses its row. What is injected becomes a prompt as its need is counted.
         needs = sum([max(0, kind.need(budget) or 0) for kind in running])
-        if not pool.can_take(needs) or any(lacking(kind) > 1 for kind in running):
+        if not pool.can_take(needs) or _computes_prompts(running):
             for kind in able:
                 kind.sequence.drafts = ()
 
@@ -110,7 +113,7 @@ class Speculation:
             for chunk, sampled in zip(sampling, results.sampled, strict=True):
                 if num_made := len(chunk.drafts) - sampled.undrafted:
                     if sampled.tokens:
-                        self._verified(chunk, num_made, len(sampled.tokens) - 1)
+                        self._verified(chunk, num_made, sampled.accepted)
                 else:
                     is_read &= not chunk.drafts
         # Where a draft model still reads prompts, the step costs what others do not.
@@ -171,15 +174,22 @@ class Speculation:
             drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
 
 
+def _computes_prompts(running: Collection[RequestKind]) -> bool:
+    """Whether a request lacks more than what a grammar has forced, as a rule."""
+    return any(lacking(kind) > MOST_FORCED for kind in running)
+
+
 def _may_draft(kind: RequestKind) -> bool:
     """Whether a request decodes one token in its next step, and drafts may follow it.
 
-    Beams fork behind each token. Where a grammar holds, its masks behind the next token are not known in time.
+    Beams fork behind each token. A check of an answer beside its grammar goes along no drafts. A mask that was late is
+    likely late behind drafts too.
     """
     request, sequence = kind.request.request, kind.sequence
-    if request.beam is not None or request.pooling is not None or request.sampling.grammar is not None:
+    grammar = request.sampling.grammar
+    if request.beam is not None or request.pooling is not None or (grammar is not None and grammar.check):
         return False
-    if not sequence.active or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
+    if not sequence.active or sequence.deferred or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
         return False
     return kind.remaining > 1
 

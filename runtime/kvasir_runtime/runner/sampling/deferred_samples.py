@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import AppendPositions
 

@@ -5,8 +5,8 @@ grammar that fails ends the one request that it belongs to, and one whose mask i
 other rows do not wait for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Fork, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
+from kvasir_runtime.guide.drafted_masks import drafted_masks
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.row_sampler import LateMask
 from kvasir_runtime.runner.sampling import beam_candidates, mask_filler
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.mask_filler import MaskFiller, MaskRow
+from kvasir_runtime.runner.sampling.verified_drafts import VerifiedDrafts
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import RowState
 
@@ -31,64 +33,10 @@ if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
 
 _NEVER = float("-inf")
+_QUICK = -1
+"""In the place of a row: all whose masks were never late."""
 _MAX_REFUSALS = 4
 """Tokens that a check may refuse in one place before the one is taken that is known to be right."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuidedChunk:
-    """A chunk that samples for a row with a grammar. index: among those that sample. position: of the sampled token.
-
-    matcher: of the sequence that holds the row in this plan, or why there is none; when the step is collected another
-    sequence may hold the row. is_beam: what follows is chosen among the tokens that are reported.
-    """
-
-    index: int
-    row: int
-    position: int
-    matcher: "GrammarMatcher | str"
-    is_beam: bool = False
-
-
-@dataclass(slots=True)
-class GrammarMaskBatch:
-    """The guided chunks of a step, and by their numbers the masks, once these are begun; None for one without.
-
-    dropped: indices of chunks whose samples are dropped: the token before ended their matcher or was followed by forced
-    tokens, or, of those that are deferred as well, the mask was late.
-    """
-
-    guided: tuple[GuidedChunk, ...]
-    rows: "list[MaskRow | None] | None" = None
-    dropped: set[int] = field(default_factory=set)
-    deferred: set[int] = field(default_factory=set)
-
-    def drop(self, matchers: "Iterable[GrammarMatcher]") -> None:
-        """Drop what is sampled for these matchers."""
-        for matcher in matchers:
-            self.dropped |= {chunk.index for chunk in self.guided if chunk.matcher is matcher}
-
-    def late_masks(self) -> dict[int, LateMask] | None:
-        """By index of their chunk; None where more than they decides what is sampled, or they were not begun."""
-        checked = any(
-            chunk.is_beam or (not isinstance(chunk.matcher, str) and chunk.matcher.is_checked) for chunk in self.guided
-        )
-        if self.rows is None or self.dropped or checked:
-            return None
-        return {chunk.index: row.late for chunk, row in zip(self.guided, self.rows, strict=True) if row is not None}
-
-    def shares_matcher(self, other: "GrammarMaskBatch") -> bool:
-        """Whether both steps sample for one matcher."""
-        return any(one.matcher is another.matcher for one in self.guided for another in other.guided)
-
-    @property
-    def deferred_matchers(self) -> "list[GrammarMatcher]":
-        """Matchers whose mask was late."""
-        return [
-            chunk.matcher
-            for chunk in self.guided
-            if chunk.index in self.deferred and not isinstance(chunk.matcher, str)
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +103,22 @@ class GrammarMasks:
         if self._beams and plan.forks:
             self._fork([fork for fork in plan.forks if fork.source in self._beams])
 
-    def batch_of(self, sampling_chunks: Sequence[Chunk]) -> GrammarMaskBatch | None:
-        """The guided ones among the chunks that sample; None where there is none."""
+    def batch_of(self, chunks: Sequence[Chunk]) -> GrammarMaskBatch | None:
+        """The guided positions among those that the chunks of a plan sample from; None where there is none."""
         if not self._matchers:
             return None
-        guided = tuple(
-            GuidedChunk(
-                index,
-                chunk.row,
-                chunk.start + chunk.num_tokens,
-                self._matchers[chunk.row],
-                is_beam=chunk.row in self._beams,
-            )
-            for index, chunk in enumerate(sampling_chunks)
-            if chunk.row in self._matchers
-        )
-        return GrammarMaskBatch(guided) if guided else None
+        guided, index = list[GuidedChunk](), 0
+        for chunk in chunks:
+            if not chunk.samples:
+                continue
+            if (matcher := self._matchers.get(chunk.row)) is not None:
+                known, is_beam = chunk.start + chunk.num_tokens - len(chunk.drafts), chunk.row in self._beams
+                guided += [
+                    GuidedChunk(index + place, chunk.row, known + place, matcher, is_beam, chunk.drafts[:place])
+                    for place in range(len(chunk.drafts) + 1)
+                ]
+            index += 1 + len(chunk.drafts)
+        return GrammarMaskBatch(tuple(guided)) if guided else None
 
     def start(self, batch: GrammarMaskBatch) -> None:
         """Begin to compute the masks in threads, unless they were begun. All earlier tokens were accepted.
@@ -180,9 +128,10 @@ class GrammarMasks:
         if batch.rows is not None:
             return
         batch.rows = [None] * len(batch.guided)
+        self._copy_for_drafts(batch)
         begun: list[tuple[int, GrammarMatcher]] = []
         for number, chunk in enumerate(batch.guided):
-            if isinstance(chunk.matcher, str) or chunk.index in batch.dropped:
+            if isinstance(chunk.matcher, str) or chunk.drafts or chunk.index in batch.dropped:
                 continue
             if chunk.row in self._late:
                 row = self._late.pop(chunk.row)
@@ -197,9 +146,31 @@ class GrammarMasks:
             rows = self._filler.begin([matcher for _, matcher in begun], self._width)
             for (number, _), row in zip(begun, rows, strict=True):
                 batch.rows[number] = row
+        self._start_behind_drafts(batch)
+
+    def _copy_for_drafts(self, batch: GrammarMaskBatch) -> None:
+        """Copy the matchers of rows with drafts, before threads use them; none whose mask is late."""
+        for first, *drafted in batch.by_row():
+            if drafted and _may_be_copied(first, batch) and first.row not in self._late:
+                assert not isinstance(first.matcher, str)
+                masks = drafted_masks(first.matcher, drafted[-1].drafts)
+                batch.behind |= {chunk.index: mask for chunk, mask in zip(drafted, masks, strict=True)}
+
+    def _start_behind_drafts(self, batch: GrammarMaskBatch) -> None:
+        """Begin masks behind drafts after those of all rows, so that no row waits for the drafts of another."""
+        assert batch.rows is not None
+        tasks: dict[int, list[int]] = {}
+        for number, chunk in enumerate(batch.guided):
+            if chunk.index in batch.behind:
+                tasks.setdefault(chunk.row if chunk.row in self._slow else _QUICK, []).append(number)
+        for row, numbers in tasks.items():
+            masks = [batch.behind[batch.guided[number].index] for number in numbers]
+            begun = self._filler.begin(masks, self._width, slow=row != _QUICK)
+            for number, mask in zip(numbers, begun, strict=True):
+                batch.rows[number] = mask
 
     def defer_late(self, batch: GrammarMaskBatch, *, others: bool) -> "list[GrammarMatcher]":
-        """Wait for the masks a little, and drop the samples of those that are late; their matchers.
+        """Wait for the masks a little, and drop the samples of those that are late; matchers with a known token before.
 
         others: whether the step has chunks beside the guided ones. Only masks of rows that were never late are waited
         for, unless there is nothing else to do.
@@ -219,6 +190,8 @@ class GrammarMasks:
         num_begun = {row.task: row.task.stop() for _, row in late}
         for chunk, row in late:
             batch.dropped.add(chunk.index)
+            if chunk.drafts:
+                continue
             batch.deferred.add(chunk.index)
             # One is being computed; the others are begun again. A row may have another sequence by now.
             if row.number < num_begun[row.task] and self._matchers.get(chunk.row) is chunk.matcher:
@@ -279,7 +252,7 @@ class GrammarMasks:
             for chunk in batch.guided
             if not isinstance(chunk.matcher, str)
             and chunk.matcher.is_checked
-            and not chunk.is_beam
+            and not (chunk.is_beam or chunk.drafts)
             and chunk.index not in batch.dropped
         ]
         for _ in range(_MAX_REFUSALS if left else 0):
@@ -305,35 +278,44 @@ class GrammarMasks:
         """
         sampled: list[SampledTokens] = list(results.sampled)
         ended: list[GrammarMatcher] = []
-        for chunk in batch.guided:
-            sample = sampled[chunk.index]
-            if chunk.index in batch.dropped:
-                deferred = chunk.index in batch.deferred
-                sampled[chunk.index] = SampledTokens(sample.row, (), deferred=deferred)
-                continue
-            if sample.invalid:
-                ended += [] if isinstance(chunk.matcher, str) else [chunk.matcher]
-                continue
-            if isinstance(chunk.matcher, str):
-                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), error=chunk.matcher)
-                continue
-            if chunk.is_beam:
-                sampled[chunk.index] = beam_candidates.continuations(sample, chunk.matcher)
-                continue
-            taken = chunk.matcher.take(sample.tokens[0], rows.free_positions(chunk.position + 1))
-            sampled[chunk.index] = msgspec.structs.replace(
-                sample,
-                tokens=taken.tokens,
-                logprobs=sample.logprobs[: len(taken.tokens)],
-                ended=taken.ended,
-                error=taken.error,
-            )
-            if len(taken.tokens) > 1 and self._matchers.get(chunk.row) is chunk.matcher:
-                rows.write_tokens(chunk.row, chunk.position + 1, taken.tokens[1:])
-                logits_processors.count_inserted(chunk.row, taken.tokens[1:])
-            if len(taken.tokens) != 1 or taken.ended or taken.error:
-                ended.append(chunk.matcher)
+        for positions in batch.by_row():
+            answer = VerifiedDrafts(positions[-1].drafts)
+            while answer.place is not None:
+                chunk = positions[answer.place]
+                sample = self._accepted(sampled[chunk.index], chunk, batch, rows, logits_processors)
+                sampled[chunk.index] = sample
+                answer.add(sample)
+                if not isinstance(chunk.matcher, str) and _drops_later(chunk, sample):
+                    ended.append(chunk.matcher)
         return msgspec.structs.replace(results, sampled=tuple(sampled)), tuple(ended)
+
+    def _accepted(
+        self,
+        sample: SampledTokens,
+        chunk: GuidedChunk,
+        batch: GrammarMaskBatch,
+        rows: RowState,
+        logits_processors: LogitsProcessors,
+    ) -> SampledTokens:
+        """What a position gave, by its grammar; its matcher has accepted the tokens before it."""
+        if chunk.index in batch.dropped:
+            return SampledTokens(sample.row, (), deferred=chunk.index in batch.deferred)
+        if chunk.drafts and not batch.is_known_behind(chunk):
+            return SampledTokens(sample.row, ())
+        if sample.invalid:
+            return sample
+        if isinstance(chunk.matcher, str):
+            return msgspec.structs.replace(sample, tokens=(), logprobs=(), error=chunk.matcher)
+        if chunk.is_beam:
+            return beam_candidates.continuations(sample, chunk.matcher)
+        taken = chunk.matcher.take(sample.tokens[0], rows.free_positions(chunk.position + 1))
+        if len(taken.tokens) > 1 and self._matchers.get(chunk.row) is chunk.matcher:
+            rows.write_tokens(chunk.row, chunk.position + 1, taken.tokens[1:])
+            logits_processors.count_inserted(chunk.row, taken.tokens[1:])
+        logprobs = sample.logprobs[: len(taken.tokens)]
+        return msgspec.structs.replace(
+            sample, tokens=taken.tokens, logprobs=logprobs, ended=taken.ended, error=taken.error
+        )
 
     def _remove(self, row: int) -> None:
         self._matchers.pop(row, None)
@@ -379,6 +361,17 @@ class GrammarMasks:
             if row is not None and row.is_ready:
                 masks[number] = row.mask
         return masks
+
+
+def _may_be_copied(first: GuidedChunk, batch: GrammarMaskBatch) -> bool:
+    """Whether masks behind drafts can be made: a check of tokens goes along no drafts."""
+    matcher = first.matcher
+    return not isinstance(matcher, str) and not matcher.is_checked and first.index not in batch.dropped
+
+
+def _drops_later(chunk: GuidedChunk, sample: SampledTokens) -> bool:
+    """Whether what was launched behind a sample before it was accepted is void."""
+    return sample.invalid or (not chunk.is_beam and (sample.ended or bool(sample.error) or len(sample.tokens) > 1))
 
 
 def _admits(chunk: GuidedChunk, token: int) -> bool:

@@ -9,15 +9,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.kernels.row_sampler import LateMask
-
-if TYPE_CHECKING:
-    from kvasir_runtime.guide.matcher import GrammarMatcher
 
 PATIENCE_S: Final = 0.005
 """How long a step waits for a mask without another one becoming ready. Most take less than a tenth of a millisecond."""
@@ -27,11 +24,19 @@ THREADS: Final = 4
 """So many tasks may be held up at a time by matchers that are slow for the first time."""
 
 
+class FillsMask(Protocol):
+    """A matcher, or what stands for one behind a draft."""
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Set the bits of the tokens that may follow, (1, ids / 32) int32."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class MaskTask:
     """masks: (matchers, ids / 32) int32, of which the first done[0] are computed: C++ reads that while others run."""
 
-    matchers: "Sequence[GrammarMatcher]"
+    matchers: Sequence[FillsMask]
     masks: NDArray[np.int32]
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     ended: "Future[None]" = field(default_factory=Future)
@@ -91,7 +96,7 @@ class MaskFiller:
         self._threads: ThreadPoolExecutor | None = None
         self._slow_thread: ThreadPoolExecutor | None = None
 
-    def begin(self, matchers: "Sequence[GrammarMatcher]", width: int, *, slow: bool = False) -> list[MaskRow]:
+    def begin(self, matchers: Sequence[FillsMask], width: int, *, slow: bool = False) -> list[MaskRow]:
         """Begin the masks of matchers, each (width,) int32; all earlier tokens were accepted. slow: they were late."""
         task = MaskTask(matchers, np.full((len(matchers), width), -1, dtype=np.int32))
         if slow:

@@ -18,7 +18,8 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.graphs.cudagraph_sizes import SamplingKind
 from kvasir_runtime.runner.sampling import logprobs
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, LogitsRows, MaskRows
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks, LogitsRows, MaskRows
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import LogprobsOwner, PackedLogprobs

@@ -6,7 +6,7 @@ from fakes.overlapping import Overlapping
 from kvasir_runtime.core.plan import Chunk, Fork, Join, StepPlan
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.runner.sampling.deferred_samples import DeferredSamples
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GuidedChunk
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
 from kvasir_runtime.runner.state.device_stream import HostStream
 from kvasir_runtime.wire import SamplingConfig
 

@@ -11,7 +11,8 @@ from fakes.overlapping import Overlapping
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
 from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask
 from kvasir_runtime.runner.state.device_stream import HostStream
 from kvasir_runtime.wire import Grammar, SamplingConfig

@@ -15,7 +15,8 @@ from kvasir_runtime.kernels.cpu.library import Library, library, variants
 from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.reference import REFERENCE
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
+from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
 from kvasir_runtime.runner.sampling.host_sampler import host_sampler_of
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs
