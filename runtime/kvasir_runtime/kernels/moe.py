@@ -220,19 +220,44 @@ class GroupedExperts:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
         top_k = self.routing.top_k
         chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
-        counts = torch.bincount(chosen.view(-1), minlength=self.held.stop).tolist()
-        others, counts = sum(counts[: self.held.start]), counts[self.held.start : self.held.stop]
-        order = chosen.view(-1).argsort(stable=True)[others : others + sum(counts)]
+        counts = torch.bincount(chosen.view(-1), minlength=self.held.stop)
+        others, counts = int(counts[: self.held.start].sum()), counts[self.held.start : self.held.stop]
+        order = chosen.view(-1).argsort(stable=True)[others : others + int(counts.sum())]
         rows = x.index_select(0, order // top_k)
         if self.routing.scaled_inputs:
             rows, share = (rows * share.view(-1)[order, None]).to(x.dtype), torch.ones_like(share)
-        given, first = torch.empty_like(rows), 0
-        for gate_up, down, count in zip(self.gate_up, self.down, counts, strict=True):
-            if count:
-                given[first : first + count] = down(gate_up(rows[first : first + count]))
-                first += count
-        back = x.new_zeros(chosen.numel(), x.shape[1]).index_copy_(0, order, given).view(-1, top_k, x.shape[1])
+        back = x.new_zeros(chosen.numel(), x.shape[1]).index_copy_(0, order, self.given(rows, counts))
+        back = back.view(-1, top_k, x.shape[1])
         return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
+
+    def given(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """What the experts make of rows, (rows, hidden), of which counts[i], int64, are the i-th's, in this order."""
+        out, first = torch.empty_like(rows), 0
+        for gate_up, down, count in zip(self.gate_up, self.down, counts.tolist(), strict=True):
+            if count:
+                out[first : first + count] = down(gate_up(rows[first : first + count]))
+                first += count
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseMoeBlock:
+    """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate."""
+
+    routed: Linear
+    shared: Callable[[Tensor], Tensor] | None
+    shared_gate: Linear | None
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        out = self.routed(x)
+        if self.scale != 1:
+            out = out * self.scale
+        if self.shared is None:
+            return out
+        given = self.shared(x)
+        return out + (given if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * given)
 
 
 def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:

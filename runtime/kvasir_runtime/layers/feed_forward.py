@@ -6,38 +6,17 @@ Called by `decoder`, for each layer once. It knows no attention and no batches.
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels.gated import FeedForward, composed
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.moe import ExpertBiases, Routing
+from kvasir_runtime.kernels.moe import ExpertBiases, Routing, SparseMoeBlock
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec
 from kvasir_runtime.layers.spec import Activation
 
 Tensors = MutableMapping[str, Weight]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseMoeBlock:
-    """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate."""
-
-    routed: Linear
-    shared: Callable[[Tensor], Tensor] | None
-    shared_gate: Linear | None
-    scale: float = 1.0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(tokens, hidden) -> (tokens, hidden)."""
-        out = self.routed(x)
-        if self.scale != 1:
-            out = out * self.scale
-        if self.shared is None:
-            return out
-        given = self.shared(x)
-        return out + (given if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

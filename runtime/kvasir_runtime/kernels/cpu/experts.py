@@ -1,12 +1,15 @@
 """Routed experts whose weights are packed for the C++ kernels. Used by the table of CPUs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels import moe
 from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
 from kvasir_runtime.kernels.cpu import linear
+from kvasir_runtime.kernels.cpu.bindings import TYPES
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
@@ -34,18 +37,37 @@ def packed_experts(
             return otherwise(router, gate_up, down, routing, biases, activation)
         held, fused = routing.computed(router), activation == "silu"
         experts = len(held)
-        ups: tuple[Linear, ...] = linear.packed_together(
+        downs = linear.packed_together(library, tuple(moe.parts(down, experts)), moe.bias_parts(biases.down, experts))
+        ups = linear.packed_together(
             library, tuple(moe.parts(gate_up, experts)), moe.bias_parts(biases.gate_up, experts), gated=fused
         )
-        if not fused:
-            ups = tuple(GatedProduct(product=product, gate=gate, activation=activation) for product in ups)
-        return moe.GroupedExperts(
+        return PackedExperts(
             router=moe.router_logits(build, router, routing, biases),
             held=held,
-            gate_up=ups,
-            down=linear.packed_together(library, tuple(moe.parts(down, experts)), moe.bias_parts(biases.down, experts)),
+            gate_up=ups if fused else tuple(GatedProduct(product=up, gate=gate, activation=activation) for up in ups),
+            down=downs,
             routing=routing,
             bias=biases.choice,
+            both=(linear.grouped_product(library, ups), linear.grouped_product(library, downs)),
+            between=None if fused else lambda wide: gate(wide, activation),
         )
 
     return built
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts(moe.GroupedExperts):
+    """Whose products of all experts are two calls. both: of gate_up and of down; between: the gate, where it is not in
+    the first.
+    """
+
+    both: tuple[linear.GroupedProduct, linear.GroupedProduct]
+    between: Linear | None
+
+    def given(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """As the experts one after another."""
+        first = F.pad(counts.cumsum(0), (1, 0))
+        gate_up, down = self.both
+        wide = rows if rows.dtype in TYPES else rows.float()
+        wide = gate_up(wide, first)
+        return down(wide if self.between is None else self.between(wide), first).to(rows.dtype)

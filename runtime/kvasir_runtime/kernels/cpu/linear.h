@@ -41,6 +41,14 @@ struct Linear {
   int32_t amx;  // products of many rows of bfloat16 run on AMX
 };
 
+// Weights of one size, each with rows of its own, which lie one after another: those of weights[i] are first[i] ..
+// first[i + 1].
+struct Grouped {
+  const Linear* const* weights;
+  const int64_t* first;  // (count + 1), from 0 on
+  int64_t count;
+};
+
 // One use of a weight. Rows are dense: k values of x, `outputs` of out and residual.
 struct Product {
   const void* x;
@@ -54,12 +62,16 @@ struct Product {
 
 namespace KVASIR_ISA {
 
-// Bytes that all threads share in SLOT_LINEAR, to be asked for before the region.
+// Bytes that all threads share in SLOT_LINEAR, to be asked for before the region; of grouped weights by any of them.
 int64_t linear_bytes(const kvasir::Linear& weight, int64_t rows);
 
 // x must be whole before; out is whole after the caller's next barrier. Claims loop 0; quantized weights pass a barrier
 // of their own first when there are many rows.
 void linear(int tid, int nth, const kvasir::Linear& weight, const kvasir::Product& product);
+
+// The same of grouped weights: product.rows are those of all. A row has the bits that `linear` gives it among the rows of
+// its weight.
+void linear_grouped(int tid, int nth, const kvasir::Grouped& weights, const kvasir::Product& product);
 
 // Rows of a bfloat16 weight that is not gated: out[i] = weight[ids[i]], (count, k) bfloat16. Claims loop 0.
 void linear_rows(int tid, int nth, const kvasir::Linear& weight, const int64_t* ids, int64_t count, uint16_t* out);

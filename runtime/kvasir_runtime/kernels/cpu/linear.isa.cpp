@@ -13,18 +13,25 @@ int64_t linear_bytes(const Linear& weight, int64_t rows) {
 #ifdef __AVX512BF16__
   if (weight.kind == kvasir::Weights::BFLOAT16) return 0;
 #else
-  if (weight.kind == kvasir::Weights::BFLOAT16) return prepared_bytes_widened(weight, rows);
+  if (weight.kind == kvasir::Weights::BFLOAT16) return shared_bytes(weight, rows, widened_bytes(weight, rows));
 #endif
-  return prepared_bytes(weight, rows);
+  return shared_bytes(weight, rows, rounded_bytes(weight, rows));
+}
+
+void linear_grouped(int tid, int nth, const Grouped& weights, const Product& product) {
+  const bool whole = weights.weights[0]->kind == kvasir::Weights::BFLOAT16;
+#ifdef __AVX512BF16__
+  if (whole) return linear_bf16(tid, nth, weights, product);
+#else
+  if (whole) return linear_widened(tid, nth, weights, product);
+#endif
+  linear_quantized(tid, nth, weights, product);
 }
 
 void linear(int tid, int nth, const Linear& weight, const Product& product) {
-#ifdef __AVX512BF16__
-  if (weight.kind == kvasir::Weights::BFLOAT16) return linear_bf16(tid, nth, weight, product);
-#else
-  if (weight.kind == kvasir::Weights::BFLOAT16) return linear_widened(tid, nth, weight, product);
-#endif
-  linear_quantized(tid, nth, weight, product);
+  const Linear* one = &weight;
+  const int64_t first[] = {0, product.rows};
+  linear_grouped(tid, nth, {&one, first, 1}, product);
 }
 
 void linear_rows(int tid, int nth, const Linear& weight, const int64_t* ids, int64_t count, uint16_t* out) {
@@ -35,6 +42,11 @@ namespace {
 
 struct LinearCall {
   const Linear* weight;
+  const Product* product;
+};
+
+struct GroupedCall {
+  const Grouped* weights;
   const Product* product;
 };
 
@@ -55,6 +67,17 @@ KVASIR_EXPORT(kvasir_linear)(const kvasir::Linear* weight, const kvasir::Product
       [](int tid, int nth, void* p) {
         const auto& c = *static_cast<KVASIR_ISA::LinearCall*>(p);
         KVASIR_ISA::linear(tid, nth, *c.weight, *c.product);
+      },
+      &call, &need, 1);
+}
+
+KVASIR_EXPORT(kvasir_linear_grouped)(const kvasir::Grouped* weights, const kvasir::Product* product) {
+  KVASIR_ISA::GroupedCall call{weights, product};
+  const kvasir::Need need{kvasir::SLOT_LINEAR, KVASIR_ISA::linear_bytes(*weights->weights[0], product->rows)};
+  kvasir::run(
+      [](int tid, int nth, void* p) {
+        const auto& c = *static_cast<KVASIR_ISA::GroupedCall*>(p);
+        KVASIR_ISA::linear_grouped(tid, nth, *c.weights, *c.product);
       },
       &call, &need, 1);
 }

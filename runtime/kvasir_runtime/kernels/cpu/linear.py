@@ -51,6 +51,16 @@ class ProductStruct(ctypes.Structure):
     _fields_ = (("x", _POINTER), ("out", _POINTER), ("residual", _POINTER), ("rows", _COUNT), ("type", _INT))
 
 
+class GroupedStruct(ctypes.Structure):
+    """kvasir::Grouped."""
+
+    _fields_ = (
+        ("weights", ctypes.POINTER(ctypes.POINTER(LinearStruct))),
+        ("first", _POINTER),
+        ("count", _COUNT),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A packed weight: call it with x. struct points into the tensors of `kept`."""
@@ -79,6 +89,32 @@ class Packed:
         out = torch.empty((ids.shape[0], self.struct.k), dtype=torch.bfloat16)
         self._rows(ctypes.byref(self.struct), ids.data_ptr(), ids.shape[0], out.data_ptr())
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedProduct:
+    """The products of packed weights of one size with rows of their own, in one call: as each alone gives them."""
+
+    pointers: "ctypes.Array[ctypes._Pointer[LinearStruct]]"
+    outputs: int
+    _product: Function
+
+    def __call__(self, x: Tensor, first: Tensor) -> Tensor:
+        """(rows, outputs) of contiguous (rows, k), float32 or bfloat16; first: (weights + 1,) int64, where the rows of
+        each begin, from 0 on.
+        """
+        out = x.new_empty((x.shape[0], self.outputs))
+        args = ProductStruct(x=x.data_ptr(), out=out.data_ptr(), rows=x.shape[0], type=structs.TYPES[x.dtype])
+        grouped = GroupedStruct(weights=self.pointers, first=first.data_ptr(), count=len(self.pointers))
+        self._product(ctypes.byref(grouped), ctypes.byref(args))
+        return out
+
+
+def grouped_product(library: Library, weights: Sequence[Packed]) -> GroupedProduct:
+    """Of at least one weight; it points into them, so that they must live as long."""
+    pointers = (ctypes.POINTER(LinearStruct) * len(weights))(*(ctypes.pointer(weight.struct) for weight in weights))
+    function = library.function("linear_grouped", _POINTER, _POINTER)
+    return GroupedProduct(pointers, int(weights[0].struct.outputs), function)
 
 
 def with_amx(library: Library) -> tuple[Library, str]:

@@ -15,9 +15,10 @@ namespace KVASIR_ISA {
 // Fewer rows do not pay for the unpacking.
 constexpr int64_t UNPACKED_ROWS = 64;
 
-inline bool takes_amx(const Linear& w, const Product& p) {
+// rows: of this weight.
+inline bool takes_amx(const Linear& w, const Product& p, int64_t rows) {
   const bool whole = w.kind == kvasir::Weights::BFLOAT16;
-  return w.amx && p.type == kvasir::BFLOAT16 && p.rows >= (whole ? AMX_ROWS : UNPACKED_ROWS) && w.k % AMX_K == 0;
+  return w.amx && p.type == kvasir::BFLOAT16 && rows >= (whole ? AMX_ROWS : UNPACKED_ROWS) && w.k % AMX_K == 0;
 }
 
 // sums: (2, 2, 16, 16) of two blocks of rows times one or two tiles. fetched: lines of what comes next for each AMX_K.

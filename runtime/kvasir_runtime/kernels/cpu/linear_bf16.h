@@ -126,10 +126,9 @@ inline void task_bf16(int tid, const Linear& w, const Product& p, int64_t begin,
   }
 }
 
-inline void linear_bf16(int tid, int nth, const Linear& w, const Product& p) {
-  const bool amx = takes_amx(w, p);
-  each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
-    if (amx) task_amx(w, p, begin, end, tile, tiles);
+inline void linear_bf16(int tid, int nth, const Grouped& g, const Product& p) {
+  each_task(tid, nth, g, [&](const Linear& w, int64_t rows, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+    if (takes_amx(w, p, rows)) task_amx(w, p, begin, end, tile, tiles);
     else task_bf16(tid, w, p, begin, end, tile, tiles);
   });
 }

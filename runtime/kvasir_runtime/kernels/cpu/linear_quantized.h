@@ -22,11 +22,6 @@ struct Rounded {
 
 inline int64_t rounded_bytes(const Linear& w, int64_t rows) { return rows * (w.k + 8 * (w.k / w.group)) + 128; }
 
-// Those that all threads share.
-inline int64_t prepared_bytes(const Linear& w, int64_t rows) {
-  return rows * w.k > PREPARED_ALONE ? rounded_bytes(w, rows) : 0;
-}
-
 inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
   auto* bytes = static_cast<uint8_t*>(memory);
   auto* scales = reinterpret_cast<float*>(bytes + (rows * w.k + 63) / 64 * 64);
@@ -273,26 +268,48 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   }
 }
 
-inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
 #ifdef __AVX512BF16__
-  if (takes_amx(w, p)) {
-    return each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
-      if (w.kind == kvasir::Weights::BITS8) task_unpacked<false>(tid, w, p, begin, end, tile, tiles);
-      else task_unpacked<true>(tid, w, p, begin, end, tile, tiles);
+KVASIR_INLINE bool all_take_amx(const Grouped& g, const Product& p) {
+  for (int64_t i = 0; i < g.count; ++i) {
+    const int64_t rows = g.first[i + 1] - g.first[i];
+    if (rows && !takes_amx(*g.weights[i], p, rows)) return false;
+  }
+  return true;
+}
+
+KVASIR_INLINE void task_unpacked_of(int tid, const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile,
+                                    int64_t tiles) {
+  if (w.kind == kvasir::Weights::BITS8) task_unpacked<false>(tid, w, p, begin, end, tile, tiles);
+  else task_unpacked<true>(tid, w, p, begin, end, tile, tiles);
+}
+#endif
+
+inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& p) {
+  const Linear& any = *g.weights[0];
+#ifdef __AVX512BF16__
+  if (all_take_amx(g, p)) {
+    return each_task(tid, nth, g, [&](const Linear& w, int64_t, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+      task_unpacked_of(tid, w, p, begin, end, tile, tiles);
     });
   }
 #endif
-  const int64_t partials = (BLOCK_ROWS + STRIP_QUANTISED) * PANEL_TILES * TILE * 4;
+  // Of a group some weights may be unpacked into the same memory, which must not move then.
+  const int64_t unpacked = any.amx ? PANEL_TILES * TILE * any.k * 2 : 0;
+  const int64_t partials = most((BLOCK_ROWS + STRIP_QUANTISED) * PANEL_TILES * TILE * 4, unpacked);
   const auto prepare = [&](void* memory, int64_t begin, int64_t end) {
-    round_rows(w, p, rounded_in(memory, w, p.rows), begin, end);
+    round_rows(any, p, rounded_in(memory, any, p.rows), begin, end);
   };
-  const auto task = [&](void* memory, uint8_t* own, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+  const auto task = [&](void* memory, uint8_t* own, const Linear& w, [[maybe_unused]] int64_t rows, int64_t begin,
+                        int64_t end, int64_t tile, int64_t tiles) {
+#ifdef __AVX512BF16__
+    if (takes_amx(w, p, rows)) return task_unpacked_of(tid, w, p, begin, end, tile, tiles);
+#endif
     const Rounded x = rounded_in(memory, w, p.rows);
     auto* partial = reinterpret_cast<float*>(own);
     if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, partial);
     else task_quantized<true>(w, p, x, begin, end, tile, tiles, partial);
   };
-  with_prepared_rows(tid, nth, w, p.rows, rounded_bytes(w, p.rows), prepared_bytes(w, p.rows) > 0, partials, prepare, task);
+  with_prepared_rows(tid, nth, g, p.rows, rounded_bytes(any, p.rows), partials, prepare, task);
 }
 
 }  // namespace KVASIR_ISA

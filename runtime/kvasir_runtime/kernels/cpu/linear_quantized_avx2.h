@@ -35,11 +35,6 @@ inline int64_t rounded_bytes(const Linear& w, int64_t rows) {
   return rows * (w.k * (are_wide(w) ? 2 : 1) + 8 * (w.k / w.group)) + 128;
 }
 
-// Those that all threads share.
-inline int64_t prepared_bytes(const Linear& w, int64_t rows) {
-  return rows * w.k > PREPARED_ALONE ? rounded_bytes(w, rows) : 0;
-}
-
 inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
   auto* bytes = static_cast<uint8_t*>(memory);
   auto* scales = reinterpret_cast<float*>(bytes + (rows * w.k * (are_wide(w) ? 2 : 1) + 63) / 64 * 64);
@@ -269,18 +264,19 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   else finish_rows<float>(sums, w, p, begin, end - begin, tile, tiles);
 }
 
-inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
+inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& p) {
+  const Linear& any = *g.weights[0];
   const auto prepare = [&](void* memory, int64_t begin, int64_t end) {
-    round_rows(w, p, rounded_in(memory, w, p.rows), begin, end);
+    round_rows(any, p, rounded_in(memory, any, p.rows), begin, end);
   };
-  const auto task = [&](void* memory, uint8_t* own, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+  const auto task = [&](void* memory, uint8_t* own, const Linear& w, int64_t, int64_t begin, int64_t end, int64_t tile,
+                        int64_t tiles) {
     const Rounded x = rounded_in(memory, w, p.rows);
     auto* sums = reinterpret_cast<float*>(own);
     if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, sums);
     else task_quantized<true>(w, p, x, begin, end, tile, tiles, sums);
   };
-  with_prepared_rows(tid, nth, w, p.rows, rounded_bytes(w, p.rows), prepared_bytes(w, p.rows) > 0,
-                     BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
+  with_prepared_rows(tid, nth, g, p.rows, rounded_bytes(any, p.rows), BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
 }
 
 }  // namespace KVASIR_ISA

@@ -6,6 +6,7 @@
 
 namespace KVASIR_ISA {
 
+using kvasir::Grouped;
 using kvasir::Linear;
 using kvasir::PANEL_TILES;
 using kvasir::Product;
@@ -58,24 +59,46 @@ KVASIR_INLINE Cut cut(const Linear& w, int64_t rows, int nth) {
   return {blocks, parts, part_tiles, blocks * parts};
 }
 
-// Calls task(begin, end, tile, tiles) of rows and tiles of one panel, for those that this thread claims.
+// Calls task(weight, rows, begin, end, tile, tiles) of a weight with so many rows, for rows and tiles of one panel that this
+// thread claims.
 template <class Task>
-KVASIR_INLINE void each_task(int tid, int nth, const Linear& w, int64_t rows, const Task& task) {
-  const Cut c = cut(w, rows, nth);
-  for (int64_t at; (at = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
-    const int64_t block = at / c.parts, tile = at % c.parts * c.part_tiles;
-    task(rows * block / c.blocks, rows * (block + 1) / c.blocks, tile, least(c.part_tiles, w.tiles - tile));
+KVASIR_INLINE void each_task(int tid, int nth, const Grouped& g, const Task& task) {
+  const auto cut_of = [&](int64_t i) { return cut(*g.weights[i], g.first[i + 1] - g.first[i], nth); };
+  int64_t tasks = 0;
+  for (int64_t i = 0; i < g.count; ++i) tasks += cut_of(i).tasks;
+  int64_t index = 0, before = 0;  // the weight of the last task, and the tasks of those in front of it
+  Cut c = cut_of(0);
+  for (int64_t at; (at = kvasir::claim(tid, nth, tasks)) >= 0;) {
+    if (at < before) {
+      index = before = 0;
+      c = cut_of(0);
+    }
+    for (; at >= before + c.tasks; c = cut_of(++index)) before += c.tasks;
+    const int64_t block = (at - before) / c.parts, tile = (at - before) % c.parts * c.part_tiles;
+    const int64_t first = g.first[index], rows = g.first[index + 1] - first;
+    const Linear& w = *g.weights[index];
+    task(w, rows, first + rows * block / c.blocks, first + rows * (block + 1) / c.blocks, tile,
+         least(c.part_tiles, w.tiles - tile));
   }
+}
+
+// Numbers of all rows from which on they are prepared together.
+constexpr int64_t PREPARED_ALONE = 1 << 14;
+
+// What all threads share of the `bytes` that rows take when they are prepared.
+KVASIR_INLINE int64_t shared_bytes(const Linear& w, int64_t rows, int64_t bytes) {
+  return rows * w.k > PREPARED_ALONE ? bytes : 0;
 }
 
 // Rows are prepared before the products, by each thread for itself where they are few, which is quicker than waiting for
 // one another, else by all together, with a barrier behind it.
 //
-// bytes: that all prepared rows take; shared: whether they lie in SLOT_LINEAR. own: bytes each thread needs besides.
-// prepare(memory, begin, end) of rows; task(memory, own, begin, end, tile, tiles), of rows and tiles of one panel.
+// rows: of all weights; bytes: that they take. own: bytes each thread needs besides.
+// prepare(memory, begin, end) of rows; task(memory, own, ...) as in each_task.
 template <class Prepare, class Task>
-KVASIR_INLINE void with_prepared_rows(int tid, int nth, const Linear& w, int64_t rows, int64_t bytes, bool shared, int64_t own,
+KVASIR_INLINE void with_prepared_rows(int tid, int nth, const Grouped& g, int64_t rows, int64_t bytes, int64_t own,
                                       const Prepare& prepare, const Task& task) {
+  const bool shared = shared_bytes(*g.weights[0], rows, bytes) > 0;
   if (!shared && kvasir::passed(tid)) return;
   auto* mine = static_cast<uint8_t*>(kvasir::own_scratch(tid, kvasir::SLOT_LINEAR, own + (shared ? 0 : bytes)));
   void* memory = shared ? kvasir::shared_scratch(kvasir::SLOT_LINEAR) : mine + own;
@@ -85,12 +108,9 @@ KVASIR_INLINE void with_prepared_rows(int tid, int nth, const Linear& w, int64_t
   } else {
     prepare(memory, 0, rows);
   }
-  each_task(tid, nth, w, rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
-    task(memory, mine, begin, end, tile, tiles);
+  each_task(tid, nth, g, [&](const Linear& w, int64_t of_weight, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+    task(memory, mine, w, of_weight, begin, end, tile, tiles);
   });
 }
-
-// Numbers of all rows from which on they are prepared together.
-constexpr int64_t PREPARED_ALONE = 1 << 14;
 
 }  // namespace KVASIR_ISA

@@ -16,11 +16,6 @@ KVASIR_INLINE constexpr int widened_tiles(int rows) { return kLanes == 16 || row
 
 inline int64_t widened_bytes(const Linear& w, int64_t rows) { return rows * w.k * 4; }
 
-// Those that all threads share.
-inline int64_t prepared_bytes_widened(const Linear& w, int64_t rows) {
-  return rows * w.k > PREPARED_ALONE ? widened_bytes(w, rows) : 0;
-}
-
 inline void widen_rows(const Linear& w, const Product& p, float* to, int64_t begin, int64_t end) {
   const auto* x = static_cast<const bfloat16*>(p.x);
   int64_t i = begin * w.k;
@@ -116,15 +111,16 @@ inline void task_widened(const Linear& w, const Product& p, const float* x, int6
   finish_rows<bfloat16>(sums, w, p, begin, end - begin, tile, tiles);
 }
 
-inline void linear_widened(int tid, int nth, const Linear& w, const Product& p) {
+inline void linear_widened(int tid, int nth, const Grouped& g, const Product& p) {
+  const Linear& any = *g.weights[0];
   const auto prepare = [&](void* memory, int64_t begin, int64_t end) {
-    widen_rows(w, p, static_cast<float*>(memory), begin, end);
+    widen_rows(any, p, static_cast<float*>(memory), begin, end);
   };
-  const auto task = [&](void* memory, uint8_t* own, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+  const auto task = [&](void* memory, uint8_t* own, const Linear& w, int64_t, int64_t begin, int64_t end, int64_t tile,
+                        int64_t tiles) {
     task_widened(w, p, static_cast<const float*>(memory), begin, end, tile, tiles, reinterpret_cast<float*>(own));
   };
-  with_prepared_rows(tid, nth, w, p.rows, widened_bytes(w, p.rows), prepared_bytes_widened(w, p.rows) > 0,
-                     BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
+  with_prepared_rows(tid, nth, g, p.rows, widened_bytes(any, p.rows), BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
 }
 
 }  // namespace KVASIR_ISA

@@ -74,6 +74,11 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
     found = library.library()
     if found is None:
         return replace(CPU, fallback=library.absence())
+    return cpp_ops(found, batch_invariant=batch_invariant)
+
+
+def cpp_ops(found: library.Library, *, batch_invariant: bool = False) -> Ops:
+    """The same of a library that was loaded, in its variant."""
     found, amx = (found, "") if batch_invariant else packing.with_amx(found)
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)

@@ -4,23 +4,26 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "logprobs.h"
+#include "moe.h"
 #include "sample.h"
 
 namespace kvasir {
 
 // qk_norm may be null, and so may outer norms, of what attention and feed-forward layers give. cos, sin: (positions,
-// head_dim). gate_up: gated, or the activation is behind it. group: of the cache; cache_offset: bytes from the beginning of
+// head_dim). gate_up: gated, or the activation is behind it; null where there are experts. group: of the cache; cache_offset: bytes from the beginning of
 // a block.
 struct StepLayer {
   const void *attention_norm, *qk_norm, *attention_outer_norm, *mlp_norm, *mlp_outer_norm;
   const Linear *qkv, *output, *gate_up, *down;
+  const Experts* experts;
   const void *cos, *sin;
   int64_t window, chunk, group, cache_offset;
 };
 
 // embedding: (vocabulary, hidden), or null where rows of the packed `table` are taken. head: null where there is none.
 // cache, value_offset, block_bytes: as in kernels/kv_cache.py. num_groups: of the cache.
-// intermediate: the widest of all layers'. embedding_scale, residual_scale (of what is added to the residual),
+// intermediate: the widest of all layers' and shared experts'. num_experts, top_k, expert_size: the largest of all layers',
+// 0 without. embedding_scale, residual_scale (of what is added to the residual),
 // logit_scale: 1 for none. logit_cap: 0 for none; with one logits are in float32. scale, cap, amx: as in AttentionArgs.
 // norm_type: of all norms' weights.
 struct StepModel {
@@ -30,7 +33,7 @@ struct StepModel {
   const void* norm;
   uint8_t* cache;
   int64_t value_offset, block_bytes, num_groups;
-  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
+  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size, num_experts, top_k, expert_size;
   float eps, scale, cap, embedding_scale, residual_scale, logit_scale, logit_cap;
   Type type, cache_type, norm_type;
   Activation activation;
@@ -40,7 +43,7 @@ struct StepModel {
 };
 
 // What a step spends its time on, in the order of `KINDS` in cpu/step.py.
-enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, SAMPLING, STEP_KINDS };
+enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, ROUTER, EXPERTS, HEAD, SAMPLING, STEP_KINDS };
 
 // A bit for each id that may be drawn, in `words` words, which are whole once *num_done is above `number`: another thread
 // may still compute them. Without num_done there is none, and every id may be drawn.

@@ -1,47 +1,17 @@
 // The layers one after another. Kernels claim their work, and a barrier stands where one reads what another wrote.
-#include "step.h"
+#include "step_buffers.h"
 
 namespace KVASIR_ISA {
 namespace {
 
 using kvasir::Product;
-using kvasir::StepBatch;
 using kvasir::StepKind;
-using kvasir::StepModel;
 
 struct Step {
   StepModel model;
   StepBatch batch;
   int64_t last;  // when the phase before ended
 };
-
-KVASIR_INLINE int64_t element_bytes(const StepModel& m) { return m.type == kvasir::FLOAT32 ? 4 : 2; }
-
-// Where the activations of a step lie in SLOT_STEP, each (tokens, width). stream is the residual stream. wide: of layers
-// whose activation is behind the product. logits: before the cap, (rows, outputs of the head).
-struct Buffers {
-  char *stream, *normed, *qkv, *attended, *gated, *wide, *logits, *end;
-};
-
-Buffers buffers(const StepModel& m, const StepBatch& batch, char* memory) {
-  const int64_t tokens = batch.tokens;
-  const auto take = [&](int64_t width) {
-    char* got = memory;
-    memory += (tokens * width * element_bytes(m) + 63) / 64 * 64;
-    return got;
-  };
-  Buffers b;
-  b.stream = take(m.hidden);
-  b.normed = take(m.hidden);
-  b.qkv = take((m.heads + 2 * m.kv_heads) * m.head_dim);
-  b.attended = take(m.heads * m.head_dim);
-  b.gated = take(m.intermediate);
-  b.wide = take(m.activation == kvasir::SILU ? 0 : 2 * m.intermediate);
-  b.logits = memory;
-  if (batch.logits && m.logit_cap != 0) memory += (batch.num_rows * m.head->outputs * element_bytes(m) + 63) / 64 * 64;
-  b.end = memory;
-  return b;
-}
 
 kvasir::AttentionArgs attention_args(const Step& s, const Buffers& b, int64_t layer) {
   const StepModel& m = s.model;
@@ -150,9 +120,16 @@ struct Pass {
 
   // The product's sums are added to the residual stream at once, but for those that are normalised or scaled before.
   void added(const kvasir::Linear* weight, const void* x, const void* outer_norm, StepKind kind) {
-    const StepModel& m = step.model;
-    if (!outer_norm && m.residual_scale == 1) return product(weight, x, b.stream, b.stream, kind);
+    if (adds_at_once(outer_norm)) return product(weight, x, b.stream, b.stream, kind);
     product(weight, x, b.normed, nullptr, kind);
+    add_later(outer_norm);
+  }
+
+  bool adds_at_once(const void* outer_norm) const { return !outer_norm && step.model.residual_scale == 1; }
+
+  // What is in `normed`.
+  void add_later(const void* outer_norm) {
+    const StepModel& m = step.model;
     if (outer_norm) {
       norm(tid, nth, {b.normed, nullptr, outer_norm, nullptr, b.normed, rows, m.hidden, m.eps, m.type, m.norm_type});
       done(kvasir::NORM);
@@ -171,6 +148,35 @@ struct Pass {
       done(kvasir::GATE_UP);
     }
     added(layer.down, b.gated, layer.mlp_outer_norm, kvasir::DOWN);
+  }
+
+  void experts(const kvasir::StepLayer& layer) {
+    const StepModel& m = step.model;
+    const kvasir::Experts& e = *layer.experts;
+    product(e.router, b.normed, b.routes.logits, nullptr, kvasir::ROUTER);
+    route(tid, nth, e, b.routes, rows);
+    done(kvasir::ROUTER);
+    sort_rows(tid, nth, e, b.routes, rows);
+    done(kvasir::ROUTER);
+    const int64_t sorted = rows * e.top_k;
+    gather(tid, nth, {b.normed, b.routes.row_of, b.sorted, sorted, m.hidden * element_bytes(m)});
+    done(kvasir::ROUTER);
+    linear_grouped(tid, nth, {e.gate_up, b.routes.first, e.count}, {b.sorted, b.inner, nullptr, sorted, m.type});
+    done(kvasir::EXPERTS);
+    linear_grouped(tid, nth, {e.down, b.routes.first, e.count}, {b.inner, b.sorted, nullptr, sorted, m.type});
+    done(kvasir::EXPERTS);
+    if (e.shared_down) {
+      product(e.shared_gate_up, b.normed, b.gated, nullptr, kvasir::GATE_UP);
+      product(e.shared_down, b.gated, b.shared, nullptr, kvasir::DOWN);
+    }
+    if (e.shared_gate) product(e.shared_gate, b.normed, b.gates, nullptr, kvasir::GATE_UP);
+    const bool at_once = adds_at_once(layer.mlp_outer_norm);
+    const char *shared = e.shared_down ? b.shared : nullptr, *gates = e.shared_gate ? b.gates : nullptr;
+    const char* residual = at_once ? b.stream : nullptr;
+    char* out = at_once ? b.stream : b.normed;
+    combine(tid, nth, {&e, b.routes, b.sorted, shared, gates, residual, out, rows, m.hidden});
+    done(kvasir::EXPERTS);
+    if (!at_once) add_later(layer.mlp_outer_norm);
   }
 
   void head() {
@@ -233,7 +239,8 @@ struct Pass {
       if (!rows) return;
       added(layer.output, b.attended, layer.attention_outer_norm, kvasir::OUTPUT);
       normed(layer.mlp_norm, b.normed);
-      feed_forward(layer);
+      if (layer.experts) experts(layer);
+      else feed_forward(layer);
     }
     normed(m.norm, step.batch.out);
     if (!step.batch.logits) return;
@@ -253,6 +260,23 @@ struct Pass {
 
 KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Of all its products.
+int64_t scratch_of(const kvasir::StepLayer& layer, int64_t tokens) {
+  int64_t scratch = 0;
+  const auto add = [&](const kvasir::Linear* weight, int64_t rows) {
+    if (weight) scratch = most(scratch, linear_bytes(*weight, rows));
+  };
+  const kvasir::Linear* dense[] = {layer.qkv, layer.output, layer.gate_up, layer.down};
+  for (const kvasir::Linear* weight : dense) add(weight, tokens);
+  if (!layer.experts) return scratch;
+  const kvasir::Experts& e = *layer.experts;
+  const kvasir::Linear *by_token[] = {e.router, e.shared_gate_up, e.shared_down, e.shared_gate};
+  for (const kvasir::Linear* weight : by_token) add(weight, tokens);
+  add(*e.gate_up, tokens * e.top_k);
+  add(*e.down, tokens * e.top_k);
+  return scratch;
+}
+
 }  // namespace
 }  // namespace KVASIR_ISA
 
@@ -264,10 +288,7 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
   int64_t partials = 0, scratch = batch->logits ? linear_bytes(*model->head, batch->num_rows) : 0;
   for (int64_t i = 0; i < model->num_layers; ++i) {
     const kvasir::StepLayer& layer = model->layers[i];
-    const kvasir::Linear* weights[] = {layer.qkv, layer.output, layer.gate_up, layer.down};
-    for (const kvasir::Linear* weight : weights) {
-      scratch = most(scratch, linear_bytes(*weight, batch->tokens));
-    }
+    scratch = most(scratch, scratch_of(layer, batch->tokens));
     const kvasir::StepLayer& before = model->layers[i ? i - 1 : 0];
     if (i && layer.window == before.window && layer.chunk == before.chunk) continue;
     partials = most(partials, attention_bytes(attention_args(step, b, i)));

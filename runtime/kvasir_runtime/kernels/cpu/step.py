@@ -23,7 +23,20 @@ from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.logprobs import WantedLogprobs
 from kvasir_runtime.kernels.row_sampler import LateMask, RowChunk, RowSampler
 
-KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head", "sampling")
+KINDS: Final = (
+    "embedding",
+    "norm",
+    "qkv",
+    "rope+cache",
+    "attention",
+    "output",
+    "gate+up",
+    "down",
+    "router",
+    "experts",
+    "head",
+    "sampling",
+)
 _WORK: Final = ("token_ids", "positions")
 
 

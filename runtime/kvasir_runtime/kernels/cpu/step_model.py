@@ -1,7 +1,7 @@
 """Fills the structs of step.h from a decoder's parts. Called by `step`, once a model; it knows no steps."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,11 @@ from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.bindings import ACTIVATIONS, takes_norm
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.cpu.linear import LinearStruct, Packed
-from kvasir_runtime.kernels.cpu.step_structs import LayerStruct, ModelStruct
+from kvasir_runtime.kernels.cpu.step_structs import ExpertsStruct, LayerStruct, ModelStruct
 from kvasir_runtime.kernels.decoder_step import DecoderParts, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward, GatedProduct
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.moe import GroupedExperts, SparseMoeBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,20 @@ class _GatedLayer:
     down: Packed
     activation: Activation = "silu"
 
+    @property
+    def size(self) -> int:
+        """Numbers between the two products."""
+        return int(self.down.struct.k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Experts:
+    """struct: points into the weights."""
+
+    struct: ExpertsStruct
+    expert_size: int
+    shared: _GatedLayer | None
+
 
 def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Array[LayerStruct]] | None:
     """The model and its layers, or None where one of the parts is not for the C++. They point into the parts."""
@@ -32,9 +48,11 @@ def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Arr
     array = (LayerStruct * len(parts.layers))()
     layers = [_layer(struct, layer, parts) for struct, layer in zip(array, parts.layers, strict=True)]
     known = [layer for layer in layers if layer is not None]
-    activations = {layer.activation for layer in known}
     norms = [norm, *(one for layer in parts.layers for one in _norms(layer) if one is not None)]
     same = all(takes_norm(torch.bfloat16, one) and one.dtype == norm.dtype for one in norms)
+    routed = [layer for layer in known if isinstance(layer, _Experts)]
+    gated = [layer if isinstance(layer, _GatedLayer) else layer.shared for layer in known]
+    activations = {layer.activation for layer in gated if layer is not None} or {"silu"}
     if not known or len(known) < len(layers) or len(activations) > 1 or not same:
         return None
     model = ModelStruct(
@@ -48,7 +66,10 @@ def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Arr
         heads=parts.heads,
         kv_heads=parts.kv_heads,
         head_dim=parts.head_dim,
-        intermediate=max(layer.down.struct.k for layer in known),
+        intermediate=max([layer.size for layer in gated if layer is not None], default=0),
+        num_experts=max([layer.struct.count for layer in routed], default=0),
+        top_k=max([layer.struct.top_k for layer in routed], default=0),
+        expert_size=max([layer.expert_size for layer in routed], default=0),
         eps=parts.eps,
         scale=parts.attention_scale,
         cap=parts.attention_cap,
@@ -64,10 +85,12 @@ def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Arr
     return model, array
 
 
-def _layer(struct: LayerStruct, layer: LayerParts, parts: DecoderParts) -> _GatedLayer | None:
-    """The feed-forward layer of one that was filled, or None."""
-    qkv, output, gated = layer.qkv, layer.output, _gated_layer(layer.feed_forward)
-    if not isinstance(qkv, Packed) or not isinstance(output, Packed) or gated is None:
+def _layer(struct: LayerStruct, layer: LayerParts, parts: DecoderParts) -> _GatedLayer | _Experts | None:
+    """The second half of one that was filled, or None."""
+    qkv, output = layer.qkv, layer.output
+    block = layer.feed_forward
+    behind = _experts(block) if isinstance(block, SparseMoeBlock) else _gated_layer(block)
+    if not isinstance(qkv, Packed) or not isinstance(output, Packed) or behind is None:
         return None
     angles = parts.local_angles if layer.attention.span else parts.angles
     pointers = [None if one is None else one.data_ptr() for one in _norms(layer)]
@@ -75,17 +98,20 @@ def _layer(struct: LayerStruct, layer: LayerParts, parts: DecoderParts) -> _Gate
         pointers
     )
     struct.qkv, struct.output = _pointer(qkv), _pointer(output)
-    struct.gate_up, struct.down = _pointer(gated.gate_up), _pointer(gated.down)
+    if isinstance(behind, _Experts):
+        struct.experts = ctypes.pointer(behind.struct)
+    else:
+        struct.gate_up, struct.down = _pointer(behind.gate_up), _pointer(behind.down)
     struct.cos, struct.sin = (one.data_ptr() for one in angles)
     struct.window, struct.chunk = layer.attention.window, layer.attention.chunk
-    return gated
+    return behind
 
 
 def _norms(layer: LayerParts) -> tuple[Tensor | None, ...]:
     return layer.attention_norm, layer.qk_norm, layer.outer_norm, layer.mlp_norm, layer.mlp_outer_norm
 
 
-def _gated_layer(feed_forward: Callable[[Tensor], Tensor]) -> _GatedLayer | None:
+def _gated_layer(feed_forward: Callable[[Tensor], Tensor] | None) -> _GatedLayer | None:
     if not isinstance(feed_forward, FeedForward) or not isinstance(feed_forward.down, Packed):
         return None
     gate_up, down = feed_forward.gate_up, feed_forward.down
@@ -96,5 +122,42 @@ def _gated_layer(feed_forward: Callable[[Tensor], Tensor]) -> _GatedLayer | None
     return None
 
 
+def _experts(block: SparseMoeBlock) -> _Experts | None:
+    """Those that a softmax in the model's type chooses, with silu in their gates."""
+    routed, shared, gate = block.routed, _gated_layer(block.shared), block.shared_gate
+    if not isinstance(routed, GroupedExperts) or not isinstance(routed.router, Packed):
+        return None
+    routing = routed.routing
+    if routing.groups > 1 or routing.sigmoid or routing.scaled_inputs or routed.bias is not None:
+        return None
+    if (block.shared is not None and shared is None) or not isinstance(gate, Packed | None):
+        return None
+    gate_ups, downs = _all_packed(routed.gate_up), _all_packed(routed.down)
+    if gate_ups is None or downs is None or not all(one.struct.gated for one in gate_ups):
+        return None
+    struct = ExpertsStruct(
+        router=_pointer(routed.router),
+        gate_up=_pointers(gate_ups),
+        down=_pointers(downs),
+        shared_gate_up=None if shared is None else _pointer(shared.gate_up),
+        shared_down=None if shared is None else _pointer(shared.down),
+        shared_gate=None if gate is None else _pointer(gate),
+        count=len(downs),
+        top_k=routing.top_k,
+        scale=block.scale,
+        renormalised=routing.renormalised,
+    )
+    return _Experts(struct=struct, expert_size=int(downs[0].struct.k), shared=shared)
+
+
+def _all_packed(products: Sequence[Linear]) -> list[Packed] | None:
+    found = [product for product in products if isinstance(product, Packed)]
+    return found if len(found) == len(products) else None
+
+
 def _pointer(weight: Packed) -> "ctypes._Pointer[LinearStruct]":
     return ctypes.pointer(weight.struct)
+
+
+def _pointers(weights: Sequence[Packed]) -> "ctypes.Array[ctypes._Pointer[LinearStruct]]":
+    return (ctypes.POINTER(LinearStruct) * len(weights))(*(_pointer(weight) for weight in weights))

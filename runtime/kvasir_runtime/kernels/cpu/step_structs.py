@@ -9,6 +9,23 @@ _POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_floa
 _LINEAR = ctypes.POINTER(LinearStruct)
 
 
+class ExpertsStruct(ctypes.Structure):
+    """kvasir::Experts."""
+
+    _fields_ = (
+        ("router", _LINEAR),
+        ("gate_up", ctypes.POINTER(_LINEAR)),
+        ("down", ctypes.POINTER(_LINEAR)),
+        ("shared_gate_up", _LINEAR),
+        ("shared_down", _LINEAR),
+        ("shared_gate", _LINEAR),
+        ("count", _COUNT),
+        ("top_k", _COUNT),
+        ("scale", _FLOAT),
+        ("renormalised", _TYPE),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     """kvasir::StepLayer."""
 
@@ -22,6 +39,7 @@ class LayerStruct(ctypes.Structure):
         ("output", _LINEAR),
         ("gate_up", _LINEAR),
         ("down", _LINEAR),
+        ("experts", ctypes.POINTER(ExpertsStruct)),
         ("cos", _POINTER),
         ("sin", _POINTER),
         ("window", _COUNT),
@@ -51,6 +69,9 @@ class ModelStruct(ctypes.Structure):
         ("head_dim", _COUNT),
         ("intermediate", _COUNT),
         ("block_size", _COUNT),
+        ("num_experts", _COUNT),
+        ("top_k", _COUNT),
+        ("expert_size", _COUNT),
         ("eps", _FLOAT),
         ("scale", _FLOAT),
         ("cap", _FLOAT),

@@ -44,6 +44,19 @@ def test_few_rows_and_odd_widths_are_left_to_the_other_kernel(library: Library) 
         assert torch.equal(linear.packed(library, weight, None)(x), linear.packed(without, weight, None)(x))
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("k", [96, 512])
+def test_of_grouped_weights_each_is_computed_as_alone(library: Library, bits: int, k: int) -> None:
+    """AVX-512 computes those with few rows, tiles those with many; rows are rounded by one thread or by all."""
+    generator, counts = torch.Generator().manual_seed(7), (3, 70, 0, 15, 64, 16)
+    source = torch.randn(len(counts), 112, k, generator=generator).bfloat16()
+    weights = [one if bits == 16 else quantize.reference(one, QuantFormat(bits=bits)) for one in source]
+    packed = [linear.packed(library, weight, None) for weight in weights]
+    x, first = torch.randn(sum(counts), k, generator=generator).bfloat16(), torch.tensor((0, *counts)).cumsum(0)
+    alone = torch.cat([one(part) for one, part in zip(packed, x.split(counts), strict=True)])
+    assert torch.equal(linear.grouped_product(library, packed)(x, first), alone)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("outputs", "k"), [(16, 32), (112, 96), (100, 64), (200, 768)])
 @pytest.mark.parametrize("rows", [64, 65, 95, 300])

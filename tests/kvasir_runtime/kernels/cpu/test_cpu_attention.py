@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import bindings, build, structs
 from kvasir_runtime.kernels.cpu.bindings import CpuKernels
 from kvasir_runtime.kernels.cpu.library import Library, variants
-from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct
+from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, ExpertsStruct, LayerStruct, ModelStruct
 
 BATCHES = [((1, 1, 600, 33), (700, 255, 1100, 300)), ((64,), (1111,)), ((1,), (4100,)), ((1, 2, 40), (513, 256, 40))]
 HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64, 1, 16, 64), (15, 3, 128, 16)]
@@ -173,7 +173,7 @@ def test_short_sequences_are_left_to_the_other_kernel(cpu_library: Library, proc
 def test_structs_are_as_large_as_the_headers_say(probes: Library) -> None:
     """A field that only one side has would be read as its neighbour."""
     named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "ActAndMulArgs", "GatherArgs", "ArgmaxArgs")
-    of_step = {"StepLayer": LayerStruct, "StepModel": ModelStruct, "StepBatch": BatchStruct}
+    of_step = {"Experts": ExpertsStruct, "StepLayer": LayerStruct, "StepModel": ModelStruct, "StepBatch": BatchStruct}
     structs_of = {name: getattr(structs, name) for name in named} | of_step
     for name, struct in structs_of.items():
         size = getattr(probes.handle, f"kvasir_sizeof_{name}")
