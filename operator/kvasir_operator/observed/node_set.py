@@ -65,6 +65,8 @@ def _hinders(node: Replica) -> bool:
 
 def _broken(leader: Replica, made: NodeSet, nodes: Sequence[Replica]) -> str:
     """Why these pods compute together no longer, as one sentence; empty where they do or may."""
+    if leader.ended_at is not None:
+        return "its node 0 has ended"
     if leader.ip and leader.ip != made.master_address:
         return f"its node 0 has the address {leader.ip}, and its other nodes were given {made.master_address}"
     leaves = next((node for node in nodes if node.terminating), None)

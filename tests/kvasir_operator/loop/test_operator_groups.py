@@ -164,6 +164,18 @@ async def test_a_replica_whose_node_0_has_another_address_is_replaced() -> None:
     assert bench.reason() == "AllReplicasReady"
 
 
+async def test_nodes_of_a_node_0_that_was_evicted_by_its_kubelet_leave_with_it() -> None:
+    """Such a pod has failed and stays, as a record of what happened; its nodes would keep their places."""
+    bench = await begun()
+    (leader,) = bench.cluster.pods(names.ROLE_SERVE)
+    leader["status"] |= {"phase": "Failed", "reason": "Evicted"}
+    await bench.cluster.put(POD, leader)
+    await bench.rest(8)
+    (event,) = bench.events("ReplicaRegrouped")
+    assert "its node 0 has ended" in event
+    assert (bench.reason(), len(bench.cluster.of(POD))) == ("AllReplicasReady", 2)
+
+
 async def test_nodes_whose_node_0_is_lost_make_room_for_another_group() -> None:
     """Three places, of which the lost pod keeps one: its node has to leave, or no other group finds two."""
     bench = await begun(places=3)

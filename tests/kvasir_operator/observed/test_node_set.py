@@ -60,6 +60,7 @@ def test_the_reason_of_a_node_is_that_of_the_replica():
         ({"phase": "ready"}, [(1, {}), (3, {"terminating": True})], "its node 3 (s-3) leaves"),
         ({"ip": "10.0.0.9"}, [], "its node 0 has the address 10.0.0.9, and its other nodes were given 10.0.0.1"),
         ({"ip": ""}, [(1, {})], ""),
+        ({"ended_at": 1000.0, "phase": "failed"}, [(1, {})], "its node 0 has ended"),
         ({}, [], ""),
     ],
 )
