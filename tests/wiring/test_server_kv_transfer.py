@@ -1,7 +1,10 @@
 """Two real servers with tiers of their own: one fetches what the other has computed, and answers alike without it."""
 
+import os
 import sys
 import time
+from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -9,6 +12,7 @@ from fakes import checkpoints
 from fakes.api_process import JSON, api_process
 
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+HELD = (sys.executable, str(Path(checkpoints.__file__).with_name("serve_held.py")))
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
 
 pytestmark = pytest.mark.xdist_group("server-kv-transfer")
@@ -78,3 +82,24 @@ def test_a_replica_fetches_what_another_has_computed_and_answers_alike(model, tm
         _, cached = asked(other, other_prompt, peer=gone)
         assert cached == 0
         assert time.monotonic() - begun < 60
+
+
+def test_a_replica_that_starts_fetches_what_its_peer_is_asked_most(model, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a key of thirty-two characters..\n")
+    os.mkfifo(pipe := tmp_path / "held")
+    held = {"command": HELD, "env": {"KVASIR_HELD": str(pipe)}, "wait": "listening"}
+    more = ("--prefix-warmup-seconds", "600")
+    with (
+        api_process(model, *args(tmp_path / "a", key), command=REAL) as first,
+        api_process(model, *args(tmp_path / "b", key), *more, **held) as second,
+    ):
+        for number in range(3):
+            asked(first, f"{PROMPT}question {number}")
+        first.until("blocks are on the host", lambda: first.state()["kv_host"]["stored_tokens"] > 200)
+        peers = urlencode({"address": f"http://{first.ops[0]}:{first.ops[1]}"})
+        assert second.ask(f"/peers?{peers}", ops=True, method="POST").json == {"peers": 1}
+        pipe.write_bytes(b"")
+        second.wait_ready()
+        assert second.state()["kv_host"]["fetched_tokens"] > 200
+        assert asked(second, f"{PROMPT}a new question")[1] > 200

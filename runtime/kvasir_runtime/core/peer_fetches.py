@@ -14,8 +14,8 @@ from kvasir_runtime.core.plan import BlockFetch, FetchResult, PeerBlock
 from kvasir_runtime.core.throughput import DecayingMean
 from kvasir_runtime.wire import EngineRequest
 
-MOST_FETCHES: Final = 4
-"""At a time; a request that comes then is computed."""
+MOST_FETCHES: Final = 16
+"""At a time, those that wait for a thread included; a request that comes then is computed."""
 MOST_BLOCKS: Final = 4096
 """Of one fetch. What is behind them is computed."""
 MOST_S: Final = 10.0

@@ -138,7 +138,8 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
         if app_state.served_model is None:
             return json_response({"error": "no model is loaded"}, status=503)
         tokenizer, hot = app_state.served_model.profile.tokenizer, app_state.hot_prefixes.frozen()
-        document = await asyncio.to_thread(prefix_warmup.shared, hot, tokenizer, top)
+        port = app_state.snapshot().kv_transfer_port
+        document = await asyncio.to_thread(prefix_warmup.shared, hot, tokenizer, top, port)
         return Response(document, media_type="application/json")
 
     @app.post(names.PATH_PEERS)

@@ -2,7 +2,8 @@
 
 Called by the process when the engine is ready, with the peers that the operator named meanwhile, and by the ops port of
 those peers. What a peer answers is token ids alone, which this replica computes itself: a wrong answer wastes some of
-the time and of the cache that are set aside for it, and changes no answer of the model.
+the time and of the cache that are set aside for it, and changes no answer of the model. Where the two exchange blocks
+(`runner/kv_transfer`), the engine may fetch them from that peer as for any request.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,28 +53,33 @@ class SharedPrefix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer answers. tokenizer: its ids mean the same only to one with this digest."""
+    """What a peer answers. tokenizer: its ids mean the same only to one with this digest. kv_transfer_port: where it
+    gives out blocks, 0 for nowhere.
+    """
 
     tokenizer: str
     prefixes: list[SharedPrefix]
+    kv_transfer_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedPrefix:
-    """All ids of a beginning that a peer offers."""
+    """All ids of a beginning that a peer offers. kv_peer: where that peer gives out blocks, "" for nowhere."""
 
     salt: bytes
     ids: tuple[int, ...]
     hits: float = 0.0
+    kv_peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenPrefix:
-    """What is to be computed. new: how many of the ids no prefix before it has."""
+    """What is to be computed, or fetched from kv_peer. new: how many of the ids no prefix before it has."""
 
     salt: bytes
     ids: tuple[int, ...]
     new: int
+    kv_peer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +92,14 @@ class WarmedPrefixes:
     silent: int = 0
 
 
-def shared(hot: FrozenPrefixes, tokenizer: Tokenizer, count: int) -> bytes:
+def shared(hot: FrozenPrefixes, tokenizer: Tokenizer, count: int, kv_transfer_port: int) -> bytes:
     """The document for a peer. Takes some hundredths of a second: not for the event loop."""
     found = [
         SharedPrefix(ids=list(p.ids), salt=p.salt.hex(), hits=p.hits, follows=p.follows, kept=p.kept)
         for p in hot.top(count, MOST_TOKENS)
     ]
-    return msgspec.json.encode(SharedPrefixes(tokenizer=tokenizer_digest(tokenizer), prefixes=found))
+    digest = tokenizer_digest(tokenizer)
+    return msgspec.json.encode(SharedPrefixes(tokenizer=digest, prefixes=found, kv_transfer_port=kv_transfer_port))
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
@@ -119,15 +126,27 @@ async def warm(
 
     tls_dir: of `--tls-dir`; its ca.crt verifies peers that speak TLS. Raises OSError where that is none."""
     began = time.monotonic()
-    answers = await _fetch(peers[: names.MOST_PEERS], min(MOST_ASK_S, limit_s / 4), _verified(tls_dir))
+    peers = peers[: names.MOST_PEERS]
+    answers = await _fetch(peers, min(MOST_ASK_S, limit_s / 4), _verified(tls_dir))
     digest = tokenizer_digest(tokenizer)
-    usable = [answer for answer in answers if answer is not None and answer.tokenizer == digest]
-    prompts = chosen([p for answer in usable for p in offered(answer.prefixes, facts)], facts)
+    usable = [
+        (base, answer)
+        for base, answer in zip(peers, answers, strict=True)
+        if answer is not None and answer.tokenizer == digest
+    ]
+    prompts = chosen([p for base, answer in usable for p in offered_by(base, answer, facts)], facts)
     left_s = limit_s - (time.monotonic() - began)
     done, tokens = await _computed(prompts, client, left_s) if prompts else (0, 0)
     return WarmedPrefixes(
         prefixes=done, tokens=tokens, seconds=time.monotonic() - began, silent=len(answers) - len(usable)
     )
+
+
+def offered_by(base: str, answer: SharedPrefixes, facts: EngineFacts) -> list[OfferedPrefix]:
+    """The prefixes of the peer with this base URL, with the place where it gives out their blocks."""
+    host, port = base.partition("//")[2].rpartition(":")[0], answer.kv_transfer_port
+    kv_peer = f"{host}:{port}" if 0 < port < 1 << 16 else ""
+    return [replace(prefix, kv_peer=kv_peer) for prefix in offered(answer.prefixes, facts)]
 
 
 def offered(prefixes: Sequence[SharedPrefix], facts: EngineFacts) -> list[OfferedPrefix]:
@@ -156,7 +175,7 @@ def chosen(prefixes: Sequence[OfferedPrefix], facts: EngineFacts) -> list[Chosen
         new = _behind_known(trees.get(prefix.salt, {}), prefix.ids)
         if 0 < new <= left:
             left -= new
-            found.append(ChosenPrefix(prefix.salt, prefix.ids, new))
+            found.append(ChosenPrefix(prefix.salt, prefix.ids, new, prefix.kv_peer))
             node = trees.setdefault(prefix.salt, {})
             for piece in _pieces(prefix.ids):
                 node = node.setdefault(piece, {})
@@ -220,6 +239,7 @@ async def _computed(prompts: Sequence[ChosenPrefix], client: EngineClient, limit
             packed_prompt=packed_ids(prefix.ids),
             sampling=SamplingConfig(temperature=0.0, max_tokens=1, ignore_eos=True),
             salt=prefix.salt,
+            kv_peer=prefix.kv_peer,
         )
         for number, prefix in enumerate(prompts)
     ]

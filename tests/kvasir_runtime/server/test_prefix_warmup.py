@@ -3,7 +3,15 @@
 import pytest
 
 from fakes.engine_facts import engine_facts
-from kvasir_runtime.server.prefix_warmup import OfferedPrefix, SharedPrefix, chosen, is_address, offered
+from kvasir_runtime.server.prefix_warmup import (
+    OfferedPrefix,
+    SharedPrefix,
+    SharedPrefixes,
+    chosen,
+    is_address,
+    offered,
+    offered_by,
+)
 
 FACTS = engine_facts(max_model_len=16, max_sequences=2, max_batch_tokens=8, vocab_size=100)
 
@@ -62,3 +70,19 @@ def test_what_prefixes_share_takes_its_part_of_the_cache_once():
 )
 def test_only_addresses_of_ports_are_asked(base, expected):
     assert is_address(base) is expected
+
+
+@pytest.mark.parametrize(
+    ("base", "port", "want"),
+    [
+        ("http://10.0.0.1:8001", 8002, "10.0.0.1:8002"),
+        ("https://[fd00::1]:8001", 8002, "[fd00::1]:8002"),
+        ("http://10.0.0.1:8001", 0, ""),
+        ("http://10.0.0.1:8001", -3, ""),
+        ("http://10.0.0.1:8001", 1 << 40, ""),
+    ],
+)
+def test_blocks_of_what_is_offered_may_be_fetched_at_the_peer_s_own_address(base, port, want):
+    answer = SharedPrefixes(tokenizer="t", prefixes=[prefix(1, 2)], kv_transfer_port=port)
+    (found,) = chosen(offered_by(base, answer, FACTS), FACTS)
+    assert (found.ids, found.kv_peer) == ((1, 2), want)

@@ -41,6 +41,7 @@ _OF_SERVING: Final = {
         "weights_host_bytes",
         "memory_percent",
         "prefix_cache",
+        "prefix_warmup_seconds",
         "cuda_graphs",
         "max_batch_tokens",
     ),

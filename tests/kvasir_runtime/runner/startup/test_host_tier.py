@@ -159,7 +159,7 @@ def test_blocks_are_given_to_replicas_with_the_same_model_layout_and_kernels_alo
     plain = said()
     elsewhere = tmp_path / "moved"
     shutil.copytree(model, elsewhere)
-    same = options(model, "/other", port=9000, kv_host_bytes=1 << 30, max_sequences=3, pod_revision="svc-2")
+    same = options(model, "/other", port=9000, kv_host_bytes=1 << 30, max_sequences=3, prefix_warmup_seconds=9)
     assert said(same, model=elsewhere) == plain
     other_weights = checkpoints.write(tmp_path / "other", checkpoints.Shape(std=0.3))
     others = {
