@@ -24,13 +24,13 @@ class Senders:
         self._most_urgent = options.most_urgent_priority
         self._shared = options.shared_prefix_cache
         self._ttft_s = options.ttft_milliseconds / 1000
-        self._fetches = options.kv_transfer_port >= 0
+        self._kv_port = options.kv_transfer_port
         self._weights: Mapping[str, float] = tenants.weights(options.tenant_weights)
 
     def of(self, request: Request) -> RequestSender:
         """Raises Refused for a header that is no name or no number."""
         tenant, salt = self._tenant(request)
-        peer, peer_bytes = _kv_peer(request) if self._fetches else ("", 0)
+        peer, peer_bytes = _kv_peer(request, self._kv_port) if self._kv_port >= 0 else ("", 0)
         of_file = self._weights.get(tenant.file, 1.0)
         return RequestSender(
             tenant=tenant.shown,
@@ -103,14 +103,18 @@ def _ttft_s(request: Request) -> float:
     return ttft_ms / 1000
 
 
-def _kv_peer(request: Request) -> tuple[str, int]:
+def _kv_peer(request: Request, own_port: int) -> tuple[str, int]:
+    """Replicas of a service have the same port, unless each takes a free one (0): so that no caller has this one
+    connect to other programs' ports.
+    """
     value = _single(request, names.HEADER_KV_PEER)
     if value is None:
         return "", 0
     found = _KV_PEER.fullmatch(value)
     if found is None:
         raise _refused(names.HEADER_KV_PEER, "an IP address and a port, and ;bytes= with a number")
-    return found["peer"], int(found["bytes"])
+    port = int(found["peer"].rpartition(":")[2])
+    return (found["peer"], int(found["bytes"])) if own_port in (0, port) else ("", 0)
 
 
 def _single(request: Request, header: str) -> str | None:

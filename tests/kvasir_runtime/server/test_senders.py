@@ -174,3 +174,9 @@ def test_a_replica_that_holds_the_prefix_is_read_where_blocks_are_fetched(keys, 
 def test_a_peer_that_is_no_address_is_refused(keys, value):
     with pytest.raises(Refused):
         sender(keys, headers={PEER: value}, kv_transfer_port=0)
+
+
+@pytest.mark.parametrize(("port", "want"), [(8002, "10.0.0.2:8002"), (0, "10.0.0.2:8002"), (8003, "")])
+def test_a_peer_has_the_port_of_this_replica_or_is_none(keys, port, want):
+    made = sender(keys, headers={PEER: "10.0.0.2:8002;bytes=4096"}, kv_transfer_port=port)
+    assert made.kv_peer == want

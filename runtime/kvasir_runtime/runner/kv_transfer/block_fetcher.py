@@ -81,9 +81,15 @@ class BlockFetcher:
         now = time.monotonic()
         self._waiting += ((fetch, now + fetch.within_s) for fetch in fetches)
         self._open += len(fetches)
-        while len(self._threads) < min(THREADS, self._open):
-            self._threads.append(threading.Thread(target=self._work, name="kv-fetches", daemon=True))
-            self._threads[-1].start()
+        try:
+            while len(self._threads) < min(THREADS, self._open):
+                self._threads.append(self._started())
+        except RuntimeError as error:  # the container may have no more threads
+            LOG.warning("a thread that fetches blocks cannot be started: %s", error)
+            if not self._threads:
+                self._ended += (FetchResult(number=fetch.number, failed=True) for fetch, _ in self._waiting)
+                self._open -= len(self._waiting)
+                self._waiting.clear()
         self._changed.notify_all()
 
     def take(self) -> tuple[FetchResult, ...]:
@@ -98,6 +104,11 @@ class BlockFetcher:
             self._idle.clear()
         for one in idle:
             one.connection.close()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name="kv-fetches", daemon=True)
+        thread.start()
+        return thread
 
     def _work(self) -> None:
         while True:

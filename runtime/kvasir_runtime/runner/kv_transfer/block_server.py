@@ -87,10 +87,10 @@ class BlockServer:
         for index, slot in enumerate(self._store.located(keys)):
             if slot is None:
                 continue
-            link.send(tcp_peer.HEAD.pack(index, slot.block_crc), within_s=ANSWER_S)
-            left_s = deadline - time.monotonic()
-            link.send_file(self._store.descriptor, slot.offset, self._store.block_bytes, within_s=left_s)
-        link.send(tcp_peer.HEAD.pack(tcp_peer.END, 0), within_s=ANSWER_S)
+            link.send(tcp_peer.HEAD.pack(index, slot.block_crc), within_s=tcp_peer.left_s(deadline))
+            within_s = tcp_peer.left_s(deadline)
+            link.send_file(self._store.descriptor, slot.offset, self._store.block_bytes, within_s=within_s)
+        link.send(tcp_peer.HEAD.pack(tcp_peer.END, 0), within_s=tcp_peer.left_s(deadline))
 
     def _warn(self, why: str) -> None:
         now = time.monotonic()

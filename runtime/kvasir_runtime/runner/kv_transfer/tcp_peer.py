@@ -102,21 +102,21 @@ class TcpPeer:
 
     def ask(self, keys: Sequence[bytes], deadline: float) -> None:
         """At most MOST_KEYS, each of KEY_BYTES."""
-        self._link.send(b"".join(keys), within_s=_left_s(deadline))
+        self._link.send(b"".join(keys), within_s=left_s(deadline))
         self._left = range(len(keys))
 
     def receive(self, place: memoryview, deadline: float) -> tuple[int, int] | None:
         """Indices rise, so an answer ends."""
         assert self._left is not None, "nothing was asked for"
         try:
-            index, block_crc = HEAD.unpack(self._link.receive(HEAD.size, within_s=_left_s(deadline)))
+            index, block_crc = HEAD.unpack(self._link.receive(HEAD.size, within_s=left_s(deadline)))
             if index == END:
                 self._left = None
                 return None
             if index not in self._left:
                 raise PeerError(f"{self._link.peer} sent block {index}, which was not asked for or came before")
             self._left = range(index + 1, self._left.stop)
-            self._link.receive_into(place, within_s=_left_s(deadline))
+            self._link.receive_into(place, within_s=left_s(deadline))
         except (LinkError, struct.error) as error:
             raise PeerError(str(error)) from error
         return index, block_crc
@@ -128,12 +128,12 @@ class TcpPeer:
 
 def connect(peer: str, deadline: float, *, key: bytes, facts: Mapping[str, str]) -> TcpPeer:
     """A connection to a replica that has the key and whose blocks are the same. Raises as `BlockPeer`."""
-    connection = socket.create_connection(address_of(peer), _left_s(deadline))
+    connection = socket.create_connection(address_of(peer), left_s(deadline))
     link = Link(connection, peer)
     try:
         said = msgspec.msgpack.encode(PeerCall(facts=coded(facts, key)))
-        left_s = _left_s(deadline)
-        body, numbers = key_proof.call(link, PURPOSE, key, said, within_s=left_s, answer_s=left_s)
+        within_s = left_s(deadline)
+        body, numbers = key_proof.call(link, PURPOSE, key, said, within_s=within_s, answer_s=within_s)
         answered = key_proof.decoded(link, body, PeerAnswer)
         if answered.refusal:
             raise PeerError(f"{peer} gives no blocks: {answered.refusal[:200]}")
@@ -158,9 +158,9 @@ def proven(call: Call, keys: Sequence[bytes]) -> bytes | None:
     return next((key for key in keys if call.is_by(key)), None)
 
 
-def _left_s(deadline: float) -> float:
-    """Raises TimeoutError where nothing is left."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
+def left_s(deadline: float) -> float:
+    """Seconds until a moment of the monotonic clock. Raises TimeoutError where it has passed."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError("the time of the fetch is over")
-    return left_s
+    return seconds

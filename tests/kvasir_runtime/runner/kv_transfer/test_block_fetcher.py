@@ -16,7 +16,7 @@ from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.link import Link
 from kvasir_runtime.nodes.listening import Acceptor, bind
 from kvasir_runtime.runner.kv_offload.file_store import open_store
-from kvasir_runtime.runner.kv_transfer import tcp_peer
+from kvasir_runtime.runner.kv_transfer import block_server, tcp_peer
 from kvasir_runtime.runner.kv_transfer.block_fetcher import BlockFetcher
 from kvasir_runtime.runner.kv_transfer.block_server import BlockServer
 from kvasir_runtime.runner.kv_transfer.interface import PeerError
@@ -332,3 +332,30 @@ def test_fetches_run_side_by_side_and_a_silent_peer_holds_up_none(receiver, give
         assert receiver.changed.wait_for(lambda: not receiver.fetcher.is_busy, LONG_S)
         assert {(one.number, one.failed) for one in receiver.fetcher.take()} == {(101, True), (103, True)}
     acceptor.close()
+
+
+def test_without_a_thread_a_fetch_ends_at_once(receiver, giver, monkeypatch):
+    def full():
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receiver.fetcher, "_started", full)
+    came, result = receiver.fetch(giver[1])
+    assert (came, result.failed) == ([], True)
+    assert not receiver.fetcher.is_busy
+
+
+def read_all(connection):
+    while connection._link.has_bytes(LONG_S):
+        connection._link.receive(1 << 20, within_s=LONG_S)
+
+
+def test_a_caller_that_takes_too_long_is_cut_off(giver, monkeypatch):
+    store, peer = giver
+    monkeypatch.setattr(block_server, "ANSWER_S", 0.05)
+    located = store.located(keys_in(store)[:12])
+    monkeypatch.setattr(store, "located", lambda keys: located * 50_000)  # 18 GB, which no connection takes so soon
+    connection = tcp_peer.connect(peer, time.monotonic() + LONG_S, key=KEY, facts=FACTS)
+    connection.ask(keys_in(store)[:12], time.monotonic() + LONG_S)
+    with pytest.raises((OSError, PeerError)):
+        read_all(connection)
+    connection.close()
