@@ -18,6 +18,8 @@ NODE_GROUPS: Final = ("system:nodes", "kvasir:nodes")
 
 KUBE_PROXY: Final = "system:kube-proxy"
 """Bound by name to what a proxy may read."""
+KUBE_ROUTER: Final = "kvasir:kube-router"
+"""User and group of what enforces NetworkPolicies, and the role that has ROUTER_RULES."""
 PROVISIONER: Final = "kvasir-provisioner"
 
 NODE_RULES: Final = (
@@ -33,6 +35,14 @@ NODE_RULES: Final = (
 )
 """(API groups, resources, verbs) of a process node. It makes the volumes of claims, which is a provisioner's work
 elsewhere, and it keeps one watch per kind where a kubelet keeps one per object."""
+
+_READ: Final = ("get", "list", "watch")
+ROUTER_RULES: Final = (
+    (("",), ("endpoints", "namespaces", "nodes", "pods", "services"), _READ),
+    (("discovery.k8s.io",), ("endpointslices",), _READ),
+    (("networking.k8s.io",), ("networkpolicies",), _READ),
+)
+"""(API groups, resources, verbs) of what enforces NetworkPolicies."""
 
 IDENTITIES: Final = {
     ADMIN: ("system:masters",),
@@ -86,20 +96,25 @@ def kubeconfig(*, server: str, ca: bytes, user: str, credential: Token | ClientC
     return json.dumps(document, indent=2) + "\n"
 
 
-def node_role() -> str:
-    """The cluster role and its binding for NODE_GROUPS, as a List in JSON."""
-    name = NODE_GROUPS[1]
+def node_roles() -> str:
+    """The cluster roles of process nodes and of what real nodes have beside a kubelet, and their bindings to groups of
+    the same names, as a List in JSON."""
+    found = [*_role(NODE_GROUPS[1], NODE_RULES), *_role(KUBE_ROUTER, ROUTER_RULES)]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
+
+
+def _role(name: str, granted: tuple[tuple[tuple[str, ...], ...], ...]) -> list[dict[str, object]]:
     api, subject_api = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
-    rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for groups, resources, verbs in NODE_RULES]
-    role = {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
-    binding = {
+    rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for groups, resources, verbs in granted]
+    role: dict[str, object] = {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
+    binding: dict[str, object] = {
         "apiVersion": api,
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
         "roleRef": {"apiGroup": subject_api, "kind": "ClusterRole", "name": name},
         "subjects": [{"apiGroup": subject_api, "kind": "Group", "name": name}],
     }
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
+    return [role, binding]
 
 
 def audit_policy() -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvasir_local.component_flags import APISERVER, HOST, Network
 from kvasir_local.errors import LocalClusterError, PortTakenError
-from kvasir_local.kubelet.network import BridgeNetwork
+from kvasir_local.kubelet.network import API_SERVER_PORT, BridgeNetwork
 
 _LOWEST: Final = 20_000
 _HIGHEST: Final = 32_000
@@ -48,9 +48,12 @@ def lock_file() -> Path:
 def choose(*, apiserver: int | None = None, node_address: str | None = None, bridge: int | None = None) -> Network:
     """Ports and pod network for one cluster.
 
-    apiserver: its port, refused when taken, None for a free one. node_address: None for one that no other cluster has.
+    apiserver: its port, refused when taken; None for a free one, at a bridge for the usual one. node_address: None for
+    one that no other cluster has.
     bridge: the network of the cluster's kubelets, None with process nodes.
     """
+    if bridge is not None:
+        apiserver = apiserver or API_SERVER_PORT
     if apiserver is not None:
         check_free(apiserver, APISERVER, address=BridgeNetwork(index=bridge).address if bridge is not None else HOST)
     pod_network = free_pod_network()

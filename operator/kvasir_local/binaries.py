@@ -36,6 +36,14 @@ def provide_node(*, progress: Progress, environment: Mapping[str, str] = os.envi
     return _cached(buildplan.NODE_CACHE_NAME, NODE_BINARIES, plan, progress=progress, environment=environment)
 
 
+def provide_network(*, progress: Progress, environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """The files of CoreDNS and kube-router, by their names. MissingToolError when they cannot be provided."""
+    return {
+        step.binary: _cached(name, (step.binary,), (step,), progress=progress, environment=environment) / step.binary
+        for name, step in buildplan.network_steps().items()
+    }
+
+
 def missing(directory: Path, names: Sequence[str] = BINARIES) -> list[str]:
     """Names of the binaries that are not there or cannot be executed."""
     return [name for name in names if not os.access(directory / name, os.X_OK)]

@@ -11,8 +11,10 @@ from kvasir_local import component_flags
 
 KUBERNETES: Final = "v1.34.2"
 ETCD: Final = "v3.6.5"
-LEAST_GO: Final = (1, 24)
-"""As in go.mod of Kubernetes v1.34."""
+COREDNS: Final = "v1.14.3"
+KUBE_ROUTER: Final = "v2.1.0"
+LEAST_GO: Final = (1, 26)
+"""As in go.mod of kube-router, the newest of them."""
 CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
 NODE_CACHE_NAME: Final = f"kubelet-{KUBERNETES}-linux-amd64"
 
@@ -38,19 +40,23 @@ def steps() -> tuple[Step, ...]:
         component_flags.SCHEDULER: 8,
         component_flags.KUBECTL: 30,
     }
-    etcd = Step(
-        binary=component_flags.ETCD,
-        module="etcd",
-        package="go.etcd.io/etcd/server/v3",
-        flags=("-trimpath", "-ldflags", "-s -w"),
-        expected_s=25,
-    )
+    etcd = _plain(component_flags.ETCD, "go.etcd.io/etcd/server/v3", 25)
     return (etcd, *(_kubernetes(binary, seconds) for binary, seconds in expected_s.items()))
 
 
 def node_steps() -> tuple[Step, ...]:
     """What a real node needs besides; only `up --kubelet` builds it."""
     return (_kubernetes(component_flags.KUBELET, 300), _kubernetes(component_flags.KUBE_PROXY, 30))
+
+
+def network_steps() -> dict[str, Step]:
+    """What the network of real nodes needs, by the name of the cache directory that each has of its own: names, and a
+    controller that enforces NetworkPolicies."""
+    router = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"
+    return {
+        f"coredns-{COREDNS}-linux-amd64": _plain(component_flags.COREDNS, "kvasir.dev/local/coredns", 90),
+        f"kube-router-{KUBE_ROUTER}-linux-amd64": _plain(component_flags.KUBE_ROUTER, router, 90),
+    }
 
 
 def go_version(text: str) -> tuple[int, int] | None:
@@ -60,6 +66,12 @@ def go_version(text: str) -> tuple[int, int] | None:
         return int(numbers[0]), int(numbers[1])
     except (ValueError, IndexError):
         return None
+
+
+def _plain(binary: str, package: str, expected_s: int) -> Step:
+    """Of a module that has the binary's name."""
+    flags = ("-trimpath", "-ldflags", "-s -w")
+    return Step(binary=binary, module=binary, package=package, flags=flags, expected_s=expected_s)
 
 
 def _kubernetes(binary: str, expected_s: int) -> Step:

@@ -17,10 +17,12 @@ from kvasir_local.errors import StaleStateError
 from kvasir_local.processes import ProcessIdentity
 from kvasir_local.state_paths import StatePaths
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 NODE_PREFIX: Final = "node/"
 CONTAINERD_PREFIX: Final = "containerd/"
 KUBE_PROXY_PREFIX: Final = "kube-proxy/"
+KUBE_ROUTER_PREFIX: Final = "kube-router/"
+"""The process that enforces NetworkPolicies on a real node."""
 PROVISIONER: Final = "provisioner"
 """The process that makes the volumes of a cluster with kubelets."""
 WATCHDOG: Final = "watchdog"
@@ -28,8 +30,8 @@ WATCHDOG: Final = "watchdog"
 
 
 class RecordedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of the cluster. name: one of component_flags.COMPONENTS, node/NAME, containerd/NAME and kube-proxy/NAME
-    beside a kubelet, PROVISIONER, or WATCHDOG."""
+    """A process of the cluster. name: one of component_flags.COMPONENTS; node/NAME, and containerd/, kube-proxy/ and
+    kube-router/NAME beside a kubelet; PROVISIONER, or WATCHDOG."""
 
     name: str
     process: ProcessIdentity
@@ -39,13 +41,15 @@ class RecordedNode(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a node, so that it can be started again with the same ones.
 
     index: which /24 of the pod network is its own; fake_gpus: None means the GPUs that are present. kubelet: the
-    directory of kubelet and kube-proxy, None for a process node; store: of containerd's images, for a kubelet.
+    directory of kubelet and kube-proxy, None for a process node; router: the file of kube-router, and store: of
+    containerd's images, for a kubelet.
     """
 
     name: str
     index: int
     fake_gpus: int | None = None
     kubelet: str | None = None
+    router: str = ""
     store: str = ""
 
     @property

@@ -25,6 +25,8 @@ SCHEDULER: Final = "kube-scheduler"
 KUBECTL: Final = "kubectl"
 KUBELET: Final = "kubelet"
 KUBE_PROXY: Final = "kube-proxy"
+COREDNS: Final = "coredns"
+KUBE_ROUTER: Final = "kube-router"
 COMPONENTS: Final = (ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER)
 """In the order of their start; they stop in the opposite order."""
 BINARIES: Final = (*COMPONENTS, KUBECTL)

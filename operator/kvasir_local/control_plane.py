@@ -28,6 +28,7 @@ from kvasir_local import (
 from kvasir_local.cluster_state import (
     CONTAINERD_PREFIX,
     KUBE_PROXY_PREFIX,
+    KUBE_ROUTER_PREFIX,
     PROVISIONER,
     WATCHDOG,
     ClusterHealth,
@@ -134,7 +135,7 @@ class ControlPlane:
             process = recorded.process(node.process_name)
             if process is not None and processes.alive(process):
                 return
-            kubectl.apply(self.kubectl, access.node_role())
+            kubectl.apply(self.kubectl, access.node_roles())
             credentials.write_node(self.paths, recorded.network, node.name)
             cluster_state.write(self.paths, recorded.with_node(node))
             self._spawn(node.process_name)
@@ -154,7 +155,7 @@ class ControlPlane:
                 host.make_node(real, made)
                 credentials.write_kubelet(self.paths, recorded.network, real)
             if recorded.process(PROVISIONER) is None:
-                kubectl.apply(self.kubectl, access.node_role())
+                kubectl.apply(self.kubectl, access.node_roles())
                 credentials.write_provisioner(self.paths, recorded.network)
                 self._spawn(PROVISIONER)
             self._spawn_dead(CONTAINERD_PREFIX + node.name)
@@ -169,6 +170,17 @@ class ControlPlane:
         network = self.state.network
         ask = partial(health_checks.node, name, paths=self.paths, network=network)
         self._await(cluster_state.NODE_PREFIX + name, ask, time.monotonic())
+
+    def enforce_policies(self, node: RecordedNode) -> None:
+        """Starts what enforces NetworkPolicies on a real node that is Ready, and returns when it does.
+
+        It ends where the node is not registered yet.
+        """
+        with self._locked():
+            real = process_commands.kubelet_node(node, self.state, self.paths)
+            self._spawn_dead(KUBE_ROUTER_PREFIX + node.name)
+            ask = partial(health_checks.network_policies, real)
+            self._await(KUBE_ROUTER_PREFIX + node.name, ask, time.monotonic())
 
     def stop(self) -> list[str]:
         """Ends every process of the cluster and forgets it; logs stay. Returns what was stopped, for a person."""

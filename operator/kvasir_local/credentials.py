@@ -61,7 +61,8 @@ def write_control_plane(paths: StatePaths, network: Network) -> None:
 
 
 def write_kubelet(paths: StatePaths, network: Network, node: KubeletNode) -> None:
-    """The files of a real node in its directory: `kubeconfig` and `serving` of the kubelet, `kube-proxy.kubeconfig`."""
+    """The files of a real node in its directory: `kubeconfig` and `serving` of the kubelet, `kube-proxy.kubeconfig` and
+    `kube-router.kubeconfig`."""
     now = dt.datetime.now(dt.UTC)
     ca = _read_pair(paths.pki, "ca")
     user = f"system:node:{node.name}"
@@ -70,6 +71,7 @@ def write_kubelet(paths: StatePaths, network: Network, node: KubeletNode) -> Non
     write_private(node.directory / "ca.crt", ca.certificate)
     _write_client(node.directory / "kubeconfig", network, ca, user, (access.NODE_GROUPS[0],))
     _write_client(node.directory / "kube-proxy.kubeconfig", network, ca, access.KUBE_PROXY, ())
+    _write_client(node.directory / "kube-router.kubeconfig", network, ca, access.KUBE_ROUTER, (access.KUBE_ROUTER,))
 
 
 def write_provisioner(paths: StatePaths, network: Network) -> Path:

@@ -43,8 +43,8 @@ def build(work: Path, plan: Sequence[Step], *, progress: Progress) -> Path:
     }
     total_s = sum(step.expected_s for step in plan)
     progress.done(
-        f"building {', '.join(step.binary for step in plan)} (Kubernetes {buildplan.KUBERNETES}) from Go modules "
-        f"with {go}: once, about {total_s // 60 + 1} minutes on two cores"
+        f"building {', '.join(step.binary for step in plan)} from Go modules with {go}: "
+        f"once, about {total_s // 60 + 1} minutes on two cores"
     )
     for number, step in enumerate(plan, start=1):
         prefix = f"[{number}/{len(plan)}] {step.binary}"

@@ -77,6 +77,16 @@ def containerd(node: KubeletNode) -> HealthCheck:
     return HealthCheck(ok=result.returncode == 0, text=result.stderr.strip() or "ok")
 
 
+def network_policies(node: KubeletNode) -> HealthCheck:
+    """Whether a real node has the rules of what enforces NetworkPolicies for its pods."""
+    command = [*node.network.inside(node.index), "iptables", "--wait", "--list-rules", "KUBE-ROUTER-FORWARD"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CONTAINERD_S)
+    except subprocess.TimeoutExpired:
+        return HealthCheck(ok=False, text=f"iptables does not answer within {_CONTAINERD_S:g} s")
+    return HealthCheck(ok=result.returncode == 0, text=result.stderr.strip() or "ok")
+
+
 def _get(url: str, context: ssl.SSLContext, *, token: str | None) -> HealthCheck:
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - every caller writes https

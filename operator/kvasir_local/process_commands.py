@@ -9,6 +9,7 @@ from pathlib import Path
 from kvasir_local import cluster_state, component_flags
 from kvasir_local.cluster_state import ClusterState, RecordedNode
 from kvasir_local.errors import LocalClusterError
+from kvasir_local.kubelet import configs
 from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.state_paths import StatePaths
 
@@ -36,6 +37,10 @@ def command_line(name: str, recorded: ClusterState, paths: StatePaths) -> list[s
         cluster_state.KUBE_PROXY_PREFIX: [
             f"{node.kubelet}/{component_flags.KUBE_PROXY}",
             f"--config={real.directory}/kube-proxy.yaml",
+        ],
+        cluster_state.KUBE_ROUTER_PREFIX: [
+            node.router,
+            *(f"--{name}={value}" for name, value in configs.kube_router(real).items()),
         ],
         cluster_state.NODE_PREFIX: [
             f"{node.kubelet}/{component_flags.KUBELET}",

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from kvasir_local import cluster_state, component_flags, process_commands, processes
-from kvasir_local.cluster_state import CONTAINERD_PREFIX, KUBE_PROXY_PREFIX, PROVISIONER, WATCHDOG, ClusterState
+from kvasir_local.cluster_state import (
+    CONTAINERD_PREFIX,
+    KUBE_PROXY_PREFIX,
+    KUBE_ROUTER_PREFIX,
+    PROVISIONER,
+    WATCHDOG,
+    ClusterState,
+)
 from kvasir_local.kubelet import host
 from kvasir_local.processes import ProcessIdentity
 from kvasir_local.progress import Progress
@@ -25,8 +32,8 @@ def end_processes(recorded: ClusterState, paths: StatePaths, progress: Progress)
     kubelets = [node for node in recorded.nodes if node.kubelet is not None]
     names = [item.name for item in recorded.processes]
     nodes = [name for name in names if name.startswith(cluster_state.NODE_PREFIX)]
-    proxies = [name for name in names if name.startswith(KUBE_PROXY_PREFIX)]
-    stopped = _end([*nodes, *proxies, PROVISIONER], _NODE_GRACE_S, recorded, progress)
+    network = [name for name in names if name.startswith((KUBE_PROXY_PREFIX, KUBE_ROUTER_PREFIX))]
+    stopped = _end([*nodes, *network, PROVISIONER], _NODE_GRACE_S, recorded, progress)
     for node in kubelets:
         host.forget_containers(process_commands.kubelet_node(node, recorded, paths))
     waves = [

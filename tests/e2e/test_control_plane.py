@@ -99,7 +99,7 @@ def test_secrets_are_the_owners_alone(cluster):
 
 def test_a_node_is_known_by_its_certificate_and_may_do_its_work(cluster):
     kubeconfig = credentials.write_node(cluster.paths, cluster.state.network, "by-hand")
-    shell.apply(cluster.kubectl, access.node_role())
+    shell.apply(cluster.kubectl, access.node_roles())
     as_node = [cluster.kubectl[0], f"--kubeconfig={kubeconfig}"]
     attributes = json.loads(shell.run(as_node, "auth", "whoami", "--output=json"))["status"]["userInfo"]
     assert attributes["username"] == "system:node:by-hand"

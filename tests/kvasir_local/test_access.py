@@ -47,3 +47,12 @@ def test_audit_policy_leaves_out_bodies_and_all_reads_but_ours():
         {"level": "None", "verbs": ["get", "list", "watch"]},
         {"level": "Metadata"},
     ]
+
+
+def test_what_enforces_policies_may_read_and_nothing_else():
+    items = json.loads(access.node_roles())["items"]
+    (role,) = [i for i in items if i["kind"] == "ClusterRole" and i["metadata"]["name"] == access.KUBE_ROUTER]
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert not {"secrets", "configmaps"} & {resource for rule in role["rules"] for resource in rule["resources"]}
+    (binding,) = [i for i in items if i["kind"] == "ClusterRoleBinding" and i["roleRef"]["name"] == access.KUBE_ROUTER]
+    assert [subject["name"] for subject in binding["subjects"]] == [access.KUBE_ROUTER]

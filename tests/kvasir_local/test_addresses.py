@@ -7,6 +7,7 @@ import pytest
 
 from kvasir_local import addresses
 from kvasir_local.errors import PortTakenError
+from kvasir_local.kubelet.network import API_SERVER_PORT
 
 
 @pytest.fixture
@@ -30,6 +31,11 @@ def test_a_taken_port_is_refused_with_its_holder(taken):
 
 def test_a_port_of_loopback_is_free_at_a_bridge_that_is_not_there_yet(taken):
     assert addresses.choose(apiserver=taken, bridge=15).apiserver == taken
+
+
+def test_the_api_server_of_a_bridge_has_the_port_that_policies_name():
+    assert addresses.choose(bridge=15).apiserver == API_SERVER_PORT == 6443
+    assert addresses.choose().apiserver != API_SERVER_PORT
 
 
 def test_a_port_of_every_address_is_taken_at_a_bridge_too():

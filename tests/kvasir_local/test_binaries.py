@@ -1,5 +1,6 @@
 """Where the binaries come from, and what is built when they are nowhere."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import kvasir_local
 from kvasir_local import binaries, buildplan, component_flags, gobuild
 from kvasir_local.errors import MissingToolError
+from kvasir_local.kubelet import dns
+from kvasir_local.kubelet.network import BridgeNetwork
 from kvasir_local.progress import SilentProgress
 
 GOMOD = Path(kvasir_local.__file__).parent / "gomod"
@@ -46,6 +49,18 @@ def test_assets_that_lack_something_are_said_and_left(tmp_path):
     ]
 
 
+def test_what_the_network_needs_is_cached_one_by_one(tmp_path):
+    """A build of the one that is killed, or a new version of it, leaves the other."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    for name, step in buildplan.network_steps().items():
+        fill(tmp_path / "kvasir" / name, (step.binary,))
+    found = binaries.provide_network(progress=SilentProgress(), environment=environment)
+    assert found == {
+        "coredns": tmp_path / "kvasir" / f"coredns-{buildplan.COREDNS}-linux-amd64" / "coredns",
+        "kube-router": tmp_path / "kvasir" / f"kube-router-{buildplan.KUBE_ROUTER}-linux-amd64" / "kube-router",
+    }
+
+
 def test_a_file_that_cannot_be_executed_is_missing(tmp_path):
     directory = fill(tmp_path / "bin")
     (directory / "etcd").chmod(0o644)
@@ -75,7 +90,7 @@ def go_of(directory, version):
 
 
 def test_a_new_enough_go_on_path_is_used(tmp_path):
-    path = go_of(tmp_path / "path", "go1.25.0")
+    path = go_of(tmp_path / "path", "go1.26.0")
     scripts = go_of(tmp_path / "scripts", "go1.27.3")
     assert gobuild.find_go(path=str(path.parent), scripts=str(scripts.parent)) == path
 
@@ -88,12 +103,13 @@ def test_an_old_go_on_path_gives_way_to_the_wheel(tmp_path):
 
 def test_no_go_is_said_with_what_was_found(tmp_path):
     path = go_of(tmp_path / "path", "go1.19.8")
-    with pytest.raises(MissingToolError, match=r"go 1\.24 or newer.*go is go1\.19\.8"):
+    with pytest.raises(MissingToolError, match=r"go 1\.26 or newer.*go is go1\.19\.8"):
         gobuild.find_go(path=str(path.parent), scripts=str(tmp_path / "none"))
 
 
 def test_every_binary_is_built():
     assert {step.binary for step in buildplan.steps()} == set(component_flags.BINARIES)
+    assert {step.binary for step in buildplan.node_steps()} == set(component_flags.NODE_BINARIES)
 
 
 def test_module_files_pin_the_versions_of_the_plan():
@@ -102,11 +118,31 @@ def test_module_files_pin_the_versions_of_the_plan():
     assert f"require k8s.io/kubernetes {buildplan.KUBERNETES}\n" in kubernetes
     assert staging == {buildplan.KUBERNETES.replace("v1.", "v0.")}
     assert f"go.etcd.io/etcd/server/v3 {buildplan.ETCD}\n" in (GOMOD / "etcd" / "go.mod").read_text()
+    assert f"github.com/coredns/coredns {buildplan.COREDNS}\n" in (GOMOD / "coredns" / "go.mod").read_text()
+    router = (GOMOD / "kube-router" / "go.mod").read_text()
+    assert f"github.com/cloudnativelabs/kube-router/v2 {buildplan.KUBE_ROUTER}\n" in router
+
+
+def test_every_go_that_is_taken_is_new_enough_for_every_module():
+    for module in GOMOD.iterdir():
+        wanted = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+        assert buildplan.go_version(wanted[1]) <= buildplan.LEAST_GO, module
 
 
 def test_every_built_package_is_named_for_go_mod_tidy():
-    for step in buildplan.steps():
-        assert f'"{step.package}"' in (GOMOD / step.module / "tools.go").read_text()
+    for step in (*buildplan.steps(), *buildplan.node_steps(), *buildplan.network_steps().values()):
+        module = GOMOD / step.module
+        if step.package.startswith("kvasir.dev/"):
+            assert f"module {step.package}\n" in (module / "go.mod").read_text()
+        else:
+            assert f'"{step.package}"' in (module / "tools.go").read_text()
+
+
+def test_coredns_has_the_plugins_of_its_configuration_and_no_other():
+    imported = re.findall(r'_ "github.com/coredns/coredns/plugin/(\w+)"', (GOMOD / "coredns" / "main.go").read_text())
+    items = json.loads(dns.manifests(BridgeNetwork(index=0)))["items"]
+    (corefile,) = [item["data"]["Corefile"] for item in items if item["kind"] == "ConfigMap"]
+    assert sorted(imported) == sorted(re.findall(r"^    (\w+)", corefile, re.MULTILINE))
 
 
 def test_the_version_is_stamped_into_the_binaries():

@@ -68,5 +68,5 @@ def test_a_damaged_file_is_said(tmp_path, content):
 def test_a_file_of_another_version_is_said(tmp_path):
     paths = StatePaths(root=tmp_path)
     cluster_state.write(paths, ClusterState(schema=99, boot_id="b", binaries="/bin", network=NETWORK))
-    with pytest.raises(StaleStateError, match="schema 99, expected 2"):
+    with pytest.raises(StaleStateError, match=f"schema 99, expected {cluster_state.SCHEMA}"):
         cluster_state.read(paths)

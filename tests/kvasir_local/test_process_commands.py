@@ -20,7 +20,10 @@ STATE = ClusterState(
     boot_id="boot",
     binaries="/bin",
     network=NETWORK,
-    nodes=(RecordedNode(name="a", index=0, fake_gpus=2), RecordedNode(name="b", index=1, kubelet="/k", store="/s")),
+    nodes=(
+        RecordedNode(name="a", index=0, fake_gpus=2),
+        RecordedNode(name="b", index=1, kubelet="/k", router="/r/kube-router", store="/s"),
+    ),
 )
 REAL = msgspec.structs.replace(STATE, network=msgspec.structs.replace(NETWORK, bridge=0))
 
@@ -37,6 +40,7 @@ def test_a_process_node_is_a_process_of_ours():
         ("containerd/b", "containerd"),
         ("node/b", "/k/kubelet"),
         ("kube-proxy/b", "/k/kube-proxy"),
+        ("kube-router/b", "/r/kube-router"),
     ],
 )
 def test_processes_of_a_real_node_run_in_its_network(name, program):

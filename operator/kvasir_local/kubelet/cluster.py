@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from kvasir_api.names import SYSTEM_NAMESPACE
-from kvasir_local import binaries, install, kubectl
+from kvasir_local import binaries, component_flags, install, kubectl
 from kvasir_local.cluster_state import RecordedNode
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.errors import MissingToolError, StepFailedError
-from kvasir_local.kubelet import packages
+from kvasir_local.errors import MissingToolError, StaleStateError, StepFailedError
+from kvasir_local.kubelet import dns, packages
 from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.kubelet.images import ImageBuilder, ImageSet
+from kvasir_local.kubelet.network import API_SERVER_PORT
 from kvasir_local.progress import Progress
 
 GATEWAY: Final = "kvasir-gateway"
+POLICIES: Final = "network-policies"
+"""A component of the manifests."""
 READY_TIMEOUT_S: Final = 300.0
 """Of operator and gateway: two of each, each in an image that is unpacked for the first time."""
 _ENVOY_IMAGE: Final = re.compile(r"image: (\S*envoy\S*)")
@@ -38,6 +41,7 @@ class RealNodes:
         self._builder = ImageBuilder(store=self._cache / "images", checkout=checkout, progress=progress)
         self._images = ImageSet(names=(), tag="")
         self._binaries = Path()
+        self._network_binaries: dict[str, Path] = {}
 
     def check(self) -> None:
         """MissingToolError for what no build mends: no root, a foreign kubelet, no Envoy. Called before a build."""
@@ -52,30 +56,51 @@ class RealNodes:
         """
         packages.provide(progress=self._progress)
         self._binaries = binaries.provide_node(progress=self._progress)
+        self._network_binaries = binaries.provide_network(progress=self._progress)
+        programs = {
+            _envoy_image(self._checkout): _envoy(),
+            dns.IMAGE: self._network_binaries[component_flags.COREDNS],
+        }
         with self._builder.held():
-            self._images = self._builder.build(envoy_image=_envoy_image(self._checkout), envoy=_envoy())
+            self._images = self._builder.build(programs)
             yield
 
     def start(self, cluster: ControlPlane, count: int) -> None:
-        """Starts `count` nodes, and returns when they are Ready."""
-        bridge = cluster.state.network.bridge
+        """Starts `count` nodes and the cluster's DNS, and returns when they are Ready."""
+        bridge = cluster.state.network.kubelets
+        if bridge is None:
+            raise StaleStateError(f"the cluster in {cluster.paths.root} has no network for real nodes")
         known = {node.name: node for node in cluster.state.nodes}
         for index in range(count):
             name = f"kvasir-{index}"
-            store = self._cache / "containerd" / f"{bridge}-{index}"
-            node = RecordedNode(name=name, index=index, kubelet=str(self._binaries), store=str(store))
+            store = self._cache / "containerd" / f"{bridge.index}-{index}"
+            node = RecordedNode(
+                name=name,
+                index=index,
+                kubelet=str(self._binaries),
+                router=str(self._network_binaries[component_flags.KUBE_ROUTER]),
+                store=str(store),
+            )
             cluster.start_kubelet(known.get(name) or node, images=self._import)
-        for index in range(count):
-            cluster.await_node(f"kvasir-{index}")
-            self._progress.done(f"node kvasir-{index} is Ready")
+        for node in (found for found in cluster.state.nodes if found.index < count):
+            cluster.await_node(node.name)
+            cluster.enforce_policies(node)
+            self._progress.done(f"node {node.name} is Ready")
+        kubectl.apply(cluster.kubectl, dns.manifests(bridge))
+        install.await_workloads(
+            cluster.kubectl, progress=self._progress, namespace=dns.NAMESPACE, timeout_s=READY_TIMEOUT_S
+        )
 
     def install(self, cluster: ControlPlane) -> None:
-        """Installs manifests/base, with our images by their tags, as `make deploy` does."""
+        """Installs manifests/base with its network policies and our images by their tags, as `make deploy` does.
+
+        The policies name the usual port of an API server, so that there are none with another one.
+        """
+        usual = cluster.state.network.apiserver == API_SERVER_PORT
         overlay = cluster.paths.overlay
         script = self._checkout / "manifests" / "overlay.sh"
-        result = subprocess.run(
-            [str(script), str(overlay), "", self._images.tag], capture_output=True, text=True, check=False
-        )
+        command = [str(script), str(overlay), "", self._images.tag, POLICIES if usual else ""]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise StepFailedError(f"{script} failed: {result.stderr.strip()}")
         install.apply(

@@ -1,7 +1,7 @@
-"""The configuration files of a node's containerd, CNI plugins, kubelet and kube-proxy.
+"""The configuration of a node's containerd, CNI plugins, kubelet, kube-proxy and kube-router.
 
-Pure: `host` writes them. Tried with containerd 1.6, runc 1.1 and Kubernetes v1.34 on cgroup v1; what is not obvious has
-its reason beside it.
+Pure: `host` writes the files. Tried with containerd 1.6, runc 1.1, Kubernetes v1.34 and kube-router v2.1 on cgroup v1;
+what is not obvious has its reason beside it.
 """
 
 import json
@@ -15,6 +15,7 @@ from kvasir_local.kubelet.network import BridgeNetwork
 CNI_PLUGINS: Final = Path("/usr/lib/cni")
 """Where Debian's containernetworking-plugins puts them."""
 KUBELET_PORT: Final = 10250
+CLUSTER_DOMAIN: Final = "cluster.local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,23 @@ def texts(node: KubeletNode) -> dict[str, str]:
         "cni/10-kvasir.conflist": _cni(node),
         "kubelet.yaml": _json(_kubelet(node)),
         "kube-proxy.yaml": _json(_kube_proxy(node)),
+    }
+
+
+def kube_router(node: KubeletNode) -> dict[str, str]:
+    """Flags of the process that enforces NetworkPolicies, and does nothing else of what it could.
+
+    It comes after kube-proxy has replaced a ClusterIP, so that the ports of policies are those of pods.
+    """
+    return {
+        "kubeconfig": f"{node.directory}/kube-router.kubeconfig",
+        "hostname-override": node.name,
+        "service-cluster-ip-range": node.network.service_cidr,
+        "run-firewall": "true",
+        "run-router": "false",
+        "run-service-proxy": "false",
+        "enable-cni": "false",
+        "health-port": "0",
     }
 
 
@@ -120,6 +138,8 @@ def _kubelet(node: KubeletNode) -> dict[str, object]:
         "tlsCertFile": f"{node.directory}/serving.crt",
         "tlsPrivateKeyFile": f"{node.directory}/serving.key",
         "containerRuntimeEndpoint": f"unix://{node.socket}",
+        "clusterDNS": [node.network.dns_address],
+        "clusterDomain": CLUSTER_DOMAIN,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": node.network.cgroup(node.index),  # of its own: kubelets remove what they do not know
         "failCgroupV1": False,

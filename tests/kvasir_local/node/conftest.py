@@ -8,7 +8,7 @@ import pytest
 
 from fakes.node_bench import NodeBench
 from kvasir_local import credentials, kubectl
-from kvasir_local.access import node_role
+from kvasir_local.access import node_roles
 from kvasir_local.control_plane import ControlPlane
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NODE_INDEX: Final = 100
 def module_node(cluster: ControlPlane, api: "client.ApiClient") -> Iterator[NodeBench]:
     index = NODE_INDEX + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     name = f"bench-{index}"
-    kubectl.apply(cluster.kubectl, node_role())
+    kubectl.apply(cluster.kubectl, node_roles())
     credentials.write_node(cluster.paths, cluster.state.network, name)
     found = NodeBench(cluster, api, name, index)
     found.start()
