@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +50,7 @@ def packed_experts(
             routing=routing,
             bias=biases.choice,
             both=(linear.grouped_product(library, ups), linear.grouped_product(library, downs)),
-            between=None if fused else lambda wide: gate(wide, activation),
+            between=None if fused else partial(_activated, gate, activation),
         )
 
     return built
@@ -71,3 +72,7 @@ class PackedExperts(moe.GroupedExperts):
         wide = rows if rows.dtype in TYPES else rows.float()
         wide = gate_up(wide, first)
         return down(wide if self.between is None else self.between(wide), first).to(rows.dtype)
+
+
+def _activated(gate: ActAndMul, activation: Activation, wide: Tensor) -> Tensor:
+    return gate(wide, activation)

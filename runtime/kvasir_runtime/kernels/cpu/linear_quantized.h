@@ -269,14 +269,6 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
 }
 
 #ifdef __AVX512BF16__
-KVASIR_INLINE bool all_take_amx(const Grouped& g, const Product& p) {
-  for (int64_t i = 0; i < g.count; ++i) {
-    const int64_t rows = g.first[i + 1] - g.first[i];
-    if (rows && !takes_amx(*g.weights[i], p, rows)) return false;
-  }
-  return true;
-}
-
 KVASIR_INLINE void task_unpacked_of(int tid, const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile,
                                     int64_t tiles) {
   if (w.kind == kvasir::Weights::BITS8) task_unpacked<false>(tid, w, p, begin, end, tile, tiles);
@@ -287,7 +279,9 @@ KVASIR_INLINE void task_unpacked_of(int tid, const Linear& w, const Product& p, 
 inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& p) {
   const Linear& any = *g.weights[0];
 #ifdef __AVX512BF16__
-  if (all_take_amx(g, p)) {
+  // Of a group all rows are rounded, whoever takes them: a thread that comes too late, when its rows are others already,
+  // must pass as many barriers as the others did.
+  if (g.count == 1 && takes_amx(any, p, p.rows)) {
     return each_task(tid, nth, g, [&](const Linear& w, int64_t, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
       task_unpacked_of(tid, w, p, begin, end, tile, tiles);
     });
