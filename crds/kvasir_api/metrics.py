@@ -332,6 +332,8 @@ VLLM: Final[tuple[Metric, ...]] = (
     _vllm("counter", "prompt_tokens_by_source_total", "Prompt tokens of admitted requests, by where their keys and values came from.", "source"),
     _vllm("counter", "prompt_tokens_cached_total", "Prompt tokens that were not computed."),
     _vllm("counter", "generation_tokens_total", "Alias of kvasir_generation_tokens_total."),
+    _vllm("counter", "spec_decode_num_draft_tokens_total", "Alias of kvasir_draft_tokens_total."),
+    _vllm("counter", "spec_decode_num_accepted_tokens_total", "Alias of kvasir_draft_tokens_accepted_total."),
     _vllm("counter", "request_success_total", "Sequences ended, by reason.", "finished_reason"),
     _vllm("histogram", "time_to_first_token_seconds", "From arrival to the first token.", buckets=LATENCY_BUCKETS),
     _vllm("histogram", "inter_token_latency_seconds", "Between two tokens of one sequence.", buckets=INTERTOKEN_BUCKETS),
@@ -350,8 +352,7 @@ VLLM: Final[tuple[Metric, ...]] = (
     _vllm("histogram", "request_params_n", "Choices of a prompt.", buckets=(1.0, 2.0, 5.0, 10.0, 20.0)),
     _vllm("histogram", "iteration_tokens_total", "Tokens computed in one step.", buckets=ITERATION_BUCKETS),
 )  # fmt: skip
-"""What readers of vLLM's metrics expect, with its names, labels and buckets. Histograms without buckets count tokens:
-token_buckets() gives theirs. Not here is what has nothing behind it: LoRA adapters, speculation, sampled block lifetimes."""
+"""What readers of vLLM's metrics expect, by its names, labels and buckets; token_buckets() gives those of tokens. Without LoRA adapters, drafts by position and sampled block lifetimes."""
 
 HTTP: Final[tuple[Metric, ...]] = (
     Metric(name="http_requests_total", kind="counter", help="HTTP requests; handler is the route, status a class such as 2xx.", labels=("handler", "status", "method")),

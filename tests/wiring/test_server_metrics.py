@@ -50,7 +50,7 @@ CACHE = {
     "num_cpu_blocks",
 }
 
-# Type, labels beside model_name and engine, buckets; of vLLM without adapters, speculation and optional samples.
+# Type, labels beside model_name and engine, buckets; of vLLM without adapters, drafts by position and optional samples.
 VLLM = {
     "num_requests_running": ("gauge", set(), ()),
     "num_requests_waiting": ("gauge", set(), ()),
@@ -60,6 +60,8 @@ VLLM = {
     "gpu_cache_usage_perc": ("gauge", set(), ()),
     "engine_sleep_state": ("gauge", {"sleep_state"}, ()),
     "cache_config_info": ("gauge", CACHE, ()),
+    "spec_decode_num_draft_tokens": ("counter", set(), ()),
+    "spec_decode_num_accepted_tokens": ("counter", set(), ()),
     "prefix_cache_queries": ("counter", set(), ()),
     "prefix_cache_hits": ("counter", set(), ()),
     "external_prefix_cache_queries": ("counter", set(), ()),

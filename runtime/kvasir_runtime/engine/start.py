@@ -92,6 +92,7 @@ class StartupClients:
 def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clients: StartupClients) -> Engine:
     """The engine with a loaded model; its clients got Ready. Raises StartError, or what else the runner raised."""
     clients.send(Progress(phase="starting", progress_fraction=0.0))
+    _check_recent_answers(options)
     trace, profiler = _trace(options.trace), _profile(options.profile)
     runner = build(options, clients.send)
     runner.use_profiler(profiler)
@@ -111,6 +112,15 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
     for client in clients.present:
         engine.greet(client)
     return engine
+
+
+def _check_recent_answers(options: ServeOptions) -> None:
+    """Raises StartError where recent answers are to be kept and nothing drafts from them."""
+    if options.suffix_decoding_max_cached_requests and options.speculation not in ("auto", "suffix"):
+        raise StartError(
+            f"--suffix-decoding-max-cached-requests {options.suffix_decoding_max_cached_requests}: nothing drafts from "
+            f"recent answers with --speculation {options.speculation}; choose auto or suffix, or keep 0 answers"
+        )
 
 
 def _trace(path: str) -> TraceFile | None:

@@ -38,6 +38,15 @@ def test_a_drafter_that_is_named_and_cannot_be_is_refused():
     assert limits_of(ServeOptions(model="m", speculation="suffix"), engine_facts()).speculation == "suffix"
 
 
+@pytest.mark.parametrize("drafter", ["off", "ngram", "mtp", "/models/small"])
+def test_recent_answers_that_nothing_would_draft_from_are_refused_before_the_model_is_loaded(drafter):
+    built, socket = [], NobodyThere()
+    options = ServeOptions(model="m", speculation=drafter, suffix_decoding_max_cached_requests=7)
+    with pytest.raises(StartError, match=f"requests 7: nothing .* --speculation {drafter}; choose auto or suffix, or"):
+        start_engine(options, lambda *given: built.append(given), socket, StartupClients(socket))
+    assert not built
+
+
 def test_as_many_recent_answers_are_kept_as_the_option_says():
     options = ServeOptions(model="m", speculation="auto", suffix_decoding_max_cached_requests=7)
     assert limits_of(options, engine_facts()).max_cached_answers == 7

@@ -48,6 +48,8 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], tuple[Series, ...]]]] = {
     ),
     "prompt_tokens_cached_total": lambda state: (((), state.totals.prefix_hit_tokens),),
     "generation_tokens_total": lambda state: (((), state.totals.generation_tokens),),
+    "spec_decode_num_draft_tokens_total": lambda state: (((), state.totals.drafted_tokens),),
+    "spec_decode_num_accepted_tokens_total": lambda state: (((), state.totals.accepted_tokens),),
 }
 
 
