@@ -181,11 +181,13 @@ class GrammarMasks:
             for chunk, row in zip(batch.guided, batch.rows, strict=True)
             if row is not None and chunk.index not in batch.dropped
         ]
-        quick = [row for chunk, row in rows if chunk.row not in self._slow]
+        known = [(chunk, row) for chunk, row in rows if not chunk.drafts]
+        quick = [row for chunk, row in known if chunk.row not in self._slow]
         if quick or others:
             mask_filler.wait_for(quick, mask_filler.PATIENCE_S)
         else:
-            mask_filler.wait_for([row for _, row in rows], mask_filler.ALONE_S)
+            mask_filler.wait_for([row for _, row in known], mask_filler.ALONE_S)
+        mask_filler.wait_at_most([row for chunk, row in rows if chunk.drafts], mask_filler.PATIENCE_S)
         late = [(chunk, row) for chunk, row in rows if not row.is_ready]
         num_begun = {row.task: row.task.stop() for _, row in late}
         for chunk, row in late:

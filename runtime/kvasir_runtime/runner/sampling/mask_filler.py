@@ -118,6 +118,17 @@ def wait_for(rows: Iterable[MaskRow], patience_s: float) -> None:
         wait([task.ended for task in running], timeout=patience_s)
         if sum(task.num_done for task in running) == before:
             break
+    _raise_of(tasks)
+
+
+def wait_at_most(rows: Iterable[MaskRow], limit_s: float) -> None:
+    """Wait until all are ready, no longer than so long. Raises what a task raised."""
+    tasks = {row.task for row in rows if not row.is_ready}
+    wait([task.ended for task in tasks], timeout=limit_s)
+    _raise_of(tasks)
+
+
+def _raise_of(tasks: Iterable[MaskTask]) -> None:
     for task in tasks:
         if task.ended.done():
             task.ended.result()

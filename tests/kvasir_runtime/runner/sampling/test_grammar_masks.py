@@ -13,7 +13,7 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
-from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask
+from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask, wait_at_most
 from kvasir_runtime.runner.state.device_stream import HostStream
 from kvasir_runtime.wire import Grammar, SamplingConfig
 
@@ -90,6 +90,27 @@ def test_no_masks_are_given_where_they_do_not_decide_alone(why):
     if why == "not begun":
         batch.rows = None
     assert batch.late_masks() is None
+
+
+def test_masks_behind_drafts_are_not_waited_for_though_they_come_one_after_the_other():
+    """A step would wait as long as there are drafts."""
+    task, left = MaskTask((), np.zeros((1 << 20, 1), dtype=np.int32)), threading.Event()
+
+    def goes_on():
+        while not left.is_set():
+            task.done[0] += 1
+            left.wait(0.001)
+
+    thread = threading.Thread(target=goes_on)
+    thread.start()
+    try:
+        wait_at_most([MaskRow(task, len(task.masks) - 1)], 0.02)
+    finally:
+        left.set()
+        thread.join(60)
+    task.ended.set_exception(MemoryError())
+    with pytest.raises(MemoryError):
+        wait_at_most([MaskRow(task, len(task.masks) - 1)], 0.0)
 
 
 class LateAndBroken:
