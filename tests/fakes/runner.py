@@ -62,6 +62,7 @@ class FakeRunner:
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
     states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    before: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     launched: list[StepPlan] = field(default_factory=list)
     in_flight: int = 0
     guided: dict[int, list[tuple[int, Row, int]]] = field(default_factory=dict)
@@ -260,7 +261,11 @@ class FakeRunner:
         known = end - len(chunk.drafts)
         assert known <= len(row.tokens)
         assert chunk.samples == (known == len(row.tokens) and row.join.pooling is None)
-        assert not chunk.drafts or (chunk.samples and known == chunk.start + 1), "drafts go with the last token"
+        assert not chunk.drafts or chunk.samples, "drafts go with the last token"
+        assert not chunk.drafts or self._has_states or known == chunk.start + 1, "and with no other"
+        self.before.pop(chunk.row, None)
+        if chunk.drafts:
+            self.before[chunk.row] = dict(self.states)
         row.tokens += chunk.drafts
         start, row.kept = max(chunk.start, row.kept), 0
         for group, attention in enumerate(self.attentions):
@@ -334,7 +339,17 @@ class FakeRunner:
             tokens.append(self._sample(chunk, chunk.min_tokens_left - place))
             if tokens[-1:] != list(chunk.drafts[place : place + 1]):
                 break
+        if self._has_states and len(tokens) <= len(chunk.drafts):
+            row.computed = chunk.start
+            for group, attention in enumerate(self.attentions):
+                block = row.tables[group][(chunk.start - 1) // self.block_size]
+                if attention.kind == "state" and chunk.start:
+                    self.states[block] = self.before[chunk.row][block]
         return SampledTokens(chunk.row, tuple(tokens), tuple(likeliest), accepted=len(tokens) - 1)
+
+    @property
+    def _has_states(self) -> bool:
+        return any(attention.kind == "state" for attention in self.attentions)
 
     def _sample(self, chunk: Chunk, min_tokens_left: int) -> int:
         row = self.rows[chunk.row]

@@ -71,7 +71,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
     drafts: ids that are guessed to follow the last known token, computed as the last of num_tokens. The chunk samples
     behind each of them too, and the samples up to the first that is not the guess count. A runner with a draft model
-    takes other ids in their places, or fewer.
+    takes other ids in their places, or fewer. Where a layer has a state and not all of them are right, the state stays
+    as it was before the chunk, which is then computed again.
     scores: the tokens at positions from .. to (not included) get their logprobs; each is given by the
     position before it, which this chunk computes.
     pools: the hidden states of positions from .. to (not included), all of this chunk, go into the row's vector; it is

@@ -256,7 +256,7 @@ class Scheduler:
             need, count = kind.need(builder.budget), 0
             if need is None:
                 continue
-            if is_prompt := lacking(kind) > 1:
+            if is_prompt := lacking(kind) > 1 and not kind.sequence.drafts:
                 shares = shares or expected_shares(running[place:], builder.budget, builder.long)
                 count = min(shares.get(kind.request.request_id, 1), builder.budget)
                 need = kind.need(count) or 0

@@ -36,6 +36,10 @@ CHUNK = 64
 """Tokens whose rank-one changes of the state are merged into products of matrices."""
 
 
+STEPPED = 32
+"""Tokens that are computed one by one at most: those of a step with drafts, with the bits that they have alone."""
+
+
 class StateHeads(NamedTuple):
     """key_dim: of one key head."""
 
@@ -164,7 +168,7 @@ def _advanced(
     )
     tokens = _Tokens(query * heads.key_dim**-0.5, key, value, log_decay, beta)
     matrix = matrix.view(-1, heads.value_heads, heads.key_dim, value.shape[3])
-    out, matrix = (_chunked if in_chunks and num_tokens > 1 else _stepped)(tokens, matrix)
+    out, matrix = (_chunked if in_chunks and num_tokens > STEPPED else _stepped)(tokens, matrix)
     return out, torch.cat((inputs[:, 1 - width :].flatten(1), matrix.flatten(1)), dim=1)
 
 

@@ -44,8 +44,6 @@ def refusal(facts: EngineFacts, *, overlaps: bool, in_cpp: bool) -> str:
     """
     if facts.head != "vocabulary":
         return "the model generates no tokens"
-    if any(attention.kind == "state" for attention in facts.attentions):
-        return "the model's recurrent state cannot be taken back behind a wrong draft"
     if overlaps:
         return "on CUDA the next step is launched before it is known which drafts of this one are right"
     return "" if in_cpp else "this processor or installation has no C++ kernels to sample with"
@@ -68,6 +66,13 @@ def sampled_positions(chunks: Sequence[Chunk]) -> list[Chunk]:
             for place in range(len(chunk.drafts) + 1)
         ]
     return found
+
+
+def verified_results(chunks: Sequence[Chunk], results: StepResults) -> StepResults:
+    """Results with one entry for each chunk that samples. results: with one for each of `sampled_positions`."""
+    if not any(chunk.drafts for chunk in chunks):
+        return results
+    return msgspec.structs.replace(results, sampled=verified(chunks, results.sampled))
 
 
 def verified(chunks: Sequence[Chunk], sampled: Sequence[SampledTokens]) -> tuple[SampledTokens, ...]:

@@ -49,6 +49,7 @@ from kvasir_runtime.runner.sampling.sampler import Sampler
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
+from kvasir_runtime.runner.state.state_snapshots import StateSnapshots
 from kvasir_runtime.runner.step_output import StepOutput
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, SamplingConfig
@@ -102,6 +103,7 @@ class ModelRunner:
         )
         self._in_flight: deque[LaunchedStep] = deque()
         self._profiler = StepProfiler()
+        self._state_snapshots = StateSnapshots(cache, rows, facts.attentions)
         self._transfers: BlockTransfers | None = None
         self.peers: PeerTransfers | None = None
         self._drafter: drafts.PlanDrafter | None = None
@@ -255,6 +257,7 @@ class ModelRunner:
         if self._drafter is not None:
             step.use(*self._drafter.draft(plan))
             self._profiler.lap("draft")
+        self._state_snapshots.keep(step.plan.chunks)
         sampling = step.sampling
         self._requested_logprobs.apply(plan)
         self._pooler.apply(plan)
@@ -386,9 +389,8 @@ class ModelRunner:
         found = Collected(state.output.results(step.plan.step, step.sampling.chunks))
         if (masks := step.sampling.masks) is not None:
             found = Collected(*self._grammar_masks.accept(found.results, masks, self._rows, self._logits_processors))
-        if any(chunk.drafts for chunk in step.plan.chunks):
-            sampled = drafts.verified(step.plan.chunks, found.results.sampled)
-            found.results = msgspec.structs.replace(found.results, sampled=sampled)
+        found.results = drafts.verified_results(step.plan.chunks, found.results)
+        self._state_snapshots.take_back(step.plan.chunks, found.results.sampled)
         for later in self._in_flight:
             if later.plan.step > step.plan.step:
                 later.drop(found.ended)

@@ -46,7 +46,7 @@ _TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("mo
 _ENCODER_PART = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.")
 _MODERNBERT_PART = ("model.embeddings.", "model.final_norm.")
 _OLDER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Layers that draft a token more (mtp) of decoders with a recurrent state, which no wrong draft can be taken back from.
+# Layers that draft a token more (mtp) of decoders with a recurrent state, which no head reads yet.
 _OTHER_PARTS = (
     "mtp.",
     "vision_tower.",

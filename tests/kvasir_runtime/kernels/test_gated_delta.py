@@ -40,6 +40,25 @@ def computed(table, drawn, cuts, tables, states):
 
 
 @TABLES
+@pytest.mark.parametrize("count", [2, 17, 32])
+def test_few_tokens_have_the_bits_that_they_have_one_by_one(table, count):
+    """So a step with drafts, and what it computes again, gives what steps of one token give: in sizes of 16 each."""
+    heads, channels, end, generator = StateHeads(8, 16, 16), 512, 9 + count, torch.Generator().manual_seed(0)
+    x, conv = (torch.randn(*shape, generator=generator) for shape in ((end, channels), (channels, 1, 4)))
+    log_decay, beta = -torch.rand(end, 16, generator=generator), torch.rand(end, 16, generator=generator)
+    found = []
+    for cuts in ([9, end], range(9, end + 1)):
+        states, out, start = torch.zeros(3, 3 * channels + 16 * 16 * 16), [], 0
+        for stop in cuts:
+            part, metadata = slice(start, stop), AttentionMetadata([stop - start], [stop], torch.tensor([[2, 0, 1]]))
+            out.append(table.gated_delta(x[part], conv, log_decay[part], beta[part], states, metadata, BLOCK, heads))
+            start = stop
+        found.append((torch.cat(out), states[[2, 0, 1][(end - 1) // BLOCK]]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@TABLES
 def test_one_head_is_its_formula(table):
     (a, b), (k, v), q = (0.5, -2.0), (3.0, 1.0), 2.0
     conv = torch.tensor([[[a, b]]]).expand(3, 1, 2)

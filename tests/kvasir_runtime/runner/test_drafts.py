@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of, scheduler_of
+from fakes.by_hand import runner_of, scheduler_of, use_draft_model
 from fakes.checkpoints import EOS_TOKEN_ID, Shape
 from fakes.drafter import RecordedDrafter
 from fakes.mixtures import WISHES, Story, request, served, told
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, SampledTokens
+from kvasir_runtime.core.speculation.drafters import Draft, ModelDrafter, TokenHistory
 from kvasir_runtime.guide import vocabulary
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.library import library
@@ -30,6 +31,7 @@ FAMILIES = {
         family="qwen2", extra={"use_sliding_window": True, "max_window_layers": 1} | WINDOW, tied=True, seed=6
     ),
     "latent": Shape(family="deepseek_v2", std=0.2, seed=12),
+    "state": Shape(family="qwen3_next", num_layers=4, std=0.2, seed=11),
     "whole-step": Shape(dtype=torch.bfloat16, intermediate_size=160, num_layers=3),
 }
 NUM_TOKENS = 256
@@ -52,7 +54,7 @@ def runner(root: Path, family: str, num_blocks: int = 1024):
 
 def requests(family: str) -> list[EngineRequest]:
     """One with each wish, as long as the exactness is stated for."""
-    some = range(len(WISHES)) if family in ("dense", "whole-step") else FEW
+    some = range(len(WISHES)) if family in ("dense", "whole-step") else FEW[: 2 if family == "state" else 3]
     made = [request(number, **{**WISHES[number], "max_tokens": NUM_TOKENS}) for number in some]
     beam = BeamSearchConfig(width=2, answers=("60", "60b"), early_stopping=False)
     return [*made, request(60, beam=beam, max_tokens=9)]
@@ -148,12 +150,24 @@ def test_answers_of_grammars_beside_drafts_are_what_they_were(root: Path):
     assert heard("dense", stories[0]) == heard("dense", stories[1])
 
 
-def test_a_layer_with_a_state_has_no_drafts(root: Path):
-    folder = checkpoints.write(root / "state", Shape(family="qwen3_next", num_layers=4, std=0.2, seed=11))
-    made = runner_of(folder, ops=cpu_ops(), max_sequences=4)
-    scheduler = scheduler_of(made, budget=64, speculation="ngram")
-    served(made, [request(0, max_tokens=40)], depth=1, scheduler=scheduler)
-    assert scheduler.report(RuntimeState()).totals.drafted_tokens == 0
+class Few(ModelDrafter):
+    """Drafts so many that a test is quick."""
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        return super().propose(history, min(most, 2))
+
+
+def test_a_draft_model_changes_no_answer_of_a_model_with_a_state(root: Path):
+    """Most of its drafts are wrong; what is read again goes through its cache again."""
+    runner(root, "dense")
+    asked, made = [request(0, max_tokens=NUM_TOKENS)], runner(root, "state")
+    want = served(runner(root, "state"), asked, depth=1, budget=64)
+    use_draft_model(made, root / "dense", ops=cpu_ops(batch_invariant=True))
+    scheduler = scheduler_of(made, budget=64, speculation="drafted", drafter=Few())
+    assert heard("state", served(made, asked, depth=1, scheduler=scheduler)) == heard("state", want)
+    totals = scheduler.report(RuntimeState()).totals
+    assert totals.drafted_tokens > NUM_TOKENS / 2
+    assert totals.accepted_tokens > 0
 
 
 DRAFTED = Chunk(row=3, start=10, num_tokens=4, samples=True, min_tokens_left=2, drafts=(7, 8, 9))

@@ -121,7 +121,7 @@ class Generation:
         if chunk.drafts:
             sequence.unverified = 0
             if sequence.active:  # else it has lost the blocks in which its drafts were computed
-                sequence.computed = chunk.end + sampled.accepted
+                sequence.computed = self._computed_to(chunk, sampled)
         elif len(sampled.tokens) > 1 or sampled.deferred:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
         if sampled.deferred:
@@ -143,11 +143,21 @@ class Generation:
         self.sequence.in_flight = self.sequence.unverified = self.discarded_samples = 0
 
     def _drafts(self, budget: int) -> tuple[int, ...]:
-        """The drafts that go with the last token, where that is all that is to be computed and its id is known."""
+        """The drafts that go with the last token, where its id is known and no other is to be computed, or only such as
+        a state has to read again.
+        """
         sequence = self.sequence
-        if not sequence.drafts or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
+        lacks = len(sequence.tokens) - sequence.computed
+        if not sequence.drafts or sequence.in_flight or (lacks > 1 and not self.limits.has_states):
             return ()
-        return sequence.drafts[: max(0, budget - 1)]
+        return sequence.drafts[: max(0, budget - lacks)]
+
+    def _computed_to(self, chunk: LaunchedChunk, sampled: SampledTokens) -> int:
+        """Positions that hold behind a chunk with drafts. A state is one of the end of a chunk: behind a wrong draft it
+        is taken back to the chunk's beginning.
+        """
+        all_right = sampled.accepted == len(chunk.drafts) - sampled.undrafted
+        return chunk.end + sampled.accepted if all_right or not self.limits.has_states else chunk.start
 
     def _chunk_end(self, end: int) -> int:
         """Where the next chunk ends that may go up to end."""

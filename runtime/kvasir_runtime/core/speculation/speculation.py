@@ -47,8 +47,7 @@ class Speculation:
         self.drafter_follows = False
         named: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(), "auto": SuffixDrafter()}
         named |= dict.fromkeys(BY_RUNNER, ModelDrafter())
-        # A state is one of the end of a chunk: what a wrong draft did to it cannot be taken back.
-        self._drafter = None if limits.has_states else drafter or named.get(limits.speculation)
+        self._drafter = drafter or named.get(limits.speculation)
         self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
         keeps = limits.max_cached_answers > 0 and self._drafter is not None and limits.speculation in FROM_TEXTS
         self._answers = RecentAnswers(limits.max_cached_answers) if keeps else None
@@ -69,7 +68,7 @@ class Speculation:
             if self._answers is not None and kind.sequence.answers is None:
                 kind.sequence.answers = self._answers.of(kind.request.request.tenant, kind.sequence.root)
         # What a draft costs beside prompts is not measured, and blocks for it could be theirs.
-        able = [] if _computes_prompts(running) else [kind for kind in running if _may_draft(kind)]
+        able = [] if _computes_prompts(running) else [kind for kind in running if self._may_draft(kind)]
         num_rows = sum([kind.num_rows for kind in running])
         if self._limits.speculation in BY_RUNNER and self._controller is not None:
             self.drafter_follows = not self._controller.is_off(num_rows)
@@ -117,9 +116,11 @@ class Speculation:
                 else:
                     is_read &= not chunk.drafts
         # Where a draft model still reads prompts, the step costs what others do not.
-        decodes = bool(chunks) and is_read and all(chunk.end - chunk.start == 1 for chunk in chunks)
+        most = MOST_FORCED if self._limits.has_states else 1
+        decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
         if self._controller is not None and decodes and elapsed_s > 0:
-            self._controller.costs.observe(len(chunks), num_drafts, elapsed_s)
+            again = sum([chunk.end - chunk.start - 1 for chunk in chunks])
+            self._controller.costs.observe(len(chunks), num_drafts + again, elapsed_s)
 
     def ended(self, kind: RequestKind) -> None:
         """A request has its answer, or as much as there will be of it."""
@@ -168,30 +169,40 @@ class Speculation:
                 drafts.draft = NO_DRAFT
                 continue
             # Each draft that is kept and the token behind them must have a place in the answer.
-            most = min(MAX_DRAFTS, kind.remaining - 1)
+            most = min(MAX_DRAFTS, kind.remaining - 1, self._before_border(len(sequence.tokens)))
             drafts.history.follow(sequence.tokens)
             found = drafter.propose(drafts.history, most)
             drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
+
+    def _before_border(self, num_tokens: int) -> int:
+        """Drafts behind so many tokens for which a state may go on: at borders of blocks it is kept for others, as of
+        tokens that are certain.
+        """
+        if not (self._limits.has_states and self._limits.prefix_cache):
+            return MAX_DRAFTS
+        return max(0, -num_tokens % self._limits.block_size - 1)
+
+    def _may_draft(self, kind: RequestKind) -> bool:
+        """Whether a request decodes in its next step, and drafts may follow its last token.
+
+        Beams fork behind each token. A check of an answer beside its grammar goes along no drafts, nor does a grammar
+        where a state is taken back. A mask that was late is likely late behind drafts too.
+        """
+        request, sequence = kind.request.request, kind.sequence
+        grammar, has_states = request.sampling.grammar, self._limits.has_states
+        if request.beam is not None or request.pooling is not None:
+            return False
+        if grammar is not None and (grammar.check or has_states):
+            return False
+        if not sequence.active or sequence.deferred or sequence.in_flight or kind.remaining < 2:
+            return False
+        # Where a state was taken back, the tokens that were right are computed again.
+        return 1 <= len(sequence.tokens) - sequence.computed <= (MOST_FORCED if has_states else 1)
 
 
 def _computes_prompts(running: Collection[RequestKind]) -> bool:
     """Whether a request lacks more than what a grammar has forced, as a rule."""
     return any(lacking(kind) > MOST_FORCED for kind in running)
-
-
-def _may_draft(kind: RequestKind) -> bool:
-    """Whether a request decodes one token in its next step, and drafts may follow it.
-
-    Beams fork behind each token. A check of an answer beside its grammar goes along no drafts. A mask that was late is
-    likely late behind drafts too.
-    """
-    request, sequence = kind.request.request, kind.sequence
-    grammar = request.sampling.grammar
-    if request.beam is not None or request.pooling is not None or (grammar is not None and grammar.check):
-        return False
-    if not sequence.active or sequence.deferred or sequence.in_flight or len(sequence.tokens) - sequence.computed != 1:
-        return False
-    return kind.remaining > 1
 
 
 def _drafts_of(kind: RequestKind) -> SequenceDrafts:

@@ -247,11 +247,35 @@ def test_a_text_that_repeats_itself_has_drafts(sampling):
     assert served.scheduler.report(RuntimeState()).totals.drafted_tokens > 0
 
 
-def test_a_model_with_a_state_has_no_drafts():
-    served = repeating("suffix", attentions=(LayerAttention("state"),))
-    served.submit(request("r", [1, 2], max_tokens=30))
+def test_drafts_of_a_model_with_a_state_end_before_a_border_at_which_it_is_kept():
+    served = repeating("suffix", attentions=(LayerAttention("state"),), block_size=16)
+    served.submit(request("r", [1, 2], max_tokens=60))
     served.finish()
-    assert served.scheduler.report(RuntimeState()).totals.drafted_tokens == 0
+    chunks = [chunk for plan in served.plans for chunk in plan.chunks]
+    assert sum(len(chunk.drafts) > 4 for chunk in chunks) > 1
+    ends = {chunk.start + chunk.num_tokens for chunk in chunks if chunk.drafts}
+    assert not any(end % 16 == 0 for end in ends)
+    assert {16, 32, 48} <= {chunk.start + chunk.num_tokens for chunk in chunks if not chunk.drafts}
+
+
+def test_behind_a_wrong_draft_what_a_state_has_read_is_computed_again_with_the_next_drafts():
+    served = repeating("suffix", attentions=(LayerAttention("state"),), prefix_cache=False)
+    served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
+    served.submit(request("r", [1, 2], max_tokens=60))
+    served.finish()
+    chunks = [chunk for plan in served.plans[1:] for chunk in plan.chunks]
+    # Each step gives two right drafts and a token. Behind 16 that were computed again there is a step without drafts.
+    known = [(chunk.start, chunk.num_tokens - len(chunk.drafts), len(chunk.drafts)) for chunk in chunks[:8]]
+    assert known == [(2, 1, 3), (2, 4, 3), (2, 7, 3), (2, 10, 3), (2, 13, 3), (2, 16, 3), (2, 19, 0), (21, 1, 3)]
+    assert served.answers["r"].tokens == [5] * 60
+
+
+class WrongAtTheEnd:
+    """Two right drafts and a wrong one."""
+
+    def propose(self, history, most):
+        tokens = (5, 5, 7)[:most]
+        return Draft(tokens, (1.0,) * len(tokens), 8)
 
 
 def drafted(plan):

@@ -77,7 +77,6 @@ def test_auto_drafts_from_the_text_where_the_checkpoint_has_no_such_layer(root: 
     [
         ("two", "mtp", "has no layers that draft tokens and can be used; choose auto or off"),
         ("state", "mtp", "has no layers that draft tokens and can be used"),
-        ("state", "/absent/drafter", "recurrent state cannot be taken back behind a wrong draft; choose auto or off"),
         ("two", "eagle3", "the model has 2 layers: without it a head reads three of at least 7"),
     ],
 )

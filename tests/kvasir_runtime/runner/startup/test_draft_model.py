@@ -73,7 +73,6 @@ def test_its_cache_is_taken_from_what_memory_allows() -> None:
     ("model", "drafter", "why"),
     [
         ("model", "state", "has no layer with a recurrent state"),
-        ("state", "small", "recurrent state cannot be taken back behind a wrong draft; choose auto or off"),
         ("windows", "small", "every layer of the model sees a part of the text only; choose auto or off"),
     ],
 )
