@@ -16,7 +16,7 @@ def actions(replicas: Sequence[Replica], *, now: float) -> tuple[PodAction, ...]
     Node 0 of a replica that has lost a node is deleted, so that it drains and its workload makes another one with other
     nodes. Where node 0 is lost with its cluster node, and will not go, the others give their places back.
     """
-    broken = [PodAction(verb="regroup", replica=r, why=r.broken) for r in replicas if r.live and r.broken]
+    broken = [PodAction(verb="regroup", replica=r, why=r.broken) for r in replicas if not r.terminating and r.broken]
     lost = [r for r in replicas if r.grace_ends_at is not None and now > r.grace_ends_at + LOST_S]
     left = [r for r in lost if any(node.live for node in r.nodes)]
     why = "its node 0 has not ended within its grace, so that its other nodes are deleted"
