@@ -1,7 +1,7 @@
 """Layers that hold less of a sequence than keys and values of every head: their weights, and what they hold.
 
 Pure arithmetic on the fields of a config.json, for the forecast. States are those of Qwen3-Next, a short convolution
-and the gated delta rule; latent attention is that of DeepSeek-V2.
+and the gated delta rule, and of Mamba-2; latent attention is that of DeepSeek-V2.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvasir_api import layer_types
 from kvasir_api.cache_groups import CacheGroup
 from kvasir_api.hf_config import count, count_or_zero
 
@@ -41,11 +42,16 @@ def _states(config: Mapping[str, Any], layers: int) -> CompressedAttention:
     key_heads, heads = count(config, "linear_num_key_heads", 16), count(config, "linear_num_value_heads", 32)
     key_dim, dim = count(config, "linear_key_head_dim", 128), count(config, "linear_value_head_dim", 128)
     channels, width = 2 * key_heads * key_dim + heads * dim, count(config, "linear_conv_kernel_dim", 4)
-    rows = channels + heads * dim + 2 * heads
+    hidden, mamba = count(config, "hidden_size"), config.get("model_type") in layer_types.MAMBAS
+    rows = channels + heads * dim + (1 if mamba else 2) * heads
+    others = channels * width + 2 * heads + dim
+    if mamba:
+        others = channels * (width + (1 if config.get("mamba_conv_bias", True) else 0)) + 3 * heads + heads * dim
+        others += rows + hidden if config.get("mamba_proj_bias") else 0
     return CompressedAttention(
         layers=layers,
-        matrices=layers * count(config, "hidden_size") * (rows + heads * dim),
-        others=layers * (channels * width + 2 * heads + dim),
+        matrices=layers * hidden * (rows + heads * dim),
+        others=layers * others,
         state_bytes=4 * ((width - 1) * channels + heads * key_dim * dim),
     )
 

@@ -27,6 +27,15 @@ _IMPLIED: Final[dict[str, dict[str, Any]]] = {
 }
 
 _EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
+_MAMBA: Final = {
+    "mamba_n_groups": "linear_num_key_heads",
+    "mamba_n_heads": "linear_num_value_heads",
+    "mamba_d_state": "linear_key_head_dim",
+    "mamba_d_head": "linear_value_head_dim",
+    "mamba_d_conv": "linear_conv_kernel_dim",
+    "layers_block_type": "layer_types",
+}
+"""Mamba-2's groups, states and heads are keys and values of linear attention."""
 _RENAMED: Final[dict[str, dict[str, str]]] = {
     "starcoder2": {"norm_epsilon": "rms_norm_eps"},
     "llama4_text": {
@@ -34,6 +43,8 @@ _RENAMED: Final[dict[str, dict[str, str]]] = {
         "no_rope_layer_interval": "full_attention_interval",
         "interleave_moe_layer_step": "decoder_sparse_step",
     },
+    "granitemoehybrid": _MAMBA,
+    "bamba": _MAMBA,
     "cohere": _EPS,
     "cohere2": _EPS,
     "mpt": {
@@ -108,6 +119,14 @@ _BERT: Final = {
 }
 _ROBERTA: Final = _BERT | {"type_vocab_size": 2, "pad_token_id": 1}
 _COHERE: Final = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625}
+_MAMBA_SIZES: Final = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 128,
+    "linear_key_head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
 _LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "phi3": {"rms_norm_eps": 1e-5},
     "olmo2": {"rms_norm_eps": 1e-5},
@@ -130,6 +149,8 @@ _LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": True,
     },
     "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "granitemoehybrid": _MAMBA_SIZES,
+    "bamba": _MAMBA_SIZES | {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     "llama4_text": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "num_experts_per_tok": 1, "use_qk_norm": True}
     | {"attn_temperature_tuning": True},
     "falcon": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu"},
@@ -182,7 +203,7 @@ def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
     four_times = family in _FOUR_TIMES or "n_embd" in document
     if four_times and not found.get("intermediate_size") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = count(found, "expansion_ratio", 4) * found["hidden_size"]
-    reshaped = {"falcon": _falcon, "mpt": _mpt, "baichuan": _baichuan, "llama4_text": _llama4}.get(family)
+    reshaped = _RESHAPED.get(family)
     found = found if reshaped is None else reshaped(found)
     return _LEFT_OUT.get(family, {}) | found
 
@@ -227,6 +248,38 @@ def _llama4(document: dict[str, Any]) -> dict[str, Any]:
     if isinstance(turning, list) and turning and not document.get("layer_types"):
         document["layer_types"] = [("chunked" if turns else "full") + "_attention" for turns in turning]
     return document
+
+
+def _mamba2(document: dict[str, Any]) -> dict[str, Any]:
+    """Layers of Mamba-2 and of attention by name, as Granite 4 and Bamba mix them, and the width of a head."""
+    layers, attending = document.get("num_hidden_layers"), document.pop("attn_layer_indices", None)
+    if isinstance(layers, int) and layers <= _MOST_LAYERS and not document.get("layer_types"):
+        full = {at for at in attending or () if isinstance(at, int)} if isinstance(attending, list) else set()
+        document["layer_types"] = [("full" if at in full else "linear") + "_attention" for at in range(layers)]
+    if "shared_intermediate_size" in document:  # Granite's, which is the only one where there are no others
+        shared = document.pop("shared_intermediate_size")
+        if document.get("num_local_experts"):
+            size = document.get("intermediate_size")
+            document |= {"moe_intermediate_size": size, "shared_expert_intermediate_size": shared}
+        else:
+            document["intermediate_size"] = shared
+    hidden, heads = document.get("hidden_size"), document.get("linear_num_value_heads", 128)
+    expand = document.get("mamba_expand", 2)
+    if not isinstance(document.get("linear_value_head_dim"), int) and all(
+        isinstance(size, int) and size > 0 for size in (hidden, heads, expand)
+    ):
+        document["linear_value_head_dim"] = expand * hidden // heads
+    return document
+
+
+_RESHAPED: Final = {
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "baichuan": _baichuan,
+    "llama4_text": _llama4,
+    "granitemoehybrid": _mamba2,
+    "bamba": _mamba2,
+}
 
 
 def text_part(document: Mapping[str, Any]) -> str:

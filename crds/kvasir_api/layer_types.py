@@ -22,6 +22,8 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gp
 _ONE_WINDOW: Final = ("mistral", "mixtral", "phi3", "starcoder2")
 """All layers have the window of the config, or none has one."""
 _LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+MAMBAS: Final = ("granitemoehybrid", "bamba")
+"""Families with layers of Mamba-2."""
 _QWEN_FIRST_WINDOW: Final = 28
 _QWEN3_NEXT_INTERVAL: Final = 4
 _LLAMA4_INTERVAL: Final = 4
@@ -69,6 +71,9 @@ def attentions(
         types = layer_types or tuple(CHUNKED_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
         chunked = LayerAttention("chunked", window or _LLAMA4_CHUNK)
         return _by_type(types, num_layers, {FULL_TYPE: FULL, CHUNKED_TYPE: chunked})
+    if family in MAMBAS:
+        known = {FULL_TYPE: FULL, LINEAR_TYPE: _STATE, "attention": FULL, "mamba": _STATE}
+        return _by_type(layer_types or (LINEAR_TYPE,) * num_layers, num_layers, known)
     if family in _PATTERNS:
         every = sliding_window_pattern or _PATTERNS[family]
         types = layer_types or tuple(SLIDING_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))

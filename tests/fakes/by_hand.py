@@ -305,12 +305,16 @@ class Stream:
 
 
 class Hand:
-    """Moves streams through a runner with plans of any shape. Blocks are given out scattered or in a row."""
+    """Moves streams through a runner with plans of any shape. Blocks are given out scattered or in a row.
+
+    shares: whether streams may share blocks of every column; of a state only the scheduler knows which.
+    """
 
     def __init__(self, runner: ModelRunner, *, scattered: bool = True, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = runner.facts.block_size
         self._groups = len(runner.facts.attentions)
+        self.shares = all(attention.kind != "state" for attention in runner.facts.attentions)
         self._free = list(range(runner.facts.num_blocks))[::-1]
         if scattered:
             random.Random(seed).shuffle(self._free)

@@ -7,14 +7,16 @@ from fakes.by_hand import Hand, Stream
 
 
 def mixed_streams(hand: Hand, prompt: Callable[..., tuple[int, ...]]) -> tuple[Stream, ...]:
-    """With their answers: whole, in chunks, behind a shared prefix, preempted and computed again, and several in steps
-    of random sizes, the last four. prompt: tokens of a length and a seed."""
+    """With their answers: whole, in chunks, behind a prefix where the hand can share one, preempted and computed again,
+    and several in steps of random sizes, the last four. prompt: tokens of a length and a seed.
+    """
     chooser = random.Random(1)
     whole, chunked, first = Stream(prompt=prompt(40)), Stream(prompt=prompt(57)), Stream(prompt=prompt(45))
     hand.run([whole], 10)
     hand.run([chunked, first], 10, chunk=7)
     warm = Stream(prompt=first.prompt[:40] + prompt(9, seed=1))
-    hand.share(warm, first, 5)
+    if hand.shares:
+        hand.share(warm, first, 5)
     hand.run([warm], 6)
     hand.preempt(chunked)
     streams = [Stream(prompt=prompt(length, seed=9)) for length in (1, 8, 31, 100)]

@@ -18,14 +18,14 @@ from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, Forwa
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import encoder, feed_forward, gated_delta_net, latent_attention, norms, rotary, vocabulary
+from kvasir_runtime.layers import encoder, feed_forward, latent_attention, norms, rotary, state_layers, vocabulary
 from kvasir_runtime.layers.feed_forward import plain
-from kvasir_runtime.layers.gated_delta_net import GatedDeltaNet
 from kvasir_runtime.layers.latent_attention import LatentAttention
 from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.norms import Norm
 from kvasir_runtime.layers.rotary import Angles
 from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.layers.state_layers import StateLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class _Layer:
     qk_norm: Tensor | None
     wide_qk_norm: tuple[Tensor, Tensor] | None
     sinks: Tensor | None
-    state: GatedDeltaNet | None
+    state: StateLayer | None
     latent: LatentAttention | None
     output: Linear
     outer_norm: Norm
@@ -352,7 +352,7 @@ class Decoder:
                 tensors[name] = moved(tensors[name], like.device)
         wide_qk_norm = state = latent = None
         if attention.kind == "state" and spec.state is not None:
-            state = gated_delta_net.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
+            state = state_layers.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
         elif spec.latent is not None:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 ExpertActivation = Literal["silu", "clamped"]
+StateRule = Literal["delta", "mamba2"]
 CHOICE_BIAS: Final = "router_choice_bias"
 """Of each expert, in float32 whatever the decoder computes in: 16 bits would change which experts are chosen."""
 
@@ -85,10 +86,11 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """Layers with a state in place of keys and values: a short convolution and the gated delta rule.
+    """Layers with a state in place of keys and values: a short convolution, and a rule by which states change.
 
-    conv_width: positions that the convolution sees, the token's own included. Each key head has value_heads / key_heads
-    value heads.
+    rule: the gated delta rule as Qwen3-Next has it, or Mamba-2's, whose keys, queries and values are called B, C and x,
+    and key heads groups. conv_width: positions that the convolution sees, the token's own included. Each key head has
+    value_heads / key_heads value heads. conv_bias, bias: whether the convolution has one, and the two projections.
     """
 
     key_heads: int
@@ -96,6 +98,9 @@ class StateSpec:
     key_dim: int
     value_dim: int
     conv_width: int
+    rule: StateRule = "delta"
+    conv_bias: bool = False
+    bias: bool = False
 
     @property
     def key_width(self) -> int:
@@ -116,3 +121,25 @@ class StateSpec:
     def numbers(self) -> int:
         """Float32 numbers of the state of one layer, as `kernels.gated_delta` lays them out."""
         return (self.conv_width - 1) * self.channels + self.value_heads * self.key_dim * self.value_dim
+
+    def parameter_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of the tensors of one layer. hidden: size of the hidden state.
+
+        qkv: with the delta rule for each key head its query, its key, its values and their gates; then for each its
+        betas and its decays. Of Mamba-2 gates, x, B, C, and a step for each value head.
+        """
+        is_delta = self.rule == "delta"
+        rows = self.channels + self.value_width + (2 if is_delta else 1) * self.value_heads
+        shapes: dict[str, tuple[int, ...]] = {
+            "qkv.weight": (rows, hidden),
+            "conv": (self.channels, 1, self.conv_width),
+            "decay": (self.value_heads,),
+            "decay_bias": (self.value_heads,),
+            "state_norm": (self.value_dim if is_delta else self.value_width,),
+            "output.weight": (hidden, self.value_width),
+        }
+        if not is_delta:
+            shapes["skip"] = (self.value_heads,)
+        if self.conv_bias:
+            shapes["conv_bias"] = (self.channels,)
+        return shapes | ({"qkv.bias": (rows,), "output.bias": (hidden,)} if self.bias else {})

@@ -277,7 +277,7 @@ def _norm(name: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, ...]]:
     if kind == "state" and spec.state is not None:
-        return _state(spec.hidden_size, spec.state)
+        return spec.state.parameter_shapes(spec.hidden_size)
     if kind == "latent" and spec.latent is not None:
         return _latent(spec.hidden_size, spec.num_heads, spec.latent)
     rows = spec.query_rows + 2 * spec.kv_dim
@@ -303,18 +303,6 @@ def _latent(hidden: int, heads: int, latent: LatentSpec) -> dict[str, tuple[int,
         shapes |= {"query_norm": (latent.query_rank,), "query_up.weight": (rows, latent.query_rank)}
     shapes |= {"latent_norm": (latent.rank,), "latent_up": (latent.up_rows(heads), latent.rank)}
     return shapes | {"output.weight": (hidden, heads * latent.value_dim)}
-
-
-def _state(hidden: int, state: StateSpec) -> dict[str, tuple[int, ...]]:
-    """qkv: for each key head its query, its key, its values and their gates; then for each its betas and its decays."""
-    return {
-        "qkv.weight": (state.channels + state.value_width + 2 * state.value_heads, hidden),
-        "conv": (state.channels, 1, state.conv_width),
-        "decay": (state.value_heads,),
-        "decay_bias": (state.value_heads,),
-        "state_norm": (state.value_dim,),
-        "output.weight": (hidden, state.value_width),
-    }
 
 
 def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -116,6 +116,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     linear_value_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128
     linear_num_key_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
     linear_num_value_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
+    mamba_expand: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: Any = None
     use_bidirectional_attention: bool | None = None
     qkv_bias: bool | None = None
     bias: bool | None = None

@@ -9,8 +9,13 @@ from kvasir_runtime.models.family import Family, decoder_spec, usual_places
 
 def _spec(config: ModelConfig) -> DecoderSpec:
     bias = config.attention_bias
+    return scaled(config, decoder_spec(config, "granite", qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias))
+
+
+def scaled(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """The same with the factors of a config."""
     return replace(
-        decoder_spec(config, "granite", qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias),
+        spec,
         embedding_scale=config.embedding_multiplier or 1.0,
         residual_scale=config.residual_multiplier or 1.0,
         attention_scale=config.attention_multiplier or 1.0,

@@ -90,7 +90,8 @@ def expert_places(
     shared: str = "shared_expert",
     stacked: bool = False,
 ) -> dict[str, Place]:
-    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are.
+    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are; shared
+    is "" where that is no such three.
 
     stacked: a checkpoint has a matrix of all experts as one tensor, gate and up in one, which
     `weights.stacked_experts` takes apart.
@@ -107,11 +108,12 @@ def expert_places(
         for expert in range(experts.num_experts):
             each, inner = f"{theirs}experts.{expert}.", experts.intermediate_size
             if stacked:
-                places |= _two(each, ours + "experts.", expert, spec.hidden_size, inner)
+                both = f"{each}gate_up_proj.weight", f"{each}down_proj.weight"
+                places |= gate_up_places(*both, ours + "experts.", expert, spec.hidden_size, inner)
                 continue
             parts = tuple(f"{each}{name}.weight" for name in names)
             places |= _three(parts, ours + "experts.", expert, spec.hidden_size, inner)
-        if experts.shared_size:
+        if experts.shared_size and shared:
             parts = tuple(f"{theirs}{shared}.{name}.weight" for name in names)
             places |= _three(parts, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
         if experts.shared_size and experts.shared_gate:
@@ -130,8 +132,8 @@ def _three(names: tuple[str, ...], ours: str, index: int, hidden: int, inner: in
     }
 
 
-def _two(theirs: str, ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
-    """The same of a gate and an up that are one matrix, the gate first."""
+def gate_up_places(gate_up: str, down: str, ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
+    """Of the index-th of several that lie one below the other; gate and up are one matrix, the gate first."""
     both = Place(tensor=ours + "gate_up.weight", first_row=2 * index * inner, shape=(2 * inner, hidden))
-    down = Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner))
-    return {f"{theirs}gate_up_proj.weight": replace(both, sections=(inner, inner)), f"{theirs}down_proj.weight": down}
+    of_down = Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner))
+    return {gate_up: replace(both, sections=(inner, inner)), down: of_down}

@@ -20,6 +20,7 @@ from kvasir_runtime.models.granite import GRANITE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
 from kvasir_runtime.models.llama import ERNIE, LLAMA, SEED_OSS
 from kvasir_runtime.models.llama4 import LLAMA4
+from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
 from kvasir_runtime.models.mixtral import MIXTRAL
 from kvasir_runtime.models.modernbert import MODERNBERT
@@ -35,9 +36,21 @@ from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
-    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN),
+    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA),
 )
-SPARSE: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, GPT_OSS, OLMOE, LLAMA4)
+SPARSE: Final = (
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE,
+    GPT_OSS,
+    OLMOE,
+    LLAMA4,
+    GRANITE4,
+)
 ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT)
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
 _ALIKE: Final = 3

@@ -8,6 +8,8 @@ Called by `load`, so that it sees each expert's matrix by a name of its own. The
     X         (experts, columns, rows) in full: each expert column after column
     X_bias    (experts, rows)
 
+    X.weight  (experts, rows, columns), of input_linear and output_linear of `block_sparse_moe`, as Granite has them
+
 become X's `experts.N.PART.weight` and `experts.N.PART.bias`. Source: OCP Microscaling Formats 1.0, 2023.
 """
 
@@ -25,6 +27,8 @@ from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, expect_dt
 from kvasir_runtime.weights.e2m1 import MXFP4_GROUP, matrix, powers_of_two
 
 _STACKED: Final = re.compile(r"(.+\.experts)\.(\w+?)(_blocks|_scales|_bias)?$")
+_GRANITE: Final = re.compile(r"(.+\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
+_GRANITE_PARTS: Final = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
 _MOST_EXPERTS: Final = 4096
 """In one tensor: several times what any published model has."""
 _SCALES_READ: Final = 4
@@ -37,6 +41,9 @@ def apart(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     read = functools.lru_cache(maxsize=_SCALES_READ)(whole)
     found = list[CheckpointTensor]()
     for name, one in named.items():
+        if rows := _GRANITE.fullmatch(name):
+            found += _by_rows(one, f"{rows[1]}.experts", _GRANITE_PARTS[rows[2]])
+            continue
         match = _STACKED.fullmatch(name)
         if match is None or match[2] == "weight":
             found.append(one)
@@ -83,6 +90,16 @@ def _in_full(stored: CheckpointTensor, stem: str, part: str) -> Iterator[Checkpo
         yield replace(one, by_columns=True, decoded=functools.partial(_turned, dtype, rows))
 
 
+def _by_rows(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:
+    dtype = stored.dtype
+    if len(stored.shape) != 3 or dtype is None or not dtype.is_floating_point:
+        raise ModelError(
+            f"{stored.path}: tensor {stored.name} has shape {list(stored.shape)}, expected [experts, rows, columns]"
+        )
+    for one in _slices(stored, stem, part, "weight", stored.shape[1:]):
+        yield replace(one, dtype=dtype, decoded=functools.partial(_rows, dtype, stored.shape[2]))
+
+
 def _biases(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:
     dtype = stored.dtype
     if len(stored.shape) != 2 or dtype is None:
@@ -116,6 +133,10 @@ def _scales(read: "functools._lru_cache_wrapper[Tensor]", scales: CheckpointTens
 def _turned(dtype: torch.dtype, rows: int, raw: Tensor, count: int) -> Tensor:
     """So many columns, of all rows."""
     return raw.view(dtype).view(count, rows).T
+
+
+def _rows(dtype: torch.dtype, columns: int, raw: Tensor, count: int) -> Tensor:
+    return raw.view(dtype).view(count, columns)
 
 
 def _viewed(dtype: torch.dtype, raw: Tensor, _: int) -> Tensor:

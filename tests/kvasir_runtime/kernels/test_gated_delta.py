@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.qwen3_next import modeling_qwen3_next as oracle
 
 from kvasir_runtime.kernels import gated_delta
@@ -101,6 +102,26 @@ def test_a_sequence_is_transformers_own():
         out = computed(table, (x, conv, log_decay, beta), [150], list(range(10)), states)
         torch.testing.assert_close(out, want[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(states[9, -state.numel() :], state.flatten(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_sequence_without_the_delta_is_bambas_own():
+    x, conv, _, beta = drawn(150)
+    generator = torch.Generator().manual_seed(1)
+    x, bias, skip = x / 2, *(torch.randn(size, generator=generator) for size in (CHANNELS, 4))
+    mixed = bamba.causal_conv1d_fn(x.T[None], conv[:, 0], bias, activation="silu")[0].T
+    query, key, value = (
+        part.unflatten(1, (n, -1))[None] for part, n in zip(mixed.split((16, 16, 24), 1), (2, 2, 4), strict=True)
+    )
+    rates = torch.rand(4, generator=generator) + 0.1
+    given = (value, beta[None], -rates, key, query)
+    want, state = bamba.mamba2_chunk_scan(*given, chunk_size=64, D=skip, return_final_states=True)
+    for table in (REFERENCE, CPU):
+        states, metadata = torch.zeros(10, NUMBERS), AttentionMetadata([150], [150], torch.arange(10)[None])
+        rest = states, metadata, BLOCK, HEADS._replace(delta=False), bias, skip
+        out = table.gated_delta(x, conv, -rates * beta, beta, *rest)
+        torch.testing.assert_close(out, want[0], atol=2e-5, rtol=1e-5)
+        last = states[9, -state.numel() :].view(4, 8, VALUE_DIM)
+        torch.testing.assert_close(last, state[0].transpose(1, 2), atol=2e-5, rtol=1e-5)
 
 
 @TABLES

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakes import e2m1_checkpoints, family_checkpoints, fp8_checkpoints, integer_checkpoints
+from fakes import e2m1_checkpoints, family_checkpoints, family_configs, fp8_checkpoints, integer_checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
-from fakes.family_checkpoints import MODELS
+from fakes.family_configs import MODELS
 from fakes.integer_checkpoints import Style
 from fakes.mixed_streams import mixed_streams
 from kvasir_api import forecast
@@ -27,7 +27,7 @@ NAMES = pytest.mark.parametrize("name", MODELS)
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(random.Random(seed * 10_007 + length).choices(range(3, family_checkpoints.VOCAB), k=length))
+    return tuple(random.Random(seed * 10_007 + length).choices(range(3, family_configs.VOCAB), k=length))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, family_checkpoints
 from fakes.checkpoints import Shape
 from fakes.soak import SoakEngine
 
@@ -27,10 +27,13 @@ def words(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=count)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("name", "depth"), [("qwen3-next", 1), ("qwen3-next", 2), ("granite4", 1), ("bamba", 2)])
 def test_each_turn_of_a_chat_goes_on_from_the_state_behind_the_last_one(
-    folder: Path, undisturbed: SoakEngine, depth: int
+    folder: Path, undisturbed: SoakEngine, tmp_path: Path, name: str, depth: int
 ) -> None:
+    if name != "qwen3-next":
+        family_checkpoints.write(folder := tmp_path, name)
+        undisturbed = SoakEngine(folder, folder, num_blocks=400, max_sequences=1, prefix_cache=False)
     served = SoakEngine(folder, folder, num_blocks=400, max_sequences=4, depth=depth)
     block_size, said = served.runner.facts.block_size, words(1, 75)
     for turn in range(3):

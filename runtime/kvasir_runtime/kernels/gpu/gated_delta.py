@@ -1,4 +1,4 @@
-"""The gated delta rule for CUDA: sequences of a few tokens step by step, longer ones in chunks.
+"""The gated delta rule, and Mamba-2's, for CUDA: sequences of a few tokens step by step, longer ones in chunks.
 
 One launch convolves queries, keys and values of all tokens and advances the inputs that the convolution keeps; then a
 program holds some columns of one head's state from the beginning of a sequence's tokens to their end. Within a chunk
@@ -38,9 +38,12 @@ def launch(
     attn_metadata: AttentionMetadata,
     block_size: int,
     heads: StateHeads,
+    bias: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """kernels.gated_delta."""
-    return advance(x, conv, log_decay, beta, states, attn_metadata, block_size, heads, *_CHUNKS[x.element_size()])
+    given = x, conv, log_decay, beta, states, attn_metadata, block_size, heads
+    return advance(*given, *_CHUNKS[x.element_size()], bias=bias, skip=skip)
 
 
 def advance(
@@ -55,6 +58,8 @@ def advance(
     chunk: int,
     num_warps: int,
     most_steps: int = _MOST_STEPS,
+    bias: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """kernels.gated_delta with chunks of so many tokens, a power of two, and sequences of up to most_steps without."""
     (tokens, channels), sequences, longest = x.shape, attn_metadata.num_sequences, attn_metadata.longest_query
@@ -67,6 +72,7 @@ def advance(
         "VALUE_HEADS": heads.value_heads,
         "KEY_DIM": heads.key_dim,
         "VALUE_DIM": value_dim,
+        "DELTA": heads.delta,
     }
     width = {"WIDTH": conv.shape[2]}
     mixed = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
@@ -74,16 +80,18 @@ def advance(
     one_block, padded = longest <= each, _padded(max(heads.key_dim, value_dim))
     blocks = sequences if one_block else tokens // each + sequences
     gated_delta_kernels.convolve[(blocks, 2 * heads.key_heads + heads.value_heads)](
-        x, conv, mixed, *places, sequences, x.stride(0), heads.key_dim**-0.5,
-        PADDED=padded, TOKENS=each, HELD=triton.next_power_of_2(conv.shape[2]), ONE_BLOCK=one_block, **sizes, **width,
+        x, conv, bias, mixed, *places, sequences, x.stride(0), heads.key_dim**-0.5,
+        BIASED=bias is not None, PADDED=padded, TOKENS=each, HELD=triton.next_power_of_2(conv.shape[2]),
+        ONE_BLOCK=one_block, **sizes, **width,
         **options(each * padded),
     )  # fmt: skip
     out = x.new_empty((tokens, heads.value_heads, value_dim))
     sizes |= {"PADDED": _padded(heads.key_dim), "MOST_STEPS": most_steps}
     columns = min(_STEP_COLUMNS, _padded(value_dim))
     gated_delta_kernels.step[(-(-value_dim // columns), heads.value_heads, sequences)](
-        mixed, log_decay, beta, out, *places, COLUMNS=columns, **sizes, **width, **options(2048)
-    )
+        mixed, log_decay, beta, skip, out, *places, SKIPS=skip is not None, COLUMNS=columns, **sizes, **width,
+        **options(2048),
+    )  # fmt: skip
     if longest > most_steps:
         parts = tokens, heads.value_heads, chunk
         inverses = torch.empty(parts, dtype=torch.float32, device=x.device)
@@ -92,8 +100,8 @@ def advance(
             mixed, log_decay, beta, inverses, scores, starts, sequences, CHUNK=chunk, **sizes, **options(4096)
         )
         gated_delta_kernels.advance[(-(-value_dim // _CHUNK_COLUMNS), heads.value_heads, sequences)](
-            mixed, log_decay, beta, inverses, scores, out, *places, CHUNK=chunk, COLUMNS=_CHUNK_COLUMNS, **sizes,
-            **width,
+            mixed, log_decay, beta, skip, inverses, scores, out, *places, SKIPS=skip is not None, CHUNK=chunk,
+            COLUMNS=_CHUNK_COLUMNS, **sizes, **width,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32x3",
             num_warps=num_warps, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip

@@ -4,6 +4,7 @@ Launched by `gated_delta`, which explains the order. Tensors' shapes are those o
     mixed:            (tokens, channels): x behind convolution and activation; queries and keys normed, queries scaled
     inverses, scores: (tokens, value_heads, CHUNK): of each token a row of the matrices of its chunk, as `prepare` says
 PADDED: of KEY_DIM, or of all head sizes; COLUMNS: of a state, that a program has; WIDTH: of the convolution.
+DELTA: which rule; BIASED, SKIPS: whether the convolution has a bias, and there are skips.
 G[i] is the sum of a chunk's log decays up to its token i.
 """
 
@@ -31,9 +32,10 @@ def _state_blocks(tables, lens, sequence, count, block_size, table_stride):
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_SLICES)
 def convolve(
-    x, conv, mixed, states, tables, starts, lens, block_size, state_stride, table_stride, num_sequences, x_stride,
+    x, conv, bias, mixed, states, tables, starts, lens, block_size, state_stride, table_stride, num_sequences, x_stride,
     scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    DELTA: tl.constexpr, BIASED: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, HELD: tl.constexpr, ONE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of a sequence, one head of its queries, keys or values; the first of them advance what is kept.
@@ -60,14 +62,17 @@ def convolve(
     token = skipped + tl.arange(0, TOKENS)
     valid = (token < count)[:, None]
     total = tl.zeros((TOKENS, PADDED), tl.float32)
+    if BIASED:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     for place in tl.static_range(WIDTH):
         at = token[:, None] - (WIDTH - 1) + place
         given = tl.load(source + at.to(tl.int64) * x_stride, mask=inside & valid & (at >= 0), other=0.0).to(tl.float32)
         before = tl.load(kept + at * channels, mask=inside & valid & (at < 0) & (at >= -begin), other=0.0)
         total += (given + before) * tl.load(conv + channel * WIDTH + place, mask=inside, other=0.0).to(tl.float32)
     total = total / (1.0 + tl.exp(-total))
-    norm = tl.rsqrt(tl.sum(total * total, 1) + 1e-6) * tl.where(head < KEY_HEADS, scale, 1.0)
-    total *= tl.where(of_values, 1.0, norm)[:, None]
+    if DELTA:
+        norm = tl.rsqrt(tl.sum(total * total, 1) + 1e-6) * tl.where(head < KEY_HEADS, scale, 1.0)
+        total *= tl.where(of_values, 1.0, norm)[:, None]
     target = mixed + (start + token).to(tl.int64)[:, None] * channels + channel
     tl.store(target, total.to(mixed.dtype.element_ty), mask=inside & valid)
     if skipped == 0:
@@ -82,8 +87,9 @@ def convolve(
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_SLICES)
 def step(
-    mixed, log_decay, beta, out, states, tables, starts, lens, block_size, state_stride, table_stride,
+    mixed, log_decay, beta, skip, out, states, tables, starts, lens, block_size, state_stride, table_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    DELTA: tl.constexpr, SKIPS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, MOST_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one head's state, token by token, of a sequence with at most MOST_STEPS."""
@@ -109,9 +115,11 @@ def step(
         value = tl.load(source + value_head, mask=column < VALUE_DIM, other=0.0).to(tl.float32)
         scalar = token * VALUE_HEADS + head
         state *= tl.exp(tl.load(log_decay + scalar))
-        change = (value - tl.sum(state * key, 0)) * tl.load(beta + scalar)
+        change = (value - tl.sum(state * key, 0) if DELTA else value) * tl.load(beta + scalar)
         state += key * change[None, :]
         result = tl.sum(state * query, 0)
+        if SKIPS:
+            result += tl.load(skip + head) * value
         tl.store(out + scalar * VALUE_DIM + column, result.to(out.dtype.element_ty), mask=column < VALUE_DIM)
     tl.debug_barrier()  # the block may be the one that was read
     tl.store(states + written * state_stride + place, state, mask=mask)
@@ -149,6 +157,7 @@ def _of_chunk(
 def prepare(
     mixed, log_decay, beta, inverses, scores, starts, num_sequences,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    DELTA: tl.constexpr,
     PADDED: tl.constexpr, MOST_STEPS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One chunk and head: exp(G[i] - G[j]) * (q[i] @ k[j]) for j <= i, and the inverse of 1 + L, L[i, j] = beta[i] *
@@ -175,20 +184,23 @@ def prepare(
     target, valid = target[:, None] + row[None, :], (token < count)[:, None]
     score = tl.where(is_seen, tl.dot(query, tl.trans(key), input_precision="ieee") * between, 0.0)
     tl.store(scores + target, score.to(scores.dtype.element_ty), mask=valid)
-    system = tl.dot(key, tl.trans(key), input_precision="ieee") * between * rate[:, None]
-    system = tl.where(is_later, system, 0.0)
-    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
-    for place in range(CHUNK - 1):
-        factors = tl.sum(tl.where(row[None, :] == place, system, 0.0), 1)
-        known = tl.sum(tl.where(row[:, None] == place, inverse, 0.0), 0)
-        inverse -= factors[:, None] * known[None, :]
-    tl.store(inverses + target, inverse, mask=valid)
+    if DELTA:
+        system = tl.dot(key, tl.trans(key), input_precision="ieee") * between * rate[:, None]
+        system = tl.where(is_later, system, 0.0)
+        inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
+        for place in range(CHUNK - 1):
+            factors = tl.sum(tl.where(row[None, :] == place, system, 0.0), 1)
+            known = tl.sum(tl.where(row[:, None] == place, inverse, 0.0), 0)
+            inverse -= factors[:, None] * known[None, :]
+        tl.store(inverses + target, inverse, mask=valid)
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_SLICES)
 def advance(
-    mixed, log_decay, beta, inverses, scores, out, states, tables, starts, lens, block_size, state_stride, table_stride,
+    mixed, log_decay, beta, skip, inverses, scores, out, states, tables, starts, lens, block_size, state_stride,
+    table_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    DELTA: tl.constexpr, SKIPS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, MOST_STEPS: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -218,13 +230,17 @@ def advance(
         columns = (token < count)[:, None] & (column < VALUE_DIM)[None, :]
         value = tl.load(mixed + there * channels + value_head[None, :], mask=columns, other=0.0).to(tl.float32)
         of_chunk = (there * VALUE_HEADS + head) * CHUNK + row[None, :]
-        inverse = tl.load(inverses + of_chunk, mask=(token < count)[:, None], other=0.0)
         score = tl.load(scores + of_chunk, mask=(token < count)[:, None], other=0.0)
         grown = tl.exp(total)[:, None]
-        wanted = rate[:, None] * (value - grown * _product(key, state))
-        change = tl.dot(inverse, wanted, input_precision=PRECISION)
+        change = rate[:, None] * value
+        if DELTA:
+            inverse = tl.load(inverses + of_chunk, mask=(token < count)[:, None], other=0.0)
+            wanted = rate[:, None] * (value - grown * _product(key, state))
+            change = tl.dot(inverse, wanted, input_precision=PRECISION)
         result = grown * tl.dot(query, state.to(query.dtype), input_precision="ieee")
         result = tl.dot(score, change.to(key.dtype), result, input_precision="ieee")
+        if SKIPS:
+            result += tl.load(skip + head) * value
         target = (there * VALUE_HEADS + head) * VALUE_DIM + column[None, :]
         tl.store(out + target, result.to(out.dtype.element_ty), mask=columns)
         last = tl.sum(tl.where(row == CHUNK - 1, total, 0.0), 0)

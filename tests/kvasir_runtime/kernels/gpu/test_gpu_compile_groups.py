@@ -22,6 +22,7 @@ from kvasir_runtime.kernels.gpu.ops import TRITON
 CARDS = {"A100": (80, 163 << 10), "L40S": (89, 99 << 10), "H200": (90, SHARED_BYTES), "B200": (100, SHARED_BYTES)}
 DECODE, PREFILL = ((1,) * 4, (9000,) * 4), ((700, 1), (700, 90))
 BFLOAT16 = torch.bfloat16
+QWEN3_NEXT, GRANITE4 = StateHeads(16, 32, 128), StateHeads(1, 48, 128, delta=False)
 LATENTS = [("H200", DECODE, torch.int8), ("H200", DECODE, BFLOAT16), *((name, PREFILL, BFLOAT16) for name in CARDS)]
 
 
@@ -33,13 +34,26 @@ def card(request: pytest.FixtureRequest) -> Iterator[Hopper]:
     triton.runtime.driver.set_active(None)
 
 
-@pytest.mark.parametrize(("card", "step"), [("H200", DECODE), *((name, PREFILL) for name in CARDS)], indirect=["card"])
-def test_the_gated_delta_rule_compiles(card: Hopper, step: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    heads, channels = StateHeads(16, 32, 128), 2 * 16 * 128 + 32 * 128
-    conv, states = torch.zeros(channels, 1, 4, dtype=BFLOAT16), torch.zeros(2, 3 * channels + 32 * 128 * 128)
+@pytest.mark.parametrize(
+    ("card", "step", "heads", "value_dim"),
+    [
+        ("H200", DECODE, QWEN3_NEXT, 128),
+        *((name, PREFILL, QWEN3_NEXT, 128) for name in CARDS),
+        ("H200", DECODE, GRANITE4, 64),
+        ("L40S", PREFILL, GRANITE4, 64),
+    ],
+    indirect=["card"],
+)
+def test_the_rules_of_states_compile(
+    card: Hopper, step: tuple[tuple[int, ...], tuple[int, ...]], heads: StateHeads, value_dim: int
+) -> None:
+    channels = 2 * heads.key_heads * heads.key_dim + heads.value_heads * value_dim
+    numbers = heads.value_heads * heads.key_dim * value_dim
+    conv, states = torch.zeros(channels, 1, 4, dtype=BFLOAT16), torch.zeros(2, 3 * channels + numbers)
     metadata = AttentionMetadata(*step, torch.zeros(len(step[0]), 9, dtype=torch.int32))
-    x, scalars = torch.zeros(sum(step[0]), channels, dtype=BFLOAT16), torch.zeros(sum(step[0]), 32)
-    TRITON.gated_delta(x, conv, scalars, scalars, states, metadata, 1072, heads)
+    x, scalars = torch.zeros(sum(step[0]), channels, dtype=BFLOAT16), torch.zeros(sum(step[0]), heads.value_heads)
+    added = () if heads.delta else (conv[:, 0, 0].contiguous(), scalars[0])
+    TRITON.gated_delta(x, conv, scalars, scalars, states, metadata, 1072, heads, *added)
     kernels = {"convolve", "step"} | ({"prepare", "advance"} if step is PREFILL else set())
     assert kernels <= set(card.loaded)
     assert [card.spilled_bytes(name) for name in kernels] == [[0]] * len(kernels)

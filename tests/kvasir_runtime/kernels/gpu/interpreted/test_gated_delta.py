@@ -3,6 +3,7 @@
 import random
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,13 +53,20 @@ class Case:
         self.log_decay = -torch.rand(tokens, heads.value_heads, generator=generator)
         self.beta = torch.rand(tokens, heads.value_heads, generator=generator)
         self.heads, self.numbers = heads, numbers
+        self.bias = self.skip = None
+        if not heads.delta:
+            self.x /= 2
+            self.bias, self.skip = (
+                torch.randn(size, generator=generator) / 2 for size in (channels, heads.value_heads)
+            )
+            self.bias = self.bias.to(dtype)
 
     def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs, and the states behind them."""
         memory = self.memory.clone()
         rest = AttentionMetadata(self.query_lens, self.kv_lens, self.tables), BLOCK, self.heads
-        states = memory[:, : self.numbers]
-        return operation.reference(self.x, self.conv, self.log_decay, self.beta, states, *rest), memory
+        given = self.x, self.conv, self.log_decay, self.beta, memory[:, : self.numbers], *rest
+        return operation.reference(*given, self.bias, self.skip), memory
 
     def launched(self, chunk: int, most_steps: int, *, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """The same by the kernels. padding: sequences with a token each in block 0, and one without any, behind them;
@@ -82,7 +90,10 @@ class Case:
         x, log_decay, beta = (part.to(DEVICE) for part in tokens)
         states = memory[:, : self.numbers]
         rest = states, metadata, BLOCK, self.heads, chunk, 4, most_steps
-        out = gated_delta.advance(x, self.conv.to(DEVICE), log_decay, beta, *rest)
+        added = {
+            name: None if one is None else one.to(DEVICE) for name, one in (("bias", self.bias), ("skip", self.skip))
+        }
+        out = gated_delta.advance(x, self.conv.to(DEVICE), log_decay, beta, *rest, **added)
         if padding:
             memory[0] = float("nan")
         return out[: len(self.x)].cpu(), memory.cpu()
@@ -96,24 +107,33 @@ class Case:
     chunk=st.sampled_from([16, 32]),
     most_steps=st.sampled_from([0, 3, 8, 100]),
     padding=st.sampled_from([0, 0, 2]),
+    delta=st.booleans(),
 )
 def test_ragged_batches_agree_with_the_reference(
-    sequences: list[tuple[int, int]], sizes: tuple[int, ...], width: int, chunk: int, most_steps: int, padding: int
+    sequences: list[tuple[int, int]],
+    sizes: tuple[int, ...],
+    width: int,
+    chunk: int,
+    most_steps: int,
+    padding: int,
+    delta: bool,
 ) -> None:
     *heads, value_dim = sizes
-    case = Case(sequences, StateHeads(*heads), value_dim, width=width)
+    case = Case(sequences, StateHeads(*heads, delta=delta), value_dim, width=width)
     want, states = case.reference()
     out, written = case.launched(chunk, most_steps, padding=padding)
-    torch.testing.assert_close(out, want, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(written, states, atol=2e-6, rtol=1e-5, equal_nan=True)
+    atol = 2e-6 if delta else 1e-5
+    torch.testing.assert_close(out, want, atol=atol, rtol=1e-5)
+    torch.testing.assert_close(written, states, atol=atol, rtol=1e-5, equal_nan=True)
 
 
-def test_numbers_of_16_bits_keep_their_states_near_the_references() -> None:
-    case = Case([(20, 5), (1, 16), (4, 0)], StateHeads(1, 2, 16), 24, dtype=torch.float16)
+@pytest.mark.parametrize("delta", [True, False])
+def test_numbers_of_16_bits_keep_their_states_near_the_references(delta: bool) -> None:
+    case = Case([(20, 5), (1, 16), (4, 0)], StateHeads(1, 2, 16, delta), 24, dtype=torch.float16)
     want, states = case.reference()
     for most_steps in (0, 100):
         out, written = case.launched(16, most_steps)
-        torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(out, want, atol=2e-3 if delta else 4e-3, rtol=2e-3)
         torch.testing.assert_close(written, states, atol=2e-3, rtol=2e-3, equal_nan=True)
 
 

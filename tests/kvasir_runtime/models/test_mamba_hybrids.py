@@ -1,0 +1,76 @@
+"""Configs of models with layers of Mamba-2 as specs; their answers are held to transformers in test_registry.py."""
+
+import pytest
+
+from fakes import family_configs
+from kvasir_api import hf_config
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers import sharding
+from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.registry import family_of
+
+
+def spec_of(tmp_path, name, **changes):
+    model = family_configs.MODELS[name]
+    document = family_configs.SIZES | model.config | {"model_type": model.family} | changes
+    flat = hf_config.flattened(document | {"architectures": [model.architecture]})
+    assert hf_config.flattened(flat) == flat
+    config = checked(tmp_path / "config.json", flat)
+    return family_of(config).spec(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kinds"),
+    [
+        ("granite4", {}, ["state", "full", "state"]),
+        ("granite4", {"layer_types": None}, ["state"] * 3),
+        ("granite4", {"layer_types": ["linear_attention", "full_attention", "mamba"]}, ["state", "full", "state"]),
+        ("bamba", {}, ["state", "full", "state"]),
+        ("bamba", {"attn_layer_indices": None}, ["state"] * 3),
+        ("bamba", {"layers_block_type": ["attention", "mamba", "mamba"]}, ["full", "state", "state"]),
+    ],
+)
+def test_layers_are_of_the_kinds_that_a_config_names(tmp_path, name, changes, kinds):
+    spec = spec_of(tmp_path, name, **changes)
+    assert [attention.kind for attention in spec.attentions] == kinds
+
+
+def test_a_state_has_the_numbers_of_all_heads_and_of_the_convolution(tmp_path):
+    spec = spec_of(tmp_path, "granite4")
+    channels = 8 * 16 + 2 * 2 * 16
+    assert spec.state_bytes == 4 * (3 * channels + 8 * 16 * 16)
+    assert parameter_shapes(spec)["layers.0.qkv.weight"] == (8 * 16 + channels + 8, 64)
+    assert spec.rope.kind == "none"
+    assert spec_of(tmp_path, "granite4-dense").rope.kind == "default"
+    assert spec_of(tmp_path, "bamba").rope.rotary_dim == 8
+
+
+def test_groups_are_divided_among_ranks_and_one_is_not(tmp_path):
+    part = sharding.shard(spec_of(tmp_path, "granite4"), Rank(1, 2))
+    assert (part.state.key_heads, part.state.value_heads) == (1, 4)
+    with pytest.raises(ValueError, match="1 key heads of layers with a state cannot be divided among 2 ranks"):
+        sharding.shard(spec_of(tmp_path, "bamba"), Rank(0, 2))
+
+
+def test_steps_without_bounds_are_served_however_infinity_is_written(tmp_path):
+    for limit in (None, [0.0, {"__float__": "Infinity"}], [0, "Infinity"]):
+        assert spec_of(tmp_path, "bamba", time_step_limit=limit).state is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bamba", {"mamba_n_groups": 3}, "mamba_n_groups 3 does not divide mamba_n_heads 8"),
+        ("bamba", {"mamba_d_head": 8}, "mamba_n_heads 8 of mamba_d_head 8 are not mamba_expand 2 times hidden_size 64"),
+        ("bamba", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ("bamba", {"mamba_n_heads": 0}, "linear_num_value_heads"),
+        ("granite4", {"layer_types": ["mamba"]}, "layer_types must name .* for each of 3 layers"),
+        ("granite4", {"position_embedding_type": "alibi"}, "position_embedding_type alibi is not supported"),
+        ("granite4", {"shared_intermediate_size": None}, "needs intermediate_size and shared_intermediate_size"),
+        ("granite4", {"mamba_expand": 10**9}, "mamba_expand"),
+    ],
+)
+def test_what_no_layer_can_be_built_from_is_refused(tmp_path, name, changes, message):
+    with pytest.raises(ModelError, match=message):
+        spec_of(tmp_path, name, **changes)
