@@ -81,13 +81,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
     """prompt_tokens, output_tokens: estimates, since the gateway has no tokenizer. session: of the client, "" for
-    none; turn: how many requests the service got before. gateway: number of this one among those that choose."""
+    none; turn: how many requests the service got before. gateway: number of this one among those that choose.
+    num_sequences: that the request generates at once."""
 
     prompt_tokens: float
     output_tokens: float = 0.0
     session: str = ""
     turn: int = 0
     gateway: int = 0
+    num_sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +182,14 @@ def choose(
 
 
 def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -> bool:
-    """Whether an endpoint's queue takes a request, as far as its bounds are known."""
+    """Whether an endpoint's queue takes a request, as far as its bounds are known. One with more sequences than fit
+    into an empty one has nothing to wait for."""
     load = candidate.load
     if load is None or load.room.has_no_bounds:
         return True
-    requests = load.running + load.waiting + candidate.recent
+    most = load.max_sequences + load.room.most_requests if load.room.most_requests > 0 else request.num_sequences
+    further = request.num_sequences - 1 if request.num_sequences <= most else 0
+    requests = load.running + load.waiting + candidate.recent + further
     if load.room.takes_any(requests):
         return True
     cost = _cost(candidate, request, policy)

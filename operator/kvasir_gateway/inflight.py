@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 MAX_EARLY_ENDS = 4096
+MOST_TIMES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflightRequest:
     """One forwarded request. added_s: on the caller's clock. uncached_tokens: that its pod computes, estimated. answer:
-    id of the answer of another pod that goes on there, "" for none."""
+    id of the answer of another pod that goes on there, "" for none. num_sequences: that its pod generates."""
 
     id: str
     service: str
@@ -23,6 +24,7 @@ class InflightRequest:
     uncached_tokens: float
     added_s: float
     answer: str = ""
+    num_sequences: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +105,10 @@ class InflightRequests:
         """Requests in flight at an address."""
         return len(self._by_address.get(address, ()))
 
+    def sequences_at(self, address: str) -> int:
+        """Sequences of the requests in flight at an address."""
+        return sum(request.num_sequences for request in self._by_address.get(address, {}).values())
+
     def went_on_at(self, answer: str) -> str:
         """The address at which an answer of another pod goes on, "" for none."""
         request = self._went_on.get(answer)
@@ -113,19 +119,21 @@ class InflightRequests:
         return len(self._by_id)
 
     def since(self, address: str, moment_s: float) -> tuple[int, float]:
-        """Requests in flight at an address that are newer than a moment, and the sum of their uncached tokens."""
-        requests, tokens = 0, 0.0
+        """Sequences in flight at an address that are newer than a moment, and the sum of their uncached tokens."""
+        sequences, tokens = 0, 0.0
         for request in reversed(self._by_address.get(address, {}).values()):
             if request.added_s <= moment_s:
                 break
-            requests += 1
+            sequences += request.num_sequences
             tokens += request.uncached_tokens
-        return requests, tokens
+        return sequences, tokens
 
     def times(self, address: str, after_s: float, until_s: float) -> list[float]:
-        """When requests in flight at an address were added, of those that were within a time, the newest first."""
-        newest = (request.added_s for request in reversed(self._by_address.get(address, {}).values()))
-        return [added_s for added_s in takewhile(lambda s: s > after_s, newest) if added_s <= until_s]
+        """When sequences in flight at an address were added, of those that were within a time, the newest first, and
+        MOST_TIMES at most: a request may name thousands."""
+        newest = takewhile(lambda r: r.added_s > after_s, reversed(self._by_address.get(address, {}).values()))
+        times = (r.added_s for r in newest if r.added_s <= until_s for _ in range(r.num_sequences))
+        return list(islice(times, MOST_TIMES))
 
     def counts(self, service: str) -> ServiceCounts:
         """The counts of a service; they begin at zero."""

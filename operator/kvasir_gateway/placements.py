@@ -23,7 +23,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 class RequestPlacement(msgspec.Struct, frozen=True, kw_only=True, tag="placed", omit_defaults=True):
     """A request went to an endpoint. id: at its gateway. answer: that goes on there, "" for a new one.
-    uncached_tokens: that the endpoint computes, estimated; cold: that is most of the prompt.
+    uncached_tokens: that the endpoint computes, estimated; cold: that is most of the prompt. num_sequences: that it
+    generates.
 
     route_hashes: what it will hold then, one behind the other. rented, rent_s: the prefix for which requests were kept
     together, and what that has cost so far.
@@ -34,6 +35,7 @@ class RequestPlacement(msgspec.Struct, frozen=True, kw_only=True, tag="placed", 
     answer: Name = ""
     uncached_tokens: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     cold: bool = False
+    num_sequences: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     route_hashes: Annotated[bytes, msgspec.Meta(max_length=MOST_HASHES * ROUTE_HASH_BYTES)] = b""
     rented: Annotated[bytes, msgspec.Meta(max_length=ROUTE_HASH_BYTES)] = b""
     rent_s: Seconds = 0.0

@@ -35,13 +35,16 @@ MOST_OUTPUT_TOKENS: Final = 1_000_000
 
 class RoutedPrompt(Protocol):
     """What routing has to know of a request. num_tokens, most_output_tokens: estimated length of the prompt, and bound
-    of the answer, 0 for none. session: of the client, "" for none."""
+    of the answer, 0 for none. num_sequences: that it generates. session: of the client, "" for none."""
 
     @property
     def num_tokens(self) -> float: ...
 
     @property
     def most_output_tokens(self) -> int: ...
+
+    @property
+    def num_sequences(self) -> int: ...
 
     @property
     def session(self) -> str: ...
@@ -104,6 +107,7 @@ class EndpointRouter:
             session=prompt.session,
             turn=self.inflight.counts(service.key).requests,
             gateway=self.number,
+            num_sequences=prompt.num_sequences,
         )
         inputs = ChoiceInputs(candidates=known, request=size, seed=self._draw())
         choice = choose(known, size, policy=self._policy, seed=inputs.seed)
@@ -142,6 +146,7 @@ class EndpointRouter:
                 self._prefixes.set_rent(*routed.rented)
             placement = msgspec.structs.replace(
                 placement,
+                num_sequences=routed.inputs.request.num_sequences,
                 uncached_tokens=routed.choice.uncached_tokens,
                 cold=routed.choice.is_cold,
                 route_hashes=b"".join(hashes[: placements.MOST_HASHES]),
@@ -215,6 +220,7 @@ class EndpointRouter:
             uncached_tokens=placement.uncached_tokens,
             added_s=now_s,
             answer=placement.answer,
+            num_sequences=placement.num_sequences,
         )
         if not inflight.add(request):
             return False
@@ -226,23 +232,23 @@ class EndpointRouter:
         if request is not None:
             self._prefixes.ended(request_id, request.address, now_s=now_s)
             history = self._history.of(request.address)
-            history.ended += request.added_s <= min(history.at_s, history.seen_s)
+            history.ended += request.num_sequences * (request.added_s <= min(history.at_s, history.seen_s))
         return request
 
     def _since(self, address: str, moment_s: float) -> tuple[int, float]:
-        """Requests of all gateways that are newer than a moment, or that the last reading does not count yet, and their
-        uncached tokens."""
+        """Sequences of all gateways that are newer than a moment, or that the last reading does not count yet, and
+        their uncached tokens."""
         moment_s = min(moment_s, self._history.of(address).seen_s)
         requests, tokens = self.inflight.since(address, moment_s)
         others, their_tokens = self._elsewhere.since(address, moment_s)
         return requests + others, tokens + their_tokens
 
     def _sent(self, address: str, moment_s: float, lag_s: float) -> SentRequests:
-        """What all gateways have sent to an endpoint by a moment."""
+        """What all gateways have sent to an endpoint by a moment, in sequences, as its readings count them."""
         both = (self.inflight, self._elsewhere)
         newer = sum(one.since(address, moment_s)[0] for one in both)
         newest = sorted((s for one in both for s in one.times(address, moment_s - lag_s, moment_s)), reverse=True)
-        return SentRequests(sum(one.at(address) for one in both) - newer, newest)
+        return SentRequests(sum(one.sequences_at(address) for one in both) - newer, newest)
 
     def _matched(
         self, found: list[Candidate], prompt: RoutedPrompt, readings: Mapping[str, StateReading]

@@ -105,6 +105,7 @@ def test_a_record_has_no_text_of_a_prompt():
         "session",
         "turn",
         "gateway",
+        "num_sequences",
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_gateway.inflight import MAX_EARLY_ENDS, InflightRequest, InflightRequests
+from kvasir_gateway.inflight import MAX_EARLY_ENDS, MOST_TIMES, InflightRequest, InflightRequests
 
 
 def request(name, *, service="ns.s", address="a:1", tokens=10, added_s=0.0):
@@ -106,3 +106,11 @@ def test_when_requests_were_sent_is_known_newest_first():
     assert requests.times("a", 1.0, 2.5) == [2.0, 2.0]
     assert requests.times("a", 0.0, 9.0) == [3.0, 2.0, 2.0, 1.0]
     assert requests.times("b", 0.0, 9.0) == []
+
+
+def test_sequences_count_and_thousands_of_them_take_no_time():
+    requests = InflightRequests()
+    for number in range(50):
+        requests.add(replace(request(str(number), added_s=1.0), num_sequences=4096))
+    assert (requests.at("a:1"), requests.sequences_at("a:1"), requests.since("a:1", 0.0)[0]) == (50, 204_800, 204_800)
+    assert requests.times("a:1", 0.0, 9.0) == [1.0] * MOST_TIMES

@@ -24,6 +24,7 @@ TEXT = tuple(number.to_bytes(8) for number in range(40))
 class Prompt:
     hashes: tuple[bytes, ...] = TEXT
     most_output_tokens: int = 0
+    num_sequences: int = 1
     session: str = ""
 
     @property
@@ -126,6 +127,20 @@ def test_a_request_that_its_pod_has_not_counted_yet_is_there(rig):
     assert requests_at(rig, ONE) == 1
     rig.now += 0.4
     rig.read(TEXT)  # it is over, and its client still reads
+    assert requests_at(rig, ONE) == 0
+
+
+def test_sequences_of_one_request_count_as_its_pod_counts_them(rig):
+    rig.read(TEXT)
+    _, name = rig.send(Prompt(num_sequences=4))
+    assert requests_at(rig, ONE) == 4
+    rig.now += 0.4
+    rig.read(TEXT, running=1)  # three are on their way
+    assert requests_at(rig, ONE) >= 4
+    rig.now += 5.0
+    rig.read(TEXT, running=4)
+    assert requests_at(rig, ONE) == 4
+    rig.router.ended(name, now_s=rig.now)
     assert requests_at(rig, ONE) == 0
 
 
@@ -234,14 +249,10 @@ lying_states = st.builds(
 def test_whatever_one_pod_states_the_other_one_gets_requests(told, kind, most_output_tokens):
     rig = Rig()
     for state in told:
-        rig.now += 0.5
+        rig.now += 2.0  # what the honest one was sent before and does not count is over
         rig.read(totals=RequestTotals(completions=10, generation_tokens=1000))
         rig.lie(TWO, msgspec.structs.replace(state, device=kind))
-        sent = [rig.send(Prompt(most_output_tokens=most_output_tokens)) for _ in range(4)]
-        for choice, name in sent:
-            if choice.addresses[0] == ONE:  # which says that it has none
-                rig.router.ended(name, now_s=rig.now)
-        chosen = [choice for choice, _ in sent]
+        chosen = [rig.send(Prompt(most_output_tokens=most_output_tokens))[0] for _ in range(4)]
         assert {frozenset(choice.addresses) for choice in chosen} == {frozenset((ONE, TWO))}
         if not kind:
             assert ONE in {choice.addresses[0] for choice in chosen}

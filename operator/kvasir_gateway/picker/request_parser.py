@@ -23,7 +23,10 @@ LOADED = http_apis.OLLAMA + "/ps"
 VERSION = http_apis.OLLAMA + "/version"
 GENERATE = http_apis.OLLAMA + "/generate"
 SHAPING = ("messages", "prompt", "input", "instructions", "system", "tools", "chat_template_kwargs")
-STREAMING = frozenset({http_apis.CHATS, "/v1/completions", http_apis.RESPONSES, http_apis.ANTHROPIC})
+COMPLETIONS = "/v1/completions"
+MOST_SEQUENCES, MOST_DIGITS = 4096, 6
+"""Of one request, however many it names."""
+STREAMING = frozenset({http_apis.CHATS, COMPLETIONS, http_apis.RESPONSES, http_apis.ANTHROPIC})
 """Paths whose streams are server-sent events, which have comments."""
 FOREVER = "9999-12-31T23:59:59Z"
 STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
@@ -53,8 +56,8 @@ class ParsedBody:
     continues, "" for none.
 
     streams: the answer is a stream of server-sent events. shaping: the fields that shape a prompt, as
-    `hashes.request_text` takes them. most_output_tokens: 0 without a bound. priority: lower is more urgent, None
-    where the body has none.
+    `hashes.request_text` takes them. most_output_tokens: 0 without a bound. num_sequences: that are generated.
+    priority: lower is more urgent, None where the body has none.
     """
 
     model: str | None
@@ -63,12 +66,16 @@ class ParsedBody:
     shaping: Mapping[str, object] = field(default_factory=dict)
     cache_salt: str = ""
     most_output_tokens: int = 0
+    num_sequences: int = 1
     priority: int | None = None
+
+
+_NONE = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
     """Untyped: the pod knows the route and rejects a field of a wrong type. name: the model, as older clients of
-    Ollama write it."""
+    Ollama write it. n, best_of: as they are, of numbers that no float holds, too."""
 
     model: object = None
     name: object = None
@@ -78,6 +85,8 @@ class _Body(msgspec.Struct):
     max_completion_tokens: object = None
     max_output_tokens: object = None
     raw: object = None
+    n: msgspec.Raw = _NONE
+    best_of: msgspec.Raw = _NONE
     priority: object = None
     stream: object = None
     messages: object = msgspec.UNSET
@@ -146,6 +155,7 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
         shaping=_shaping(found, path),
         cache_salt=found.cache_salt if isinstance(found.cache_salt, str) else "",
         most_output_tokens=_most_output_tokens(found),
+        num_sequences=_num_sequences(found, path),
         priority=int(found.priority) if isinstance(found.priority, int) else None,
     )
 
@@ -162,6 +172,15 @@ def _most_output_tokens(body: _Body) -> int:
     """The smallest bound of the answer's length that the body has, 0 for none."""
     fields = (body.max_tokens, body.max_completion_tokens, body.max_output_tokens)
     return min((bound for bound in fields if isinstance(bound, int) and bound > 0), default=0)
+
+
+def _num_sequences(body: _Body, path: str) -> int:
+    """For each prompt as many as choices are drawn. What is no such number is for the pod to refuse."""
+    numbers = (bytes(number) for number in (body.n, body.best_of))
+    drawn = max([int(digits) for digits in numbers if digits.isdigit() and len(digits) <= MOST_DIGITS] or [1])
+    prompts = body.prompt if path == COMPLETIONS and isinstance(body.prompt, list) else ()
+    several = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
+    return min(MOST_SEQUENCES, max(1, drawn) * several)
 
 
 def with_model(body: bytes, path: str, model: str) -> bytes:

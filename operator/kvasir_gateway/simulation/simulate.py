@@ -42,6 +42,7 @@ class SimulatedPrompt:
 
     pieces: tuple[bytes, ...]
     most_output_tokens: int = 0
+    num_sequences: int = 1
     session: str = ""
 
     @property

@@ -287,3 +287,24 @@ def test_refusals_of_a_full_queue_say_why(picker, clock):
     answer = pick(picker, "seventh")
     assert isinstance(answer, ImmediateResponse)
     assert "is busy, and as many requests as may wait for it" in json.loads(answer.body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "free", "goes"),
+    [
+        pytest.param({"n": 2}, PATH, 1, False, id="two choices, one place"),
+        pytest.param({"n": 2}, PATH, 2, True, id="two choices, two places"),
+        pytest.param({"prompt": ["a", "b", "c"]}, PATH, 2, False, id="three prompts"),
+        pytest.param({"prompt": [[1], [2]], "best_of": 2}, PATH, 2, False, id="two prompts, twice each"),
+        pytest.param({"prompt": [1, 2, 3]}, PATH, 1, True, id="one prompt of tokens"),
+        pytest.param({"n": 5}, PATH, 2, True, id="more than an empty replica takes"),
+        pytest.param({"n": "many"}, PATH, 1, True, id="no number"),
+        pytest.param({"n": 10**400}, PATH, 1, True, id="beyond all numbers"),
+        pytest.param({"n": True, "best_of": -2}, PATH, 1, True, id="no counts"),
+        pytest.param({"n": 3, "input": ["a"]}, "/v1/embeddings", 1, True, id="nothing is generated"),
+    ],
+)
+def test_a_request_of_several_sequences_waits_for_as_many_places(picker, clock, fields, path, free, goes):
+    report(picker, clock, one=with_room(free), two=FULL)
+    outcome = picker.pick(json.dumps({"model": "s", **fields}).encode(), "a", path, {})
+    assert isinstance(outcome, Destination) is goes
