@@ -2,30 +2,16 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
-from fakes.life import DEADLINE_S, Life, answer
-from kvasir_api import names
+from fakes.life import DEADLINE_S, Life, answer, processes_of
 from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-
-def ranks_of(pod: dict[str, Any]) -> list[int]:
-    """Processes of this machine that compute ranks behind the first of a pod."""
-    address, found = f"{names.ENV_LISTEN_ADDRESS}={pod['status']['podIP']}".encode(), list[int]()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"rank_worker" in (process / "cmdline").read_bytes():
-                found += [int(process.name)] * (address in (process / "environ").read_bytes().split(b"\0"))
-        except OSError:  # it ended
-            continue
-    return found
 
 
 async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
@@ -34,7 +20,7 @@ async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
     life.apply(replicas=1, autoscaling=None, runtime={"kvCacheTokens": 2048, "tensorParallelSize": 2})
     await life.until_ready()
     (pod,) = life.pods()
-    (rank,) = ranks_of(pod)
+    (rank,) = processes_of(pod, "rank_worker")
     address = f"{stack.gateway_url(installed)}/v1"
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
         assert await answer(client, life.namespace, 40) == "length"

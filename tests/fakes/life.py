@@ -115,6 +115,18 @@ class Life:
         return metadata if count >= STREAMS / 2 else None
 
 
+def processes_of(pod: dict[str, Any], module: str) -> list[int]:
+    """Processes of this machine that run a module in a pod."""
+    address, found = f"{names.ENV_LISTEN_ADDRESS}={pod['status']['podIP']}".encode(), list[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if module.encode() in (process / "cmdline").read_bytes():
+                found += [int(process.name)] * (address in (process / "environ").read_bytes().split(b"\0"))
+        except OSError:  # it ended
+            continue
+    return found
+
+
 async def answer(client: AsyncOpenAI, model: str, max_tokens: int) -> str:
     """How one stream ended: its finish reason, `error`, or `silence` when it just stopped. TimeoutError when it hangs.
 
