@@ -146,20 +146,35 @@ class RealService:
         base = gateway or stack.gateway_url(self.cluster)
         return OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=timeout_s)
 
-    def stream(self, client: OpenAI, max_tokens: int = 40) -> tuple[str, str]:
-        """The text of one streamed answer and its finish reason; `silence` when it just stopped."""
+    def stream(
+        self,
+        client: OpenAI,
+        max_tokens: int = 40,
+        *,
+        question: str = QUESTION,
+        headers: dict[str, str] | None = None,
+        began: Callable[[], Any] = lambda: None,
+    ) -> tuple[str, str]:
+        """The text of one streamed answer and its finish reason; `silence` when it just stopped.
+
+        began: called at the first piece of text, and the next one is read when it returns.
+        """
         text, end = "", "silence"
         for chunk in client.chat.completions.create(
             model=self.namespace,
-            messages=[{"role": "user", "content": QUESTION}],
+            messages=[{"role": "user", "content": question}],
             max_tokens=max_tokens,
             temperature=0,
             stream=True,
+            extra_headers=headers,
             extra_body={"ignore_eos": True},
         ):
             if chunk.choices:
+                first = not text
                 text += chunk.choices[0].delta.content or ""
                 end = chunk.choices[0].finish_reason or end
+                if first and text:
+                    began()
         return text, end
 
 

@@ -4,9 +4,13 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from httpx import HTTPError
 from openai import OpenAIError
 
 from fakes import hub
@@ -20,6 +24,18 @@ pytestmark = pytest.mark.timeout(900)
 FILES = {path.name: path.read_bytes() for path in MODEL.iterdir()}
 USER = 65532
 IN_A_ROW = 20
+STREAMS, TOKENS = 4, 1000
+BROKEN_S = 100.0
+"""Far below the 300 s of silence that the gateway allows a stream, and above the 30 s after which it knows."""
+STOP_ENGINE = """\
+import os, pathlib, signal
+engines = [p for p in pathlib.Path("/proc").glob("[0-9]*") if b"engine_main" in (p / "cmdline").read_bytes()]
+print("ready", flush=True)
+input()
+for engine in engines:
+    os.kill(int(engine.name), signal.SIGSTOP)
+print("stopped", flush=True)
+"""
 
 
 def node_of(pod):
@@ -88,18 +104,23 @@ def unreachable(real, node):
         subprocess.run(["ip", "link", "set", link, "up"], check=True)
 
 
-def test_a_node_that_vanishes_is_avoided_and_taken_back(real, fresh):
-    spread_out(real, fresh)
+def on_both_nodes(real, service, **spec):
+    """A replica, an operator and a gateway on each node; the URL of the gateway that is on kvasir-0."""
+    spread_out(real, service)
     with cordoned(real, "kvasir-1"):
-        fresh.apply(replicas=1)
-        fresh.until_ready()
+        service.apply(replicas=1, **spec)
+        service.until_ready()
     with cordoned(real, "kvasir-0"):
-        fresh.apply(replicas=2)
-        fresh.until_ready()
-    before = fresh.uids()
-    assert {node_of(pod) for pod in fresh.pods()} == {"kvasir-0", "kvasir-1"}
+        service.apply(replicas=2, **spec)
+        service.until_ready()
+    assert {node_of(pod) for pod in service.pods()} == {"kvasir-0", "kvasir-1"}
     (gateway,) = [pod for pod in system_pods(real, "kvasir-gateway") if node_of(pod) == "kvasir-0"]
-    url = f"http://{gateway['status']['podIP']}:{names.PORT_GATEWAY}"
+    return f"http://{gateway['status']['podIP']}:{names.PORT_GATEWAY}"
+
+
+def test_a_node_that_vanishes_is_avoided_and_taken_back(real, fresh):
+    url = on_both_nodes(real, fresh)
+    before = fresh.uids()
 
     def served():
         """A row of requests that are answered within seconds each."""
@@ -115,6 +136,55 @@ def test_a_node_that_vanishes_is_avoided_and_taken_back(real, fresh):
     fresh.until_ready()
     assert fresh.uids() == before, "a replica was replaced although its node came back in time"
     assert served()
+
+
+@contextlib.contextmanager
+def engine_that_stops(service, node):
+    """A function that stops the engine of the replica on a node at once; its kernel and its API process run on."""
+    (name,) = [pod["metadata"]["name"] for pod in service.pods() if node_of(pod) == node]
+    words = [*service.program, "exec", "--stdin", name, "--", "/opt/kvasir/bin/python", "-c", STOP_ENGINE]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stopping:
+        assert stopping.stdout.readline() == "ready\n"
+
+        def stop():
+            assert stopping.communicate("\n", timeout=60)[0] == "stopped\n"
+
+        yield stop
+        stopping.kill()
+
+
+def test_streams_of_a_node_that_vanishes_go_on_elsewhere_or_break_within_a_minute(real, fresh):
+    """The engine is stopped first, so that no answer ends before the link is down. Its node answers until then."""
+    url = on_both_nodes(real, fresh, runtime={"kvCacheTokens": 16384})
+    open_, lost = threading.Barrier(2 * STREAMS + 1), threading.Event()
+
+    def began():
+        open_.wait(60)
+        lost.wait(60)
+
+    def streamed(number, headers):
+        question = f"{number}: what is Kvasir?"  # each with a prefix of its own, so that no replica is preferred
+        with fresh.client(url, timeout_s=200) as client:
+            try:
+                end = fresh.stream(client, TOKENS, question=question, headers=headers, began=began)[1]
+            except (OpenAIError, HTTPError) as error:
+                end = type(error).__name__
+        return end, time.monotonic()
+
+    with ThreadPoolExecutor(2 * STREAMS) as pool, engine_that_stops(fresh, "kvasir-1") as stop:
+        resumed = [pool.submit(streamed, number, {names.HEADER_RESUME: "1"}) for number in range(STREAMS)]
+        plain = [pool.submit(streamed, number, None) for number in range(STREAMS, 2 * STREAMS)]
+        open_.wait(60)
+        stop()
+        with unreachable(real, "kvasir-1"):
+            started = time.monotonic()
+            lost.set()
+            assert [one.result()[0] for one in resumed] == ["length"] * STREAMS
+            ends = [one.result() for one in plain]
+    broken = [at - started for end, at in ends if end != "length"]
+    assert broken, "no stream was open at the node that vanished"
+    assert max(broken) < BROKEN_S
+    fresh.until_ready()
 
 
 @pytest.fixture
