@@ -279,7 +279,7 @@ KVASIR_INLINE void task_unpacked_of(int tid, const Linear& w, const Product& p, 
 inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& p) {
   const Linear& any = *g.weights[0];
 #ifdef __AVX512BF16__
-  // Of a group all rows are rounded, whoever takes them: a thread that comes too late, when its rows are others already,
+  // Of a group all rows are rounded, also for tiles: a thread that comes too late, when its rows are others already,
   // must pass as many barriers as the others did.
   if (g.count == 1 && takes_amx(any, p, p.rows)) {
     return each_task(tid, nth, g, [&](const Linear& w, int64_t, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
