@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 
 from kvasir_api import control_plane_metrics, machine_metrics, metrics
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 
 DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH, HEIGHT = 8, 8

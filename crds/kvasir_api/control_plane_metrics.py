@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from kvasir_api.metrics import LATENCY_BUCKETS, Metric
+from kvasir_api.metric import Metric
+from kvasir_api.metrics import LATENCY_BUCKETS
 
 CHOICE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 HOLD_BUCKETS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvasir_api import control_plane_metrics, crd, kv_host_metrics, machine_metrics, metrics, names
+from kvasir_api import control_plane_metrics, crd, machine_metrics, metrics, names
 from kvasir_api.flags import flag
 from kvasir_api.options import ServeOptions
 
@@ -132,7 +132,6 @@ def _metrics() -> Iterator[tuple[str, str, str, str]]:
     of_control_plane = (*control_plane_metrics.OPERATOR, *control_plane_metrics.GATEWAY)
     for metric in (
         *metrics.RUNTIME,
-        *kv_host_metrics.KV_HOST,
         *machine_metrics.GPU,
         *machine_metrics.of_both_processes(),
         *metrics.VLLM,

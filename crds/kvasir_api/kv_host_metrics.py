@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 
 _MODEL = ("model_name",)
 

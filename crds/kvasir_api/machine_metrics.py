@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 
 GPU: Final[tuple[Metric, ...]] = (
     Metric(name="kvasir_gpu_utilization_fraction", kind="gauge", help="Share of the time in which a kernel ran on the card, 0..1, as its driver counts it.", labels=("gpu",)),

@@ -3,10 +3,10 @@
 Names follow Prometheus: base units, `_total` for counters, fractions 0..1. The pages and dashboards derive from this.
 """
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-Kind = Literal["counter", "gauge", "histogram"]
+from kvasir_api.kv_host_metrics import KV_HOST
+from kvasir_api.metric import Kind, Metric
 
 LATENCY_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -22,17 +22,6 @@ HTTP_BUCKETS: Final = (0.1, 0.5, 1.0)
 HTTP_FINE_BUCKETS: Final = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric family. name is as scraped (counters end in _total)."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
 
 
 def token_buckets(largest: int) -> tuple[float, ...]:
@@ -59,6 +48,7 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(name="kvasir_kv_free_tokens", kind="gauge", help="KV cache tokens that hold nothing.", labels=_MODEL),
+    *KV_HOST,
     Metric(name="kvasir_requests_running", kind="gauge", help="Requests in the running batch.", labels=_MODEL),
     Metric(
         name="kvasir_requests_waiting", kind="gauge", help="Requests waiting for a place in the batch.", labels=_MODEL

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvasir_api.control_plane_metrics import GATEWAY
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 from kvasir_api.model_route import Unavailability
 from kvasir_gateway.hold_queue import HoldQueue
 from kvasir_gateway.inflight import InflightRequests

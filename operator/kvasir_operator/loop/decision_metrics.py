@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 from kvasir_kube.kinds import Key
 from kvasir_operator.scaling.decide import LIMITS, ScalingDecision
 from kvasir_operator.scaling.demand import SIGNALS

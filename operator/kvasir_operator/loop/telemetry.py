@@ -6,7 +6,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvasir_api.control_plane_metrics import OPERATOR
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 from kvasir_kube.kinds import Key
 from kvasir_operator.loop.decision_metrics import OF_A_DECISION, DecisionMetrics
 from kvasir_operator.scaling.decide import ScalingDecision

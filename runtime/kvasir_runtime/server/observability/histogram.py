@@ -13,7 +13,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kvasir_api import metrics
+from kvasir_api.metric import Metric as DeclaredMetric
 
 
 class FastHistogram(Collector):
@@ -21,7 +21,7 @@ class FastHistogram(Collector):
 
     def __init__(
         self,
-        metric: metrics.Metric,
+        metric: DeclaredMetric,
         labels: Sequence[str],
         buckets: Sequence[float],
         registry: CollectorRegistry,

@@ -24,7 +24,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvasir_api import device_peaks, kv_host_metrics, machine_metrics, metrics
+from kvasir_api import device_peaks, machine_metrics, metrics
+from kvasir_api.metric import Metric as DeclaredMetric
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_runtime.server.observability.gpu_metrics import GpuMetrics
@@ -97,7 +98,7 @@ class RuntimeMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series per histogram
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
-        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *kv_host_metrics.KV_HOST, *metrics.HTTP)}
+        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *metrics.HTTP)}
         self._ended = _counter(declared["kvasir_requests_total"], self._registry)
         self._model_name = model_name
         self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
@@ -198,7 +199,7 @@ class _FromState(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
         state = self._snapshot()
-        for metric in (*metrics.RUNTIME, *kv_host_metrics.KV_HOST):
+        for metric in metrics.RUNTIME:
             value = FROM_STATE.get(metric.name)
             if value is None:
                 continue
@@ -216,17 +217,17 @@ def _num_tasks() -> float:
         return 0.0
 
 
-def _counter(metric: metrics.Metric, registry: CollectorRegistry) -> Counter:
+def _counter(metric: DeclaredMetric, registry: CollectorRegistry) -> Counter:
     return Counter(metric.name, metric.help, metric.labels, registry=registry)
 
 
-def _gauge(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Gauge:
+def _gauge(metric: DeclaredMetric, registry: CollectorRegistry, model_name: str) -> Gauge:
     return Gauge(metric.name, metric.help, metric.labels, registry=registry).labels(model_name)
 
 
-def _histogram(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Histogram:
+def _histogram(metric: DeclaredMetric, registry: CollectorRegistry, model_name: str) -> Histogram:
     return _plain_histogram(metric, registry).labels(model_name)
 
 
-def _plain_histogram(metric: metrics.Metric, registry: CollectorRegistry) -> Histogram:
+def _plain_histogram(metric: DeclaredMetric, registry: CollectorRegistry) -> Histogram:
     return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)

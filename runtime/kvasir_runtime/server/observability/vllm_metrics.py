@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvasir_api import metrics
+from kvasir_api.metric import Metric as DeclaredMetric
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.observability.histogram import FastHistogram
@@ -158,7 +159,7 @@ class VllmMetrics(Collector):
         for name, value in values.items():
             self.observe(name, value)
 
-    def _family(self, metric: metrics.Metric, series: tuple[Series, ...]) -> Metric:
+    def _family(self, metric: DeclaredMetric, series: tuple[Series, ...]) -> Metric:
         kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
         family = kind(metric.name, metric.help, labels=metric.labels)
         for labels, value in series:

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 
-from kvasir_api.metrics import Metric
+from kvasir_api.metric import Metric
 from kvasir_runtime.server.observability.histogram import FastHistogram
 
 BUCKETS = (0.005, 0.1, 1.0, 2500.0)
