@@ -19,7 +19,7 @@ IMAGE_REGISTRY ?=
 IMAGE_BUILD_ARGS ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-soak test-resume test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -176,7 +176,10 @@ lock-clients: setup  ## Write the pins of the clients that test-clients runs: ve
 test-resume: setup  ## Kill replicas under a hundred streams of each kind; every answer must be the undisturbed one (STREAMS=…)
 	@KVASIR_TEST_STREAMS=$(or $(STREAMS),100) $(TEST_ENV) $(BIN)/python -m pytest --timeout 3600 tests/wiring/test_gateway_resume.py $(PYTEST_ARGS)
 
-test-long: test-clients test-soak test-resume  ## Run what takes long and stays outside of `make test`
+test-families: setup  ## Compute every family in every precision, whole, in chunks, cached, preempted and in batches
+	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py $(PYTEST_ARGS)
+
+test-long: test-clients test-soak test-resume test-families  ## Run what takes long and stays outside of `make test`
 
 test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/kernels tests/gpu $(PYTEST_ARGS)

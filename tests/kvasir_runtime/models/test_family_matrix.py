@@ -1,0 +1,147 @@
+"""Each family in each precision, however the work is cut into steps: by the declarations, so that a new one comes in.
+
+`make test` computes as few families as have every part of a layer that any has, `make test-long` all of them in all
+precisions. Operations are those of torch, to which tests of kernels hold the others.
+"""
+
+import inspect
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import cache
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes import checkpoints, family_checkpoints, family_configs
+from fakes.by_hand import Hand, runner_of
+from fakes.checkpoints import Shape
+from fakes.mixed_streams import mixed_streams
+from fakes.oracle import Oracle
+from kvasir_api import hf_config
+from kvasir_runtime.kernels.cpu.ops import CPU
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.registry import DENSE, SPARSE, declared, family_of
+
+Logits = Callable[[tuple[int, ...]], Tensor]
+TIE = 1e-4
+MOST_OFF = {"fp8": 0.4, "int8": 0.15, "int4": 0.8}
+"""Root mean square of what logits are off by, as a part of their spread; of other rows it would be about 1.4. Experts
+that are chosen otherwise count too, which with fp8 is most of it.
+"""
+LINES_OF_A_FAMILY = 60
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """A config.json for each kind of checkpoint that the fakes write."""
+    found = dict[str, dict[str, Any]]()
+    for family in checkpoints.ARCHITECTURES:
+        found[family] = checkpoints.config_json(Shape(family=family, num_layers=4 if "next" in family else 2))
+    for name, model in family_configs.MODELS.items():
+        given = family_configs.SIZES | model.config
+        given = {key: one for key, one in given.items() if one is not None or key in family_configs.NULLS}
+        found[name] = given | {"model_type": model.family, "architectures": [model.architecture]}
+    return found
+
+
+DOCUMENTS = documents()
+
+
+def parts(document: dict[str, Any]) -> frozenset[str]:
+    """What layers of a model have that those of Llama have not."""
+    config = checked(Path("config.json"), hf_config.flattened(document))
+    spec = family_of(config).spec(config)
+    named = {f"attention {attention.kind}" for attention in spec.attentions}
+    for part in (spec, spec.experts, spec.state, spec.rope):
+        for field in fields(part) if part is not None else ():
+            value = getattr(part, field.name)
+            is_size = isinstance(value, int) and not isinstance(value, bool)
+            if field.default is not MISSING and value != field.default and not is_size:
+                named.add(f"{type(part).__name__}.{field.name}")
+    return frozenset(named)
+
+
+def covering() -> list[str]:
+    """Names of models, few, that have all parts together: each adds most of those that are left."""
+    having = {name: parts(document) for name, document in DOCUMENTS.items()}
+    left, chosen = set[str]().union(*having.values()), list[str]()
+    while left:
+        best = max(having, key=lambda name: len(having[name] & left))
+        chosen.append(best)
+        left -= having[best]
+    return chosen
+
+
+def cases() -> list[tuple[str, str]]:
+    if os.environ.get("KVASIR_FAMILY_MATRIX") == "all":
+        return list(product(DOCUMENTS, MOST_OFF))
+    return list(zip(covering(), cycle(MOST_OFF), strict=False))
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Logits]]:
+    """The folder of a model in full, and its logits by transformers."""
+    root = tmp_path_factory.mktemp("matrix")
+
+    @cache
+    def written(name: str) -> tuple[Path, Logits]:
+        folder = root / name
+        if name in family_configs.MODELS:
+            judge = family_checkpoints.write(folder, name)
+            return folder, lambda tokens: judge(torch.tensor([tokens]), use_cache=False).logits[0]
+        checkpoints.write(folder, Shape(family=name, num_layers=4 if "next" in name else 2, std=0.12))
+        return folder, Oracle(folder).logits
+
+    return written
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed * 10_007 + length).choices(range(3, family_configs.VOCAB), k=length))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("name", "precision"), cases())
+def test_quantized_in_place_a_family_answers_the_same_however_work_is_cut(
+    judged: Callable[[str], tuple[Path, Logits]], name: str, precision: Any
+) -> None:
+    folder, logits = judged(name)
+    runner = runner_of(folder, ops=CPU, num_blocks=1024, quantization=precision)
+    for stream in mixed_streams(Hand(runner), prompt):
+        known = runner.logits(tuple(stream.tokens))[len(stream.prompt) - 1 : -1]
+        given = known.gather(1, torch.tensor(stream.answer)[:, None])[:, 0]
+        assert (given >= known.amax(dim=1) - TIE).all()
+    tokens = prompt(40)
+    wanted = logits(tokens).float()
+    off = (runner.logits(tokens) - wanted).square().mean().sqrt() / wanted.std()
+    assert 0 < off < MOST_OFF[precision]
+
+
+def test_every_family_is_computed_here() -> None:
+    architectures = {name for document in DOCUMENTS.values() for name in document["architectures"]}
+    found = {declared([name]) for name in architectures}
+    assert [family.architecture for family in (*DENSE, *SPARSE) if family not in found] == []
+    assert set(covering()) <= set(DOCUMENTS)
+    assert len(covering()) < len(DOCUMENTS) / 2
+
+
+def test_a_dense_family_costs_few_lines() -> None:
+    """Of code, where several share a module each its share."""
+    modules = [family.spec.__module__ for family in (*DENSE, *SPARSE)]
+    for module in {family.spec.__module__ for family in DENSE}:
+        source = inspect.getsource(sys.modules[module]).splitlines()
+        code = [line for line in source if line.strip() and not line.strip().startswith(("#", "from ", "import "))]
+        assert len(code) / modules.count(module) <= LINES_OF_A_FAMILY, module
+
+
+def test_parts_are_those_that_differ_from_llamas() -> None:
+    assert parts(DOCUMENTS["llama"]) == {"attention full"}
+    assert "ExpertsSpec.scaled_inputs" in parts(DOCUMENTS["llama4"])
+    assert "StateSpec.rule" in parts(DOCUMENTS["granite4"])
+    assert DecoderSpec.__name__ + ".alibi" in parts(DOCUMENTS["mpt"])
