@@ -5,8 +5,7 @@ with C++ kernels `launch` starts the forward pass on the other cores and `collec
 the clients in between. Without these kernels, and behind another step, `collect` computes the whole step. Either way
 launches form a queue that is worked off in order.
 
-SamplingConfig of guided rows is deferred: their masks depend on the token before, which may still be computed when the
-forward pass is launched. It is enqueued as soon as that token is collected, and always before the next step.
+Sampling of guided rows waits for the token before, on which their masks depend, and is enqueued before the next step.
 """
 
 from collections import deque
@@ -89,7 +88,8 @@ class ModelRunner:
         self._pooler = Pooler(model.logits, stream)
         self._other_cores = not stream.overlaps and model.begins(cache)
         self._host_sampler = host_sampler_of(ops, rows, facts.eos_token_ids)
-        no_drafts = drafts.refusal(facts, overlaps=stream.overlaps, in_cpp=self._host_sampler is not None)
+        in_cpp, ranks = self._host_sampler is not None, model.spec.rank.count
+        no_drafts = drafts.refusal(facts, overlaps=stream.overlaps, in_cpp=in_cpp, ranks=ranks)
         self.facts = msgspec.structs.replace(facts, no_drafts=no_drafts)
         self._fast_path = fast_path_of(model, rows, self._host_sampler, cache, facts.max_batch_tokens)
         self._sampler = Sampler(
@@ -110,9 +110,7 @@ class ModelRunner:
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory that rows, and graphs once all are captured, hold beside weights and cache; 0 where rows are on
-        the host.
-        """
+        """Device memory of rows, and of graphs once all are captured; 0 where rows are on the host."""
         return self._rows.num_bytes + (0 if self._graphs is None else self._graphs.expected_bytes)
 
     @property

@@ -175,6 +175,16 @@ def test_ranks_compute_layers_of_other_families(root: Path, name: str) -> None:
     torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("name", "why"), [("llama", ""), ("qwen3_next", "the recurrent states of several ranks")])
+def test_ranks_draft_where_no_state_is_taken_back(root: Path, name: str, why: str) -> None:
+    folder = folder_of(root, name)
+    assert runner_of(folder, ops=cpu_ops()).facts.no_drafts == ""
+    with group_of(2) as group:
+        found = runner_of(folder, ops=cpu_ops(), group=group).facts.no_drafts
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
 def test_copied_blocks_are_copied_on_every_rank(root: Path) -> None:
     folder = folder_of(root, "llama")
 
