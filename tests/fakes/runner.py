@@ -337,7 +337,8 @@ class FakeRunner:
             if said > 0:
                 likeliest.append(self.model.likeliest(row.tokens, said))
             tokens.append(self._sample(chunk, chunk.min_tokens_left - place))
-            if tokens[-1:] != list(chunk.drafts[place : place + 1]):
+            forces = row.join.sampling.grammar is not None and any(self.model.forced(row.tokens))
+            if forces or tokens[-1:] != list(chunk.drafts[place : place + 1]):
                 break
         if self._has_states and len(tokens) <= len(chunk.drafts):
             row.computed = chunk.start
