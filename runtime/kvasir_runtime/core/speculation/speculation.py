@@ -175,10 +175,10 @@ class Speculation:
             drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
 
     def _before_border(self, num_tokens: int) -> int:
-        """Drafts behind so many tokens for which a state may go on: at borders of blocks it is kept for others, as of
-        tokens that are certain.
+        """Drafts behind so many tokens for which a state may go on. At borders of blocks it is kept for others, as of
+        tokens that are certain; and of several blocks a chunk has the last alone, in which a shorter one would not end.
         """
-        if not (self._limits.has_states and self._limits.prefix_cache):
+        if not self._limits.has_states:
             return MAX_DRAFTS
         return max(0, -num_tokens % self._limits.block_size - 1)
 

@@ -247,8 +247,11 @@ def test_a_text_that_repeats_itself_has_drafts(sampling):
     assert served.scheduler.report(RuntimeState()).totals.drafted_tokens > 0
 
 
-def test_drafts_of_a_model_with_a_state_end_before_a_border_at_which_it_is_kept():
-    served = repeating("suffix", attentions=(LayerAttention("state"),), block_size=16)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_drafts_of_a_model_with_a_state_end_before_a_border(prefix_cache):
+    """There it is kept; and of the blocks that a chunk goes over, those before its end are not there for a shorter."""
+    attentions = (LayerAttention("state"),)
+    served = repeating("suffix", attentions=attentions, block_size=16, prefix_cache=prefix_cache)
     served.submit(request("r", [1, 2], max_tokens=60))
     served.finish()
     chunks = [chunk for plan in served.plans for chunk in plan.chunks]
@@ -259,7 +262,7 @@ def test_drafts_of_a_model_with_a_state_end_before_a_border_at_which_it_is_kept(
 
 
 def test_behind_a_wrong_draft_what_a_state_has_read_is_computed_again_with_the_next_drafts():
-    served = repeating("suffix", attentions=(LayerAttention("state"),), prefix_cache=False)
+    served = repeating("suffix", attentions=(LayerAttention("state"),), block_size=64)
     served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
     served.submit(request("r", [1, 2], max_tokens=60))
     served.finish()
