@@ -1,4 +1,5 @@
-"""Options of `kvasir serve` for a model that several hosts (nodes) compute together, by vLLM's names; part of `options`."""
+"""Options for a model that several processes (ranks) compute together, on one host or several (nodes), by vLLM's names;
+part of `options`."""
 
 from typing import Any, Final
 
@@ -26,6 +27,14 @@ def check(ranks: int, nodes: int) -> None:
         raise ValueError(f"nnodes {nodes} does not divide tensorParallelSize {ranks}: each has as many ranks")
 
 
+TENSOR_PARALLEL_SIZE: int = option(
+    1,
+    "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory. On CPUs only.",
+    unit="processes",
+    ge=1,
+    le=8,
+)
+ENABLE_EXPERT_PARALLEL: bool = option(False, "Ranks have whole experts, in place of a part of each.")
 NNODES: int = option(
     1,
     "Hosts (nodes) that compute the model together, each with as many of the ranks; in a service the pods of a replica, each with its resources.",

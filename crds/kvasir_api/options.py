@@ -87,14 +87,8 @@ class RuntimeOptions(OptionsBase):
         ge=0,
         le=1_099_511_627_776,
     )
-    tensor_parallel_size: int = option(
-        1,
-        "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory. On CPUs only.",
-        unit="processes",
-        ge=1,
-        le=8,
-    )
-    enable_expert_parallel: bool = option(False, "Ranks have whole experts, in place of a part of each.")
+    tensor_parallel_size: int = multi_node.TENSOR_PARALLEL_SIZE
+    enable_expert_parallel: bool = multi_node.ENABLE_EXPERT_PARALLEL
     nnodes: int = multi_node.NNODES
     memory_percent: int = option(
         90,

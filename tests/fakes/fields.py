@@ -75,6 +75,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.kvHostBytes": (0, 1_073_741_824),
     "runtime.weightsHostBytes": (0, 8_589_934_592),
     "runtime.tensorParallelSize": (1, 2),
+    "runtime.enableExpertParallel": (
+        {"tensorParallelSize": 2},
+        {"tensorParallelSize": 2, "enableExpertParallel": True},
+    ),
     "runtime.nnodes": ({"tensorParallelSize": 2}, {"tensorParallelSize": 2, "nnodes": 2}),
     "runtime.memoryPercent": (90, 80),
     "runtime.blockSize": (16, 32),
@@ -148,6 +152,7 @@ WHOLE = (
     "promote",
     "minRequests",
     "nnodes",
+    "enableExpertParallel",
 )
 """Fields that have an effect only beside others: their cases give the whole object."""
 

@@ -58,8 +58,8 @@ OPTIONS = {
     "--drain-timeout": ["5"],
 }
 """Of the page, with a value each."""
-ELSEWHERE = {"--revision", "--weights-host-bytes", "--node-key-file"}
-"""For models on the hub, for CUDA devices and for several nodes (test_server_nodes.py); refused for others."""
+ELSEWHERE = {"--revision", "--weights-host-bytes", "--node-key-file", "--enable-expert-parallel"}
+"""For models on the hub, for CUDA devices, for several nodes (test_server_nodes.py) and for experts; refused for others."""
 MESSAGES = [{"role": "user", "content": "hello"}]
 COMPLETION = {"prompt": "hello there", "max_tokens": 2}
 PATHS: dict[str, dict[str, Any] | None] = {

@@ -42,6 +42,8 @@ def test_every_number_is_read_by_the_ranks_that_compute_with_it(
     whole = family_of(config).spec(config)
     if ranks == 4 and name == "qwen3_next":
         pytest.skip("it has two key heads with a state")
+    if ranks == 1 and whole_experts:
+        pytest.skip("one rank has all experts")
     read = {name: torch.zeros(place.shape) for name, place in places(whole).items()}
     for index in range(ranks):
         part = shard(whole, Rank(index, ranks, whole_experts))
