@@ -84,7 +84,12 @@ def loaded(folder: Path, load: Callable[[Path], Loaded]) -> Loaded:
         if not _pending(folder):
             raise
     all_awaited(folder)
-    return load((folder / "config.json").readlink().parent)
+    return load(real(folder))
+
+
+def real(folder: Path) -> Path:
+    """The folder that is being filled; any other, or a file, as it is."""
+    return (folder / "config.json").readlink().parent if _pending(folder) else folder
 
 
 def _await(path: Path, sleep: Callable[[float], None]) -> None:

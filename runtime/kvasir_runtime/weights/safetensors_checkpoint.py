@@ -153,6 +153,17 @@ def header(path: Path) -> bytes:
         return begin + stream.read(length)
 
 
+def places(path: Path) -> list[tuple[int, int]]:
+    """Where the bytes of each tensor of a file begin, and how many they are, whatever it is for. Raises OSError,
+    struct.error, or msgspec.DecodeError where the header is none.
+    """
+    raw = header(path)
+    found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
+    found.pop("__metadata__", None)
+    spans = sorted(msgspec.json.decode(entry, type=_Entry).data_offsets for entry in found.values())
+    return [(len(raw) + start, end - start) for start, end in spans]
+
+
 def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     raw = header(path)
     size = arriving.size(path) - len(raw)

@@ -17,7 +17,7 @@ import kvasir_runtime
 from kvasir_api import __version__
 from kvasir_api.flags import flag
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime import gguf
+from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.nodes.listening import PortError, bind
 from kvasir_runtime.runner.kv_offload import store_layout
@@ -125,17 +125,28 @@ def file_name(options: ServeOptions, model: Path, facts: EngineFacts, block_byte
 def peer_facts(options: ServeOptions, model: Path, facts: EngineFacts, block_bytes: int) -> dict[str, str]:
     """What two replicas must have in common so that blocks of one are those of the other, by the name that a message
     gives it. Unlike `file_name` it says nothing of where the model's files lie.
+
+    The content of a model is known by samples alone, so that its commit, and the revision of the pods, which a change
+    of the model in a spec makes another one, must be the same as well.
     """
     decisive = [option for option in RuntimeOptions.model_fields if option not in _OF_SERVING]
     options_of = {flag(name): str(getattr(options, name)) for name in (*decisive, "model_impl")}
     return options_of | {
         "the service": options.served_model_name[0] if options.served_model_name else "",
+        "the pods' revision": options.pod_revision,
+        "the model's commit": _commit(model),
         "the model's content": node_group.content_of(model),
         "the layout of blocks": f"{facts.block_size} tokens {block_bytes} bytes {facts.attentions}",
         "the types": f"{facts.dtype} {facts.quantization}",
         "the kernels": f"{facts.kernels} {facts.fallback}",
         "the version": f"kvasir {__version__} torch {torch.__version__}",
     }
+
+
+def _commit(model: Path) -> str:
+    """Of a model in the hub's cache, as REPOSITORY/snapshots/COMMIT names it; empty for any other."""
+    path = arriving.real(model).absolute()
+    return next((one.name for one in (path, *path.parents) if one.parent.name == "snapshots"), "")
 
 
 def _pinned(options: ServeOptions, blocks: Tensor, block_bytes: int) -> PinnedTransfers:

@@ -11,24 +11,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from kvasir_api import __version__
 from kvasir_api.flags import flag
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime import arriving
+from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.nodes import rendezvous
 from kvasir_runtime.nodes.handshake import Membership
 from kvasir_runtime.nodes.rendezvous import NodeLinks
 from kvasir_runtime.runner.startup import startup_cache_key
+from kvasir_runtime.weights import safetensors_checkpoint
 
 LEAST_KEY_CHARACTERS: Final = 32
 MOST_KEY_BYTES: Final = 4096
 _COMMON: Final = ("revision", "model_impl", "device")
 """Options of the process that shape what ranks compute."""
-_SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
+_LEAST_SAMPLES: Final = 4
+_MOST_APART_BYTES: Final = 4 << 20
+"""Of samples of a tensor: every tensor has some, since a fine-tune may change few of them."""
 
 
 def joined(
@@ -86,17 +90,33 @@ def facts_of(options: ServeOptions, folder: Path) -> dict[str, str]:
 
 
 def content_of(folder: Path) -> str:
-    """Names the content of a model: its config, the headers of its files, and samples of their tensors, once all are
-    there. Raises ModelError."""
+    """Names the content of a model: its config, the headers of its files, and samples of each of their tensors, once
+    all are there. Raises ModelError.
+    """
     arriving.all_awaited(folder)
     try:
         digest = hashlib.sha256(startup_cache_key.model_of(folder).encode())
-        for path in startup_cache_key.weight_files(folder):
+        for path, places in _places(folder).items():
             with path.open("rb") as stream:
-                step = max(path.stat().st_size // _SAMPLES, 1)
-                for index in range(_SAMPLES):
-                    stream.seek(index * step + step // 2)
-                    digest.update(stream.read(_SAMPLE_BYTES))
-    except (OSError, struct.error) as error:
+                for start, length in places:
+                    for offset in range(0, length, _apart(length)):
+                        stream.seek(start + offset)
+                        digest.update(stream.read(min(_SAMPLE_BYTES, length - offset)))
+    except (OSError, struct.error, msgspec.DecodeError) as error:
         raise ModelError(f"{folder} cannot be read: {error}") from error
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:32]
+
+
+def _places(folder: Path) -> dict[Path, list[tuple[int, int]]]:
+    """First byte and length of each tensor, by file."""
+    if not gguf.is_gguf(folder):
+        return {path: safetensors_checkpoint.places(path) for path in startup_cache_key.weight_files(folder)}
+    found: dict[Path, list[tuple[int, int]]] = {}
+    for entry in gguf.read(folder).tensors.values():
+        found.setdefault(entry.path, []).append((entry.start, entry.num_bytes))
+    return found
+
+
+def _apart(length: int) -> int:
+    """Bytes from a sample of a tensor to the next; a small tensor is read whole."""
+    return max(_SAMPLE_BYTES, min(length // _LEAST_SAMPLES, _MOST_APART_BYTES))

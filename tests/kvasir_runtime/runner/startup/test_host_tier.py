@@ -11,6 +11,7 @@ import torch
 from fakes import checkpoints
 from fakes.by_hand import runner_of
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.runner.startup import host_tier
 
@@ -169,9 +170,21 @@ def test_blocks_are_given_to_replicas_with_the_same_model_layout_and_kernels_alo
         "the types": said(facts=msgspec.structs.replace(facts, dtype="bfloat16")),
         "the kernels": said(facts=msgspec.structs.replace(facts, kernels="others")),
         "--kv-cache-dtype": said(options(model, "/kv", kv_cache_dtype="int8")),
+        "the pods' revision": said(options(model, "/kv", pod_revision="svc-2")),
+        "the model's commit": said(model=shutil.copytree(model, tmp_path / "models--a--b" / "snapshots" / ("c" * 40))),
     }
     for name, other in others.items():
         assert {fact for fact in plain if plain[fact] != other[fact]} == {name}
+
+
+def test_a_model_that_still_came_has_the_commit_of_the_folder_where_it_lies(model, facts, tmp_path):
+    there = shutil.copytree(model, tmp_path / "models--a--b" / "snapshots" / ("c" * 40))
+    raw = (there / "model.safetensors").read_bytes()
+    header = raw[: 8 + int.from_bytes(raw[:8], "little")]
+    coming = arriving.ArrivingFolder(there, {"model.safetensors": header}, {"model.safetensors": len(raw)})
+    coming.arrived("model.safetensors")
+    given = options(model, "/kv")
+    assert host_tier.peer_facts(given, coming.path, facts, 5000) == host_tier.peer_facts(given, there, facts, 5000)
 
 
 def test_a_tier_that_exchanges_blocks_has_a_port(model, facts, tmp_path):

@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from fakes import checkpoints
+from fakes import checkpoints, ggufs
 from fakes.checkpoints import Shape
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError, StartError
-from kvasir_runtime.runner.startup import node_group
+from kvasir_runtime.runner.startup import node_group, startup_cache_key
 
 KEY = "a key that only nodes of tests have"
 
@@ -101,6 +102,24 @@ def test_weights_with_the_same_shapes_and_other_values_are_another_model(tmp_pat
     raw, half = weights.read_bytes(), weights.stat().st_size // 2
     weights.write_bytes(raw[:half] + bytes(len(raw) - half))
     assert node_group.facts_of(options_of(tmp_path), folder)["the model's content"] != before
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_model_of_which_one_tensor_is_another_has_another_content(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fine-tune that changed a small one alone, between large ones that take all samples of a whole file."""
+    monkeypatch.setattr(startup_cache_key, "GGUF_BYTES", 4096)  # so small a file would be read whole
+    contents = set()
+    for index, value in enumerate((1.0, 1.5)):
+        model = checkpoints.write(tmp_path / str(index), Shape(vocab_size=4096, num_layers=1))
+        weights = load_file(model / "model.safetensors")
+        weights["model.norm.weight"][1:3] = value
+        checkpoints.write_weights(model, weights)
+        if kind == "gguf":
+            model = ggufs.write(model, tmp_path / str(index) / "model.gguf")
+        contents.add(node_group.content_of(model))
+    assert len(contents) == 2
 
 
 def test_shards_that_still_come_are_awaited_before_they_are_compared(
