@@ -1,6 +1,7 @@
 """Ports that this process listens on, and threads for their connections where no event loop serves them."""
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Final
 from kvasir_api import names
 from kvasir_runtime.nodes.link import Link
 
+LOG = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 RETRY_S: Final = 0.25
 
@@ -58,8 +60,14 @@ class Acceptor:
             if not self._places.acquire(blocking=False):
                 connection.close()
                 continue
-            link = Link(connection, str(address[0]))
-            threading.Thread(target=self._run, args=(link,), daemon=True, name=self._name).start()
+            try:
+                link = Link(connection, str(address[0]))
+                threading.Thread(target=self._run, args=(link,), daemon=True, name=self._name).start()
+            except (RuntimeError, OSError) as error:  # no more threads, or the client has left
+                LOG.warning("a connection of %s is not served: %s", address[0], error)
+                connection.close()
+                self._places.release()
+                time.sleep(RETRY_S)
 
     def _run(self, link: Link) -> None:
         try:
