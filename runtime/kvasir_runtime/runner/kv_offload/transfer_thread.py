@@ -45,6 +45,7 @@ class TransferThread:
         self._load_s = self._store_s = 0.0
         self._erase = False
         self._thread: threading.Thread | None = None
+        self._has_warned = False
 
     @property
     def hash_salt(self) -> bytes:
@@ -57,7 +58,7 @@ class TransferThread:
         return self._store.num_slots
 
     def submit(self, plan: StepPlan) -> None:
-        """Queue the copies of a plan."""
+        """Queue the copies of a plan. Without a thread they end at once: loads as misses, and nothing is stored."""
         with self._changed:
             self._last_step = plan.step
             loads = [plan.loads[at : at + BATCH_BLOCKS] for at in range(0, len(plan.loads), BATCH_BLOCKS)]
@@ -68,7 +69,10 @@ class TransferThread:
             self._stores += ((plan.step, batch, () if batch else plan.drops) for batch in stores)
             if loads or stores:
                 self._open[plan.step] = len(loads) + len(stores)
-                self._wake()
+                try:
+                    self._wake()
+                except RuntimeError as error:  # the container may have no more threads
+                    self._do_without(error)
 
     def completed(self, wait_s: float) -> TransferResults:
         """What ended since the last call."""
@@ -98,9 +102,7 @@ class TransferThread:
         self._store.begin_forgetting()
         with self._changed:
             self._erase = True
-            for queue in (self._loads, self._stores):
-                while queue:
-                    self._finish(queue.popleft()[0])
+            self._clear()
             self._wake()
 
     @property
@@ -110,9 +112,28 @@ class TransferThread:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="kv-transfers", daemon=True)
-            self._thread.start()
+            self._thread = self._started()
         self._changed.notify_all()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name="kv-transfers", daemon=True)
+        thread.start()
+        return thread
+
+    def _do_without(self, error: RuntimeError) -> None:
+        """End what is queued, and drop at once what is to be dropped; another plan may get a thread."""
+        if not self._has_warned:
+            self._has_warned = True
+            LOG.warning("the thread that copies blocks to and from the host cannot be started: %s", error)
+        for _, _, dropped in self._stores:
+            if dropped:
+                self._store.drop(dropped)
+        self._clear()
+
+    def _clear(self) -> None:
+        for queue in (self._loads, self._stores):
+            while queue:
+                self._finish(queue.popleft()[0])
 
     def _work(self) -> None:
         while True:

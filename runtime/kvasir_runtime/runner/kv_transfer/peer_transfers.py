@@ -56,11 +56,11 @@ class PeerTransfers:
         self._fetcher.forget_connections()
 
     def submit(self, plan: StepPlan) -> None:
-        """Begin copies and fetches."""
-        self._tier.submit(plan)
+        """Begin fetches and copies. The former come first: requests wait for them, whatever becomes of the copies."""
         if plan.fetches:
             with self._changed:
                 self._fetcher.submit(plan.fetches)
+        self._tier.submit(plan)
 
     def completed(self, wait_s: float) -> TransferResults:
         """What ended since the last call."""

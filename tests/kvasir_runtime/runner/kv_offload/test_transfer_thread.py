@@ -170,3 +170,21 @@ def test_blocks_are_dropped_behind_those_that_earlier_plans_store(tmp_path, bloc
     transfers.submit(StepPlan(step=3, stores=stores(1)))
     assert settled(transfers, 3)[1] == 1
     assert found(other, [1, 2, 3, 4]) == [1, 2, 4], "it was computed again"
+
+
+def test_without_a_thread_copies_end_at_once_and_a_later_plan_gets_one(tmp_path, blocks, monkeypatch):
+    store = opened(tmp_path)
+    store.put([(key(1), content(1)), (key(2), content(2))])
+    transfers = TransferThread(store, blocks)
+
+    def full():
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transfers, "_started", full)
+        transfers.submit(StepPlan(step=1, loads=(BlockLoad(key(1), 23),), stores=stores(3), drops=(key(2),)))
+        done = transfers.completed(0.0)
+    assert (done.through, done.loaded, done.num_stored) == (1, (), 0)
+    assert found(store, [1, 2, 3]) == [1]
+    transfers.submit(StepPlan(step=2, loads=(BlockLoad(key(1), 23),)))
+    assert settled(transfers, 2)[0] == (23,)
