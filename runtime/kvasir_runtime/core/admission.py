@@ -24,6 +24,9 @@ from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 LOOKAHEAD: Final = 16
 """Waiting requests that may be passed in a step, so that a long queue does not make planning long."""
+MOST_AWAITING: Final = 256
+"""Of waiting requests whose blocks come from another replica; they do not count as passed, since a fetch may take
+seconds, and no more than LOOKAHEAD of them would stop all others."""
 FORECAST: Final = 32
 """Running requests whose end is forecast per step: once the peak was too high it is computed again so many steps later
 as there are this many of them, so that planning costs the same however many run."""
@@ -68,16 +71,20 @@ class Admission:
         collected: the last step whose results are known. token_s: measured seconds of a computed token, or 0.
         """
         head: RequestKind | None = None
-        num_passed = 0
+        num_passed = num_awaiting = 0
         peak = KvPeak(self._limits, self._pool, self.lengths, self._running)
         for kind in self._waiting.in_order(self._shares, now):
-            if not builder.budget or not rows or num_passed == LOOKAHEAD:
+            if not builder.budget or not rows or num_passed == LOOKAHEAD or num_awaiting == MOST_AWAITING:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
             is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
             hits = self._hits(kind) if is_due else None
             if hits is None:
-                head, num_passed = head or kind, num_passed + 1
+                head = head or kind
+                if self._host.is_fetching(kind.sequence.hashes):
+                    num_awaiting += 1
+                else:
+                    num_passed += 1
                 continue
             tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
             if not self._has_room(kind, tables, head, len(rows)):

@@ -190,7 +190,7 @@ class HostTier:
         if request.kv_peer_tokens:
             end = min(end, -(-request.kv_peer_tokens // size))
         start = self._reach(sequence.hashes, end)
-        if end - start < self._limits.least_blocks or self._is_coming(sequence.hashes[start:end]):
+        if end - start < self._limits.least_blocks or self.is_fetching(sequence.hashes[start:end]):
             return
         columns = {block_hash: column for column, block_hash in enumerate(sequence.hashes[:end])}
         blocks = tuple(
@@ -202,10 +202,14 @@ class HostTier:
         if self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
             self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)
 
+    def is_fetching(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a block of a chain is on its way to the host."""
+        return self._peers.is_coming(key_of(block_hash, group) for block_hash in hashes for group in self._groups)
+
     def is_loading(self, hashes: Sequence[bytes]) -> bool:
         """Whether a block of a chain is on its way to the device, or to the host."""
         loading = self._loading
-        return self._is_coming(hashes) or (
+        return self.is_fetching(hashes) or (
             bool(loading)
             and any(key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups)
         )
@@ -331,9 +335,6 @@ class HostTier:
         most = max(1, int(HELD_S / cost)) if cost else FIRST_HELD
         stored = sum(len(transfer.held) for transfer in self._in_flight if not transfer.loads)
         return min(self._most_held - self._num_held, most - stored)
-
-    def _is_coming(self, hashes: Sequence[bytes]) -> bool:
-        return self._peers.is_coming(key_of(block_hash, group) for block_hash in hashes for group in self._groups)
 
     def _reach(self, hashes: Sequence[bytes], limit: int) -> int:
         """How much of a chain could be hits, by what is on the device and the host."""

@@ -135,6 +135,20 @@ def test_what_comes_after_it_was_forgotten_is_neither_found_nor_kept(owner):
     assert answer.cached_tokens == 0
 
 
+def test_requests_that_wait_for_blocks_of_peers_keep_no_other_waiting():
+    """However many of them there are: as many fetches as may be under way, and more requests for one of them."""
+    engine = served(peer_delay=1000)
+    for number in range(2 * MOST_FETCHES):
+        prompt = (100 + min(number, MOST_FETCHES - 1), *PROMPT)
+        engine.submit(request(f"waits {number}", prompt, kv_peer=PEER))
+    engine.submit(request("b", (99, 7, 8)))
+    for _ in range(20):
+        engine.step()
+    assert len(fetches(engine)) == MOST_FETCHES
+    assert engine.answers["b"].reason == "length"
+    assert engine.answers["waits 0"].tokens == []
+
+
 def test_an_aborted_request_leaves_a_fetch_that_ends():
     engine = served(peer=held_by_peer(), peer_delay=5)
     engine.submit(ASKED)
