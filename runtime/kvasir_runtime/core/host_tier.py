@@ -184,7 +184,9 @@ class HostTier:
         limit: blocks that it may use. token_s: as of `worth_loading`.
         """
         request, size = sequence.request.request, self._block_size
-        if not (self.is_enabled and self._limits.fetches_blocks and self._peers.may_ask(request.kv_peer, now)):
+        if not (self.is_enabled and self._limits.fetches_blocks) or self._limits.has_states:
+            return  # a state is there as of the ends of chunks alone, and where the peer has one is not known
+        if not self._peers.may_ask(request.kv_peer, now):
             return
         end = min(limit, len(sequence.hashes), MOST_BLOCKS // len(self._groups))
         if request.kv_peer_tokens:
@@ -192,12 +194,15 @@ class HostTier:
         start = self._reach(sequence.hashes, end)
         if end - start < self._limits.least_blocks or self.is_fetching(sequence.hashes[start:end]):
             return
-        columns = {block_hash: column for column, block_hash in enumerate(sequence.hashes[:end])}
+        # Where the peer's part ends is a guess, and a window needs blocks before any end: all groups need all columns.
         blocks = tuple(
-            PeerBlock(columns[block_hash], key)
-            for group, block_hash, block in self._pool.needed(sequence.hashes[:end])
-            if block is None and (key := key_of(block_hash, group)) not in self._resident
+            PeerBlock(column, key)
+            for column, block_hash in enumerate(sequence.hashes[start:end], start)
+            for group in self._groups
+            if self._pool.find(block_hash, group) is None and (key := key_of(block_hash, group)) not in self._resident
         )
+        if not blocks or self._peers.lacks(request.kv_peer, blocks[0].key):
+            return
         load_s, compute_s = self._load_cost.value, token_s * size * (end - start)
         if self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
             self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)

@@ -23,12 +23,17 @@ MOST_S: Final = 10.0
 LEAST_S: Final = 0.1
 """For a fetch where computing is quick: a peer that answers takes a few milliseconds."""
 REST_S: Final = 10.0
-"""For so long a peer is not asked that gave no whole answer to the request before."""
+"""For so long a peer is not asked that gave no whole answer to the request before, nor for a block that did not come
+and without which those behind it are of no use."""
 MOST_RESTING: Final = 256
 PROBE_EVERY: Final = 16
 """Of the fetches that were judged slower than computing, one in so many is made all the same, to measure again."""
 MEMORY_S: Final = 2.0
 """Seconds of fetching after which a measurement weighs 1/e."""
+
+
+_Rest = tuple[str, bytes]
+"""A peer, and the key of the block that it is not asked for; empty for any."""
 
 
 @dataclass(slots=True)
@@ -53,8 +58,9 @@ class PeerFetches:
         self._coming: dict[bytes, int] = {}
         """Keys of blocks that may come, with how many fetches are to bring them."""
         self._cost = DecayingMean()
-        self._failed: set[str] = set()
-        self._resting: dict[str, float] = {}
+        self._failed: set[_Rest] = set()
+        """What is to rest from the next request on."""
+        self._resting: dict[_Rest, float] = {}
         self._number = self._declined = 0
         self.num_fetched = self.num_failed = 0
         """Blocks that came, and fetches without a whole answer."""
@@ -92,7 +98,12 @@ class PeerFetches:
             del self._resting[known]
         while len(self._resting) > MOST_RESTING:
             del self._resting[next(iter(self._resting))]
-        return bool(peer) and peer not in self._resting and len(self._new) + len(self._under_way) < MOST_FETCHES
+        is_known = bool(peer) and (peer, b"") not in self._resting
+        return is_known and len(self._new) + len(self._under_way) < MOST_FETCHES
+
+    def lacks(self, peer: str, key: bytes) -> bool:
+        """Whether a peer did not give this block lately, as of the last call of `may_ask`."""
+        return (peer, key) in self._resting
 
     def worth_fetching(self, num_blocks: int, num_columns: int, *, token_s: float, load_s: float) -> bool:
         """Whether so many blocks, which make so many columns of a table, come sooner than they are computed, with all
@@ -107,9 +118,9 @@ class PeerFetches:
         return not self._declined % PROBE_EVERY
 
     def add(self, request: EngineRequest, tokens: bytes, blocks: tuple[PeerBlock, ...], compute_s: float) -> None:
-        """Fetch these blocks by the next plan. tokens: packed ids of all columns up to the last.
+        """Fetch these blocks by the next plan, the most needed first.
 
-        compute_s: seconds that computing them would take, 0 if unknown.
+        tokens: packed ids of all columns up to the last. compute_s: seconds that computing would take, 0 if unknown.
         """
         self._number += 1
         order = BlockFetch(
@@ -144,8 +155,10 @@ class PeerFetches:
             self._cost.add(result.seconds, len(result.keys), 1.0 / (1.0 + result.seconds / MEMORY_S))
         if result.failed:
             self.num_failed += 1
-            self._failed.add(fetch.order.peer)
-        came = set(result.keys)
+            self._failed.add((fetch.order.peer, b""))
+        came, first = set(result.keys), fetch.order.blocks[0].key
+        if first not in came:
+            self._failed.add((fetch.order.peer, first))
         return came - fetch.unwanted, came & fetch.unwanted
 
     def forget(self, owner: bytes = b"") -> None:

@@ -5,6 +5,7 @@ import pytest
 from fakes.host import FakeHost
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 from kvasir_api.hashes import block_root, extend_block_hashes, owner_of_salt
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.host_tier import key_of
@@ -133,6 +134,42 @@ def test_what_comes_after_it_was_forgotten_is_neither_found_nor_kept(owner):
     assert not set(keys_of(salt=b"tenant")) & set(engine.runner.host.kept)
     (answer,) = answered(engine, request("b", PROMPT, salt=b"tenant"))
     assert answer.cached_tokens == 0
+
+
+@pytest.mark.parametrize("guess", [0, 36, 38, 44])
+def test_with_windows_a_fetch_is_of_use_wherever_the_part_of_the_peer_ends(guess):
+    """The peer has the first nine blocks, and of the group with a window those that the end of its prompt needs."""
+    attentions = (FULL, sliding(6))
+    held = held_by_peer(9)
+    held |= {key[:-1] + b"\1": content for key, content in list(held.items())[7:]}
+    host = FakeHost(num_slots=100, peer=held)
+    runner = FakeRunner(host=host, attentions=attentions)
+    engine = serving(runner=runner, host_blocks=100, fetches_blocks=True, attentions=attentions)
+    (answer,) = answered(engine, request("a", PROMPT, kv_peer=PEER, kv_peer_tokens=guess))
+    assert (len(fetches(engine)), answer.cached_tokens, answer.tokens) == (1, 36, alone())
+
+
+def test_a_model_with_states_fetches_nothing():
+    """It could go on from a state alone, and which ends have one is not known."""
+    attentions = (FULL, LayerAttention("state"))
+    runner = FakeRunner(host=FakeHost(num_slots=100, peer=held_by_peer()), attentions=attentions)
+    engine = serving(runner=runner, host_blocks=100, fetches_blocks=True, attentions=attentions)
+    (answer,) = answered(engine, ASKED)
+    assert (fetches(engine), answer.cached_tokens) == ([], 0)
+
+
+def test_a_prefix_that_a_peer_did_not_have_rests_and_others_do_not():
+    engine = served(peer={key: held_by_peer()[key] for key in keys_of()[4:]})
+    for name in ("a", "b"):
+        engine.scheduler.forget()
+        assert answered(engine, request(name, PROMPT, kv_peer=PEER))[0].cached_tokens == 0
+    assert len(fetches(engine)) == 1
+    answered(engine, request("c", PROMPT[1:], kv_peer=PEER))
+    assert len(fetches(engine)) == 2
+    engine.scheduler.forget()
+    engine.now += REST_S
+    answered(engine, request("d", PROMPT, kv_peer=PEER))
+    assert len(fetches(engine)) == 3
 
 
 def test_requests_that_wait_for_blocks_of_peers_keep_no_other_waiting():
