@@ -8,6 +8,7 @@ it, so that none can be sent back or used again. Frames after that are neither s
 import hashlib
 import hmac
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -78,16 +79,17 @@ def call(
 ) -> tuple[bytes, bytes]:
     """The caller's side: the body of the answer, and the random numbers of both.
 
-    within_s: for the greeting. answer_s: for the answer. Raises WrongKeyError where the other process cannot prove that
-    it has the key, OSError, TimeoutError and LinkError.
+    within_s: for the greeting, and to send the call. answer_s: for all of it, the answer included. Raises WrongKeyError
+    where the other process cannot prove that it has the key, OSError, TimeoutError and LinkError.
     """
+    begun = time.monotonic()
     greeting = bytes(link.receive(MOST_BYTES, within_s=within_s))
     if not greeting.startswith(purpose.magic) or len(greeting) != len(purpose.magic) + NONCE_BYTES:
         raise LinkError(f"{link.peer} is no {purpose.called} of this version")
     nonce = secrets.token_bytes(NONCE_BYTES)
     numbers = greeting[len(purpose.magic) :] + nonce
-    link.send(nonce + purpose.code(key, b"join", numbers, body) + body, within_s=within_s)
-    raw = bytes(link.receive(MOST_BYTES, within_s=answer_s))
+    link.send(nonce + purpose.code(key, b"join", numbers, body) + body, within_s=_left_s(begun + within_s))
+    raw = bytes(link.receive(MOST_BYTES, within_s=_left_s(begun + answer_s)))
     mac, answered = raw[:MAC_BYTES], raw[MAC_BYTES:]
     if not hmac.compare_digest(mac, purpose.code(key, b"answer", numbers, answered)):
         raise WrongKeyError(f"{link.peer} does not have the key of {purpose.key}")
@@ -100,3 +102,8 @@ def decoded(link: Link, body: bytes, kind: type[Body]) -> Body:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise LinkError(f"{link.peer} is of another version: {error}") from error
+
+
+def _left_s(deadline: float) -> float:
+    """Without any what has come is read still, and sent what can be at once."""
+    return max(deadline - time.monotonic(), 0.0)

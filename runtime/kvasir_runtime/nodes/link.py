@@ -15,6 +15,8 @@ _HEAD: Final = struct.Struct("<IQ")
 _NUMBERS: Final = 1 << 32
 WITH_HEAD_BYTES: Final = 16_384
 """Frames up to here are sent in one call with their head: the copy costs less than a packet of its own."""
+LEAST_S: Final = 0.001
+"""With 0 a socket would not wait at all."""
 
 
 class LinkError(Exception):
@@ -36,7 +38,9 @@ class Link:
         if len(message) <= WITH_HEAD_BYTES:
             self._send_head(len(message), bytes(message), within_s)
             return
+        begun = time.monotonic()
         self._send_head(len(message), b"", within_s)
+        self._wait_for(None if within_s is None else begun + within_s - time.monotonic())
         self._connection.sendall(message)
 
     def receive(self, most: int, *, within_s: float | None = None) -> bytearray:
@@ -99,8 +103,12 @@ class Link:
     def _send_head(self, length: int, message: bytes, within_s: float | None) -> None:
         head = _HEAD.pack(self._sent, length)
         self._sent = (self._sent + 1) % _NUMBERS
-        self._connection.settimeout(within_s)
+        self._wait_for(within_s)
         self._connection.sendall(head + message)
+
+    def _wait_for(self, within_s: float | None) -> None:
+        """What is sent next may take so long."""
+        self._connection.settimeout(None if within_s is None else max(within_s, LEAST_S))
 
     def _head(self, deadline: float | None) -> int:
         raw = bytearray(_HEAD.size)
