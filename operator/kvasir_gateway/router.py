@@ -121,7 +121,7 @@ class EndpointRouter:
             inputs=inputs,
             route_hashes=hashes.get(chosen, ()),
             rented=rented,
-            kv_peer=self._kv_peer(service, chosen, prompt, readings),
+            kv_peer=self._kv_peer(service, chosen, prompt, readings, now_s),
         )
 
     def forward(
@@ -269,18 +269,24 @@ class EndpointRouter:
         return hashes, matched
 
     def _kv_peer(
-        self, service: RoutedService, chosen: str, prompt: RoutedPrompt, readings: Mapping[str, StateReading]
+        self,
+        service: RoutedService,
+        chosen: str,
+        prompt: RoutedPrompt,
+        readings: Mapping[str, StateReading],
+        now_s: float,
     ) -> str:
         """The endpoint that holds most of a prompt, where the chosen one could fetch blocks there and holds less; one
-        that drains is as good as any. Whether it fetches them is up to the chosen one, which has measured both."""
+        that drains, or is being deleted, is as good as any, since what it says itself counts. Whether it fetches them
+        is up to the chosen one, which has measured both."""
         reading = readings.get(chosen)
-        if reading is None or not _gives_blocks(reading):
+        if reading is None or not _has_block_port(reading):
             return ""
         most = self._prefixes.matched(chosen, prompt.route_hashes(reading.state)) + LEAST_PIECES - 1
         found = ""
-        for endpoint in service.reachable:
+        for endpoint in service.endpoints:
             reading = readings.get(endpoint.address)
-            if reading is None or endpoint.address == chosen or not _gives_blocks(reading):
+            if reading is None or endpoint.address == chosen or not _gives_blocks(reading, now_s):
                 continue
             count = self._prefixes.resident(endpoint.address, prompt.route_hashes(reading.state))
             if count > most:
@@ -333,7 +339,13 @@ def unavailability(
     return "Saturated" if saturated_s is not None and waits_s and min(waits_s) >= saturated_s else None
 
 
-def _gives_blocks(reading: StateReading) -> bool:
+def _gives_blocks(reading: StateReading, now_s: float) -> bool:
+    """Whether a pod lives, by its last reading, and has what was computed before."""
+    is_recent = now_s - reading.at_s <= routing_table.READING_MAX_AGE_S
+    return is_recent and reading.state.phase in ("ready", "draining") and _has_block_port(reading)
+
+
+def _has_block_port(reading: StateReading) -> bool:
     return 0 < reading.state.kv_transfer_port < 1 << 16
 
 

@@ -1,79 +1,17 @@
 """Readings, prefixes, history and requests in flight together decide where a request goes."""
 
-from dataclasses import dataclass
-
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fakes.gateway import pod, service, table
-from kvasir_api.prefix_digest import WHOLE, PrefixSet
-from kvasir_api.state import MAX_COUNT, MeasuredRates, PrefixDigest, RequestTotals, RuntimeState, TtftForecast
+from fakes.gateway import service, table
+from fakes.routing import ONE, TEXT, TWO, Prompt, Rig
+from kvasir_api.state import MAX_COUNT, MeasuredRates, RequestTotals, RuntimeState, TtftForecast
 from kvasir_gateway import placements
-from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.placements import RequestPlacement
-from kvasir_gateway.router import MOST_ELSEWHERE, EndpointRouter
+from kvasir_gateway.router import MOST_ELSEWHERE
 from kvasir_gateway.routing_table import StateReading
-
-ONE, TWO = "10.0.0.1:8000", "10.0.0.2:8000"
-TEXT = tuple(number.to_bytes(8) for number in range(40))
-
-
-@dataclass
-class Prompt:
-    hashes: tuple[bytes, ...] = TEXT
-    most_output_tokens: int = 0
-    num_sequences: int = 1
-    session: str = ""
-
-    @property
-    def num_tokens(self):
-        return 64.0 * len(self.hashes) + 20
-
-    def route_hashes(self, _state):
-        return self.hashes
-
-
-class Rig:
-    """Two pods of one service and a router; now is the time."""
-
-    def __init__(self, **policy):
-        self.router = EndpointRouter(policy=ChoicePolicy(**policy), draw=lambda: 0)
-        pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
-        self.service = table([service("s")], pods).services[0]
-        self.readings = {}
-        self.now, self.number = 100.0, 0
-
-    def read(self, held=(), *, refusing=(), instances=("a", "b"), **state):
-        """Read both pods; the first one holds these prefixes."""
-        followed, states = self.router.followed([ONE, TWO]), {}
-        for address, instance, members in ((ONE, instances[0], held), (TWO, instances[1], ())):
-            if address in refusing:
-                followed[address].forget()
-                continue
-            digest = PrefixSet(members)
-            told = PrefixDigest(
-                entries=len(digest.hashes), checksum=digest.checksum, after=WHOLE, added=b"".join(digest.hashes)
-            )
-            rates = MeasuredRates(prefill_tokens_per_s=1000.0, decode_slope_s=0.001, stall_fraction=0.5)
-            states[address] = RuntimeState(phase="ready", instance=instance, rates=rates, prefixes=told, **state)
-            followed[address].take(instance, told)
-        self.router.take_readings(states, began_s=self.now)
-        self.readings |= {address: StateReading(state=found, at_s=self.now) for address, found in states.items()}
-
-    def lie(self, address, state):
-        """Read one pod again, which states this."""
-        self.router.take_readings({address: state}, began_s=self.now + 0.1)
-        self.readings[address] = StateReading(state=state, at_s=self.now)
-
-    def send(self, prompt=None):
-        """Route one request and forward it; its choice and name."""
-        self.number += 1
-        self.now += 0.001
-        routed = self.router.choose(self.service, prompt or Prompt(), self.readings, now_s=self.now)
-        self.router.forward(str(self.number), self.service, routed.choice.addresses[0], routed, now_s=self.now)
-        return routed.choice, str(self.number)
 
 
 @pytest.fixture
@@ -385,57 +323,3 @@ def test_a_gateway_that_never_ends_its_requests_is_bounded():
     rig.now += 2
     (cost,) = [c for c in rig.send(Prompt((b"another!",) * 10))[0].costs if c.address == ONE]
     assert cost.decode_s == pytest.approx(2 * 0.001 * 256 * MOST_ELSEWHERE)
-
-
-def peer_of(rig, prompt=None, **ports):
-    """Read both pods: the first holds TEXT and is busy, so that the second is chosen; what is named to it."""
-    rig.read(TEXT, kv_transfer_port=8002)
-    for address, fields in ports.items():
-        at = {"one": ONE, "two": TWO}[address]
-        state = msgspec.structs.replace(rig.readings[at].state, **fields)
-        rig.readings[at] = StateReading(state=state, at_s=rig.now)
-    routed = rig.router.choose(rig.service, prompt or Prompt(), rig.readings, now_s=rig.now)
-    assert routed.choice.addresses[0] == TWO
-    return routed.kv_peer
-
-
-BUSY = {"waiting": 50, "waiting_uncached_tokens": 200_000}
-
-
-def test_the_holder_of_a_prompt_is_named_to_a_pod_that_lacks_it(rig):
-    assert peer_of(rig, one=BUSY) == f"10.0.0.1:8002;bytes={40 * 256}"
-    assert peer_of(rig, Prompt(TEXT[:10]), one=BUSY) == "10.0.0.1:8002;bytes=2560"
-    assert peer_of(rig, Prompt((*TEXT[:5], b"another!")), one=BUSY) == "10.0.0.1:8002;bytes=1280"
-
-
-def test_a_holder_that_drains_is_named_too(rig):
-    assert peer_of(rig, one={"phase": "draining"}) == f"10.0.0.1:8002;bytes={40 * 256}"
-
-
-@pytest.mark.parametrize(
-    "ports",
-    [
-        {"one": {"kv_transfer_port": 0}},
-        {"two": {"kv_transfer_port": 0}},
-        {"one": {"kv_transfer_port": 99_999}},
-        {"one": {"kv_transfer_port": -1}},
-    ],
-)
-def test_none_is_named_where_blocks_are_not_exchanged(rig, ports):
-    fields = {"one": {**BUSY, **ports.get("one", {})}, **({"two": ports["two"]} if "two" in ports else {})}
-    assert peer_of(rig, **fields) == ""
-
-
-def test_none_is_named_for_a_text_that_none_holds_or_a_little_of_it(rig):
-    assert peer_of(rig, Prompt((b"another!",) * 10), one=BUSY) == ""
-    assert peer_of(rig, Prompt((*TEXT[:1], b"another!")), one=BUSY) == ""
-
-
-def test_what_is_only_on_its_way_to_a_pod_cannot_be_fetched_there(rig):
-    rig.read((), kv_transfer_port=8002)
-    first, _ = rig.send()
-    at = first.addresses[0]
-    rig.readings[at] = StateReading(state=msgspec.structs.replace(rig.readings[at].state, **BUSY), at_s=rig.now)
-    routed = rig.router.choose(rig.service, Prompt(), rig.readings, now_s=rig.now)
-    assert routed.choice.addresses[0] != at
-    assert routed.kv_peer == ""
