@@ -11,7 +11,7 @@ from kvasir_api import names
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired.node_group import is_group
 from kvasir_operator.desired.node_set import node_sets
-from kvasir_operator.desired.template import exchanges_blocks, owner, pod_labels, selector
+from kvasir_operator.desired.template import owner, pod_labels, selector
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -82,10 +82,11 @@ def disruption_budget(seen: Observed) -> Json:
     }
 
 
-def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
+def network_policy(seen: Observed, current: Revision, settings: OperatorSettings) -> Json:
     """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator, gateway
     and the replicas of the service, since a new one reads from the others what they are asked most; the port of blocks
-    for these replicas alone. The kubelet's probes come from the node, which no policy can shut out."""
+    for these replicas alone, as long as pods of any revision have it. The kubelet's probes come from the node, which no
+    policy can shut out."""
     ours = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.system_namespace}},
         "podSelector": {"matchLabels": {names.LABEL_PART_OF: names.PART_OF}},
@@ -104,7 +105,7 @@ def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
                 {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},
                 {"from": [ours, peers], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
                 *_from_nodes(seen),
-                *([among_peers] if exchanges_blocks(seen.spec, settings) else ()),
+                *([among_peers] if any(map(_has_block_port, (current, *_live(seen)))) else ()),
             ],
         },
     }
@@ -121,13 +122,25 @@ def children(
         if revision is not None:
             workloads.append(deployment(seen, revision, count))
     budget = (disruption_budget(seen),) if seen.replicas else ()
-    around = (svc(seen), *budget, network_policy(seen, settings))
+    around = (svc(seen), *budget, network_policy(seen, current, settings))
     return (*around, controller_revision(seen, current), *workloads, *node_sets(seen))
 
 
 def _all_replicas(seen: Observed) -> dict[str, str]:
     """Labels that the serving pods of all revisions have."""
     return {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_SERVE}
+
+
+def _live(seen: Observed) -> list[Revision]:
+    """Revisions that have pods, or are asked for some."""
+    ids = {replica.revision for replica in seen.replicas} | {one.revision for one in seen.workloads if one.replicas}
+    return [revision for revision in seen.revisions if revision.id in ids]
+
+
+def _has_block_port(revision: Revision) -> bool:
+    """Whether pods of a revision give out blocks."""
+    containers = revision.template["spec"]["containers"]
+    return any(port.get("name") == names.PORT_KV_NAME for one in containers for port in one.get("ports") or ())
 
 
 def _has_groups(seen: Observed) -> bool:

@@ -310,6 +310,11 @@ TIER = {"runtime": {"kvHostBytes": 1 << 30}}
 SIGNED = replace(SETTINGS, signs_calls=True)
 
 
+def reach_of_blocks(policy):
+    """Who reaches the port of blocks."""
+    return [rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == names.PORT_KV]
+
+
 def exchanging(settings=SIGNED, **spec):
     """The option, the ports of the container, and who reaches the port of blocks."""
     world = with_pod(seen(service(**spec)))
@@ -318,8 +323,7 @@ def exchanging(settings=SIGNED, **spec):
     (policy,) = [m for m in children(world, current, {}, settings) if m["kind"] == "NetworkPolicy"]
     args = container["args"]
     option = args[args.index("--kv-transfer-port") + 1] if "--kv-transfer-port" in args else None
-    reach = [rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == names.PORT_KV]
-    return option, [port["containerPort"] for port in container["ports"]], reach
+    return option, [port["containerPort"] for port in container["ports"]], reach_of_blocks(policy)
 
 
 def test_replicas_with_a_second_tier_exchange_blocks_among_themselves():
@@ -328,6 +332,19 @@ def test_replicas_with_a_second_tier_exchange_blocks_among_themselves():
     (replicas,) = reach
     assert set(replicas) == {"podSelector"}
     assert replicas["podSelector"]["matchLabels"][names.LABEL_SERVICE] == "tiny"
+
+
+@pytest.mark.parametrize(("pods_of", "is_open"), [("before", True), ("after", False), ("", False)])
+def test_the_port_of_blocks_is_open_as_long_as_pods_of_a_revision_have_it(pods_of, is_open):
+    """A service that exchanges no blocks any more; the pods of the revision before are replaced one after the other."""
+    before = resolved(seen(service(**TIER)), SIGNED).revision
+    world = seen(service())
+    after = resolved(world, SIGNED).revision
+    ids = {"before": before.id, "after": after.id}
+    replicas = (Replica(name="pod", revision=ids[pods_of]),) if pods_of else ()
+    world = replace(world, revisions=(before, after), replicas=replicas)
+    (policy,) = [m for m in children(world, after, {}, SIGNED) if m["kind"] == "NetworkPolicy"]
+    assert bool(reach_of_blocks(policy)) == is_open
 
 
 @pytest.mark.parametrize(
