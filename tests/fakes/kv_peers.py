@@ -25,7 +25,8 @@ def use_peers(
     """Give a runner on the CPU a second tier in a folder, and a port on which others get its blocks."""
     blocks, changed = runner.blocks, threading.Condition()
     block_bytes = blocks[:, 0].numel()
-    store, of_peers = (open_store(folder, NAME, block_bytes, num_bytes) for _ in range(2))
+    store = open_store(folder, NAME, block_bytes, num_bytes)
+    of_peers = open_store(folder, NAME, block_bytes, num_bytes, is_watched=False)
     tier = TransferThread(store, blocks.numpy(), changed)
     listener = bind("127.0.0.1", 0, "--kv-transfer-port")
     transfers = PeerTransfers(tier, changed, of_peers, listener, facts, runner.facts.block_size)

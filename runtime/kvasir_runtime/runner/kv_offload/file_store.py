@@ -58,11 +58,11 @@ class Located(NamedTuple):
 class FileStore:
     """One process's access to a file. Called by one thread; `changes`, `located` and `forget` by any."""
 
-    def __init__(self, descriptor: int, header: StoreHeader) -> None:
+    def __init__(self, descriptor: int, header: StoreHeader, *, is_watched: bool) -> None:
         """Call `open_store`. descriptor: open for reading and writing, owned by this object from now on."""
         self._file = descriptor
         self._header = header
-        self._table = SlotTable(header.num_slots)
+        self._table = SlotTable(header.num_slots, is_watched=is_watched)
         self._crcs = [0] * header.num_slots
         self._sequences = [0] * header.num_slots
         self._seen = 0
@@ -345,11 +345,12 @@ class FileStore:
             LOG.warning("%s: %s", what, _reason(error))
 
 
-def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int) -> FileStore:
+def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int, *, is_watched: bool = True) -> FileStore:
     """The file of a name in a folder, made where it is not there, emptied where it has another size or is damaged.
 
     name: hexadecimal, of everything that the content of a block depends on. limit_bytes: of the whole file; it must
-    hold a block. Raises OSError where the file cannot be used, or belongs to another user.
+    hold a block. is_watched: `changes` is called now and then; else nothing is recorded for it. Raises OSError where
+    the file cannot be used, or belongs to another user.
     """
     num_slots = store_layout.num_slots(limit_bytes, block_bytes)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -361,13 +362,13 @@ def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int) -> F
             raise PermissionError("the file belongs to another user, or others may read it")
         salt = secrets.token_bytes(store_layout.SALT_BYTES)
         fresh = StoreHeader(block_bytes=block_bytes, num_slots=num_slots, epoch=0, changes=0, salt=salt)
-        return _opened(descriptor, fresh)
+        return _opened(descriptor, fresh, is_watched=is_watched)
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _opened(descriptor: int, fresh: StoreHeader) -> FileStore:
+def _opened(descriptor: int, fresh: StoreHeader, *, is_watched: bool) -> FileStore:
     """The store of an open file; fresh: of the file as it would be made now."""
     store_file.lock(descriptor, LOCK_S)
     try:
@@ -380,7 +381,7 @@ def _opened(descriptor: int, fresh: StoreHeader) -> FileStore:
             header = fresh
         elif os.fstat(descriptor).st_size < header.file_bytes:
             os.ftruncate(descriptor, header.file_bytes)
-        return FileStore(descriptor, replace(header, changes=0))
+        return FileStore(descriptor, replace(header, changes=0), is_watched=is_watched)
     finally:
         store_file.unlock(descriptor)
 

@@ -11,9 +11,11 @@ from kvasir_runtime.core.plan import HostChanges
 class SlotTable:
     """Slots 0 .. num_slots - 1, each empty, reserved (being written) or holding a block. Every operation is O(1)."""
 
-    __slots__ = ("_added", "_key_of", "_order", "_removed", "_reserved", "_reset", "_slot_of")
+    __slots__ = ("_added", "_is_watched", "_key_of", "_order", "_removed", "_reserved", "_reset", "_slot_of")
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, is_watched: bool = True) -> None:
+        """is_watched: `changes` is called now and then; else it returns None, and nothing is recorded for it."""
+        self._is_watched = is_watched
         self._slot_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_slots
         self._order: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
@@ -59,8 +61,9 @@ class SlotTable:
         self._order.move_to_end(slot)
         self._key_of[slot] = key
         self._slot_of[key] = slot
-        self._removed.discard(key)
-        self._added.add(key)
+        if self._is_watched:
+            self._removed.discard(key)
+            self._added.add(key)
 
     def drop(self, slot: int) -> None:
         """A slot holds nothing of use any more, and is given away first."""
@@ -71,8 +74,8 @@ class SlotTable:
 
     def reset(self, num_slots: int) -> None:
         """So many empty slots."""
-        self.__init__(num_slots)  # type: ignore[misc]
-        self._reset = True
+        self.__init__(num_slots, is_watched=self._is_watched)  # type: ignore[misc]
+        self._reset = self._is_watched
 
     def changes(self) -> HostChanges | None:
         """What it holds and did not at the last call, and the reverse; None for no difference."""
@@ -87,6 +90,6 @@ class SlotTable:
         if key is not None:
             self._key_of[slot] = None
             del self._slot_of[key]
-            if key in self._added:
+            if self._is_watched:
                 self._added.discard(key)
-            self._removed.add(key)
+                self._removed.add(key)

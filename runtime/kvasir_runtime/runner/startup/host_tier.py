@@ -73,7 +73,7 @@ def transfers(options: ServeOptions, model: Path, facts: EngineFacts, blocks: Te
     store = _file(options, name, block_bytes)
     if store is None or options.kv_transfer_port < 0:
         return None if store is None else TransferThread(store, blocks.numpy())
-    changed, of_peers = threading.Condition(), _file(options, name, block_bytes)
+    changed, of_peers = threading.Condition(), _file(options, name, block_bytes, is_watched=False)
     tier = TransferThread(store, blocks.numpy(), changed)
     if of_peers is None:
         return tier
@@ -160,10 +160,10 @@ def _pinned(options: ServeOptions, blocks: Tensor, block_bytes: int) -> PinnedTr
         raise StartError(f"--kv-host-bytes {options.kv_host_bytes:,}: {error}") from error
 
 
-def _file(options: ServeOptions, name: str, block_bytes: int) -> FileStore | None:
+def _file(options: ServeOptions, name: str, block_bytes: int, *, is_watched: bool = True) -> FileStore | None:
     folder = directory(options.kv_host_dir)
     try:
-        return open_store(folder, name, block_bytes, options.kv_host_bytes)
+        return open_store(folder, name, block_bytes, options.kv_host_bytes, is_watched=is_watched)
     except OSError as error:
         why = error.strerror or str(error)
         if error.errno not in _TRANSIENT and not isinstance(error, LockBusyError):

@@ -13,6 +13,7 @@ from fakes.by_hand import runner_of
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import arriving
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.runner.kv_offload.file_store import open_store
 from kvasir_runtime.runner.startup import host_tier
 
 
@@ -95,7 +96,7 @@ def test_a_model_that_was_replaced_has_another_file(facts, tmp_path, changed):
 
 
 def test_a_full_disk_is_said_and_the_start_goes_on(model, facts, tmp_path, monkeypatch, caplog):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(host_tier, "open_store", full)
@@ -192,4 +193,24 @@ def test_a_tier_that_exchanges_blocks_has_a_port(model, facts, tmp_path):
     transfers = host_tier.transfers(given, model, facts, BLOCKS)
     assert transfers.port > 0
     assert transfers.num_slots > 0
+    transfers.close()
+
+
+def test_of_a_store_that_is_not_watched_no_changes_are_kept(model, facts, tmp_path, monkeypatch):
+    """The store that peers use beside the tier's: a record would grow with every block that ever was there."""
+    opened = []
+
+    def kept(*where, **given):
+        opened.append(open_store(*where, **given))
+        return opened[-1]
+
+    monkeypatch.setattr(host_tier, "open_store", kept)
+    given = options(model, tmp_path, kv_host_bytes=60_000, kv_transfer_port=0, pod_revision="a")
+    transfers = host_tier.transfers(given, model, facts, BLOCKS)
+    of_tier, of_peers = opened
+    for number in range(100):
+        of_peers.put([(number.to_bytes(33), bytes(5000))])
+    assert of_peers.changes() is None
+    changes = of_tier.changes()
+    assert len(changes.added) == transfers.num_slots < 100
     transfers.close()
