@@ -59,7 +59,7 @@ OPTIONS = {
 }
 """Of the page, with a value each."""
 ELSEWHERE = {"--revision", "--weights-host-bytes", "--node-key-file", "--enable-expert-parallel"}
-"""For models on the hub, for CUDA devices, for several nodes (test_server_nodes.py) and for experts; refused for others."""
+"""For models on the hub, CUDA devices, several nodes (test_server_nodes.py) and experts; refused for others."""
 MESSAGES = [{"role": "user", "content": "hello"}]
 COMPLETION = {"prompt": "hello there", "max_tokens": 2}
 PATHS: dict[str, dict[str, Any] | None] = {
