@@ -20,6 +20,13 @@ ANTHROPIC: Final = "/v1/messages"
 OLLAMA: Final = "/api"
 RESPONSES: Final = "/v1/responses"
 CHATS: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+MAX_CHOICES: Final = 128
+"""Of one prompt. No other API than CHATS and COMPLETIONS draws several."""
+MAX_PROMPTS: Final = 128
+"""Of a completion."""
+MAX_SEQUENCES: Final = 256
+"""Of a completion, for all its prompts."""
 CHAT_PREFIX: Final = "chatcmpl-"
 ID_PREFIXES: Final = ("resp_", CHAT_PREFIX, "cmpl-", "msg_")
 """Of answers."""

@@ -12,7 +12,7 @@ from kvasir_api import http_apis
 from kvasir_api.ended_requests import EndedRequest
 
 ANY_NAMESPACE: Final = "*"
-PATHS: Final = frozenset({http_apis.CHATS, "/v1/completions", "/v1/embeddings"})
+PATHS: Final = frozenset({http_apis.CHATS, http_apis.COMPLETIONS, "/v1/embeddings"})
 """What backends are asked for: parts of OpenAI's API that keep nothing between requests."""
 FIRST_REST_S: Final = 1.0
 LONGEST_REST_S: Final = 60.0

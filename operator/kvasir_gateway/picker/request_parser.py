@@ -23,10 +23,11 @@ LOADED = http_apis.OLLAMA + "/ps"
 VERSION = http_apis.OLLAMA + "/version"
 GENERATE = http_apis.OLLAMA + "/generate"
 SHAPING = ("messages", "prompt", "input", "instructions", "system", "tools", "chat_template_kwargs")
-COMPLETIONS = "/v1/completions"
-MOST_SEQUENCES, MOST_DIGITS = 4096, 6
-"""Of one request, however many it names."""
-STREAMING = frozenset({http_apis.CHATS, COMPLETIONS, http_apis.RESPONSES, http_apis.ANTHROPIC})
+MOST_DIGITS = 6
+"""That are read of a count: more than any count that a pod takes has."""
+DRAWING = frozenset({http_apis.CHATS, http_apis.COMPLETIONS})
+"""Paths whose pods draw several choices. The others leave n and best_of out, as fields that they do not know."""
+STREAMING = frozenset({http_apis.CHATS, http_apis.COMPLETIONS, http_apis.RESPONSES, http_apis.ANTHROPIC})
 """Paths whose streams are server-sent events, which have comments."""
 FOREVER = "9999-12-31T23:59:59Z"
 STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
@@ -175,12 +176,16 @@ def _most_output_tokens(body: _Body) -> int:
 
 
 def _num_sequences(body: _Body, path: str) -> int:
-    """For each prompt as many as choices are drawn. What is no such number is for the pod to refuse."""
-    numbers = (bytes(number) for number in (body.n, body.best_of))
-    drawn = max([int(digits) for digits in numbers if digits.isdigit() and len(digits) <= MOST_DIGITS] or [1])
-    prompts = body.prompt if path == COMPLETIONS and isinstance(body.prompt, list) else ()
+    """For each prompt as many as choices are drawn; 1 for what a pod refuses: no such number, or more than it takes."""
+    numbers = [bytes(field) for field in (body.n, body.best_of) if bytes(field) != bytes(_NONE)]
+    if path not in DRAWING or not all(number.isdigit() for number in numbers):
+        return 1
+    drawn = max((1, *(int(number[:MOST_DIGITS]) for number in numbers)))
+    prompts = body.prompt if path == http_apis.COMPLETIONS and isinstance(body.prompt, list) else ()
     several = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
-    return min(MOST_SEQUENCES, max(1, drawn) * several)
+    found = drawn * several
+    is_taken = drawn <= http_apis.MAX_CHOICES and several <= http_apis.MAX_PROMPTS and found <= http_apis.MAX_SEQUENCES
+    return found if is_taken else 1
 
 
 def with_model(body: bytes, path: str, model: str) -> bytes:

@@ -14,7 +14,7 @@ from kvasir_gateway.router import BYTES_PER_TOKEN
 GENERATING: Final = frozenset(
     {
         http_apis.CHATS,
-        "/v1/completions",
+        http_apis.COMPLETIONS,
         http_apis.RESPONSES,
         http_apis.ANTHROPIC,
         http_apis.OLLAMA + "/chat",
@@ -31,7 +31,7 @@ class RequestPrefix:
         self.session = headers.get(names.HEADER_SESSION, "")
         self.request_id = headers.get(names.HEADER_REQUEST_ID, "")
         self.most_output_tokens = parsed.most_output_tokens
-        self.num_sequences = parsed.num_sequences if path in GENERATING else 1
+        self.num_sequences = parsed.num_sequences
         self._headers, self._cache_salt = headers, parsed.cache_salt
         # A str takes four bytes for each character where one of them is an emoji, and held requests keep theirs.
         self._text = hashes.utf_8(hashes.request_text(parsed.shaping)) if path in GENERATING else b""

@@ -88,7 +88,7 @@ def sent_body(body: bytes, path: str, model: str) -> SentBody:
     for name in OURS:
         fields.pop(name, None)
     fields["model"] = msgspec.Raw(msgspec.json.encode(model))
-    stream = bytes(fields.get("stream", b"null")) if path in {http_apis.CHATS, "/v1/completions"} else b"null"
+    stream = bytes(fields.get("stream", b"null")) if path in {http_apis.CHATS, http_apis.COMPLETIONS} else b"null"
     if stream not in {b"true", b"false", b"null"}:
         raise BodyError(openai_errors.invalid("stream: it is neither true nor false.", param="stream"))
     streams = stream == b"true"

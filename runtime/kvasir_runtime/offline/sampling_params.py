@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from kvasir_api.http_apis import MAX_CHOICES
 from kvasir_runtime.frontend.protocol import sampling_fields
-from kvasir_runtime.frontend.protocol.sampling_fields import MAX_CHOICES, MAX_COUNT, MAX_LOGPROBS
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGPROBS
 from kvasir_runtime.frontend.protocol.validation import StrictModel
 
 

@@ -8,11 +8,14 @@ from msgspec import structs
 from fakes.busy_picker import FULL, ONE, PATH, ROUTE, TWO, hold, made, pick, released, report, with_room
 from fakes.clock import Now
 from fakes.gateway import accepted, model_route, pod, service, table
-from kvasir_api import names
+from kvasir_api import http_apis, names
 from kvasir_api.state import QueueBounds, RuntimeState, TtftForecast
 from kvasir_gateway.picker.destination import Destination
-from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.picker.request_parser import ImmediateResponse, parse_body
 from kvasir_gateway.placements import RequestPlacement
+
+ONE_CHOICE = (http_apis.ANTHROPIC, http_apis.RESPONSES, "/api/chat", "/api/generate")
+"""APIs that leave out `n` and `best_of`, as fields that they do not have."""
 
 
 @pytest.fixture
@@ -302,9 +305,37 @@ def test_refusals_of_a_full_queue_say_why(picker, clock):
         pytest.param({"n": 10**400}, PATH, 1, True, id="beyond all numbers"),
         pytest.param({"n": True, "best_of": -2}, PATH, 1, True, id="no counts"),
         pytest.param({"n": 3, "input": ["a"]}, "/v1/embeddings", 1, True, id="nothing is generated"),
+        pytest.param({"n": 2}, http_apis.CHATS, 1, False, id="two choices of a chat"),
+        *(pytest.param({"n": 2, "best_of": 2}, path, 1, True, id=f"no field of {path}") for path in ONE_CHOICE),
     ],
 )
 def test_a_request_of_several_sequences_waits_for_as_many_places(picker, clock, fields, path, free, goes):
     report(picker, clock, one=with_room(free), two=FULL)
     outcome = picker.pick(json.dumps({"model": "s", **fields}).encode(), "a", path, {})
     assert isinstance(outcome, Destination) is goes
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "want"),
+    [
+        pytest.param({"n": 128}, http_apis.CHATS, 128, id="as many choices as a pod takes"),
+        pytest.param({"n": 129}, http_apis.CHATS, 1, id="more choices"),
+        pytest.param({"n": 2, "best_of": 4096}, PATH, 1, id="more to choose from"),
+        pytest.param({"n": 2, "best_of": "4"}, PATH, 1, id="one of them no number"),
+        pytest.param({"n": 2, "best_of": None}, PATH, 2, id="one of them left out"),
+        pytest.param({"n": 2, "prompt": ["a"] * 128}, PATH, 256, id="as many answers as a pod takes"),
+        pytest.param({"n": 3, "prompt": ["a"] * 128}, PATH, 1, id="more answers"),
+        pytest.param({"prompt": ["a"] * 129}, PATH, 1, id="more prompts"),
+        pytest.param({"n": 2, "prompt": ["a"] * 128}, http_apis.CHATS, 2, id="no field of a chat"),
+    ],
+)
+def test_a_request_counts_as_one_where_the_pod_refuses_its_number(fields, path, want):
+    assert parse_body(json.dumps(fields).encode(), path).num_sequences == want
+
+
+@pytest.mark.parametrize("path", [*ONE_CHOICE, http_apis.CHATS, PATH])
+def test_no_number_that_a_pod_ignores_or_refuses_keeps_others_out(picker, clock, path):
+    report(picker, clock, one=with_room(2), two=FULL)
+    for name in ("a", "b"):
+        body = json.dumps({"model": "s", "n": 4096, "best_of": 4096}).encode()
+        assert isinstance(picker.pick(body, name, path, {}), Destination)

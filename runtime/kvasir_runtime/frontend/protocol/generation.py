@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvasir_api.http_apis import MAX_CHOICES, MAX_PROMPTS, MAX_SEQUENCES
 from kvasir_api.openai_errors import quoted
 from kvasir_runtime.frontend.chat_template import RESERVED
 from kvasir_runtime.frontend.protocol import ignored_fields, sampling_fields, tools
 from kvasir_runtime.frontend.protocol.sampling_fields import (
-    MAX_CHOICES,
     MAX_COUNT,
     MAX_LOGPROBS,
     MAX_TOKEN_ID,
@@ -24,9 +24,6 @@ from kvasir_runtime.frontend.protocol.sampling_fields import (
 from kvasir_runtime.frontend.protocol.tools import Effort, ToolCalls, ToolChoiceField, Tools
 from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel, refusal, validated
 from kvasir_runtime.frontend.structured_outputs import fields
-
-MAX_PROMPTS: Final = 128
-MAX_SEQUENCES: Final = 256
 
 
 def _prompts(value: Any) -> list[Any]:

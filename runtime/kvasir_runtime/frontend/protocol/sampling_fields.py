@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
+from kvasir_api.http_apis import MAX_CHOICES
 from kvasir_api.openai_errors import quoted
 from kvasir_runtime.frontend.protocol.validation import StrictModel, refusal
 from kvasir_runtime.frontend.structured_outputs import fields
 
-MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 512
 MAX_STOP_IDS: Final = 128
