@@ -44,6 +44,15 @@ def provide_network(*, progress: Progress, environment: Mapping[str, str] = os.e
     }
 
 
+def check_network(*, scripts: str, environment: Mapping[str, str] = os.environ) -> None:
+    """MissingToolError when provide_network has something to build and no go for it, which is newer than that of other
+    builds. scripts: as find_go takes."""
+    root = cache_root(environment)
+    plan = [step for name, step in buildplan.network_steps().items() if missing(root / name, (step.binary,))]
+    if plan:
+        gobuild.find_go(plan, path=environment.get("PATH", ""), scripts=scripts)
+
+
 def missing(directory: Path, names: Sequence[str] = BINARIES) -> list[str]:
     """Names of the binaries that are not there or cannot be executed."""
     return [name for name in names if not os.access(directory / name, os.X_OK)]

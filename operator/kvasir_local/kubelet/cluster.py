@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -44,8 +45,9 @@ class RealNodes:
         self._network_binaries: dict[str, Path] = {}
 
     def check(self) -> None:
-        """MissingToolError for what no build mends: no root, a foreign kubelet, no Envoy. Called before a build."""
+        """MissingToolError for what no build mends: root, another kubelet, Envoy, go. Called before a build."""
         packages.check()
+        binaries.check_network(scripts=sysconfig.get_path("scripts"))
         _envoy()
 
     @contextlib.contextmanager
