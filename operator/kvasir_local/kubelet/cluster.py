@@ -32,6 +32,11 @@ READY_TIMEOUT_S: Final = 300.0
 _ENVOY_IMAGE: Final = re.compile(r"image: (\S*envoy\S*)")
 
 
+def policies_at(apiserver_port: int) -> str:
+    """The component with policies for operator and gateway, "" for an API server whose port they do not name."""
+    return POLICIES if apiserver_port == API_SERVER_PORT else ""
+
+
 class RealNodes:
     """The images and nodes of one cluster; the control plane and the nodes start while they are `provided`."""
 
@@ -94,14 +99,10 @@ class RealNodes:
         )
 
     def install(self, cluster: ControlPlane) -> None:
-        """Installs manifests/base with its network policies and our images by their tags, as `make deploy` does.
-
-        The policies name the usual port of an API server, so that there are none with another one.
-        """
-        usual = cluster.state.network.apiserver == API_SERVER_PORT
+        """Installs manifests/base with its network policies and our images by their tags, as `make deploy` does."""
         overlay = cluster.paths.overlay
         script = self._checkout / "manifests" / "overlay.sh"
-        command = [str(script), str(overlay), "", self._images.tag, POLICIES if usual else ""]
+        command = [str(script), str(overlay), "", self._images.tag, policies_at(cluster.state.network.apiserver)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise StepFailedError(f"{script} failed: {result.stderr.strip()}")

@@ -32,6 +32,10 @@ _INSTALL: Final = ("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=60", "install", 
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
 _MARK: Final = "# kvasir local up --kubelet: no service starts while its packages are installed"
 _TIMEOUT_S: Final = 600.0
+_IP_SET: Final = (
+    "ipset create kvasir hash:ip && iptables --append FORWARD --match set --match-set kvasir src --jump ACCEPT"
+)
+"""A rule as kube-router writes them. Without sets of the kernel it writes none, goes on, and admits everything."""
 
 
 def check() -> None:
@@ -52,6 +56,13 @@ def provide(*, progress: Progress) -> None:
         remove_policy(_POLICY)  # of a run that was killed
         if absent := missing(path=os.environ.get("PATH", "")):
             _install(absent, progress)
+    check_ip_sets()
+
+
+def check_ip_sets() -> None:
+    """MissingToolError where the kernel has no sets of addresses for rules. Tried in a network namespace that ends."""
+    if failure := _run(["unshare", "--net", "sh", "-c", _IP_SET]):
+        raise MissingToolError(f"NetworkPolicies need ip_set and xt_set of this machine's kernel: {failure}")
 
 
 def _install(absent: list[str], progress: Progress) -> None:

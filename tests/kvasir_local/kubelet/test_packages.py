@@ -1,5 +1,10 @@
 """What a real node needs is named when it is missing."""
 
+from contextlib import nullcontext
+
+import pytest
+
+from kvasir_local.errors import MissingToolError
 from kvasir_local.kubelet import packages
 
 
@@ -37,3 +42,18 @@ def test_what_a_killed_run_left_is_removed_and_a_policy_of_others_is_not(tmp_pat
     packages.remove_policy(others)
     assert not left.exists()
     assert others.exists()
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_a_kernel_without_sets_for_rules_is_told_before_a_start(tmp_path, monkeypatch, ends):
+    tried = tmp_path / "unshare"
+    tried.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\necho Kernel error >&2\nexit {ends}\n')
+    tried.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(MissingToolError, match="xt_set of this machine's kernel: Kernel error")
+        if ends
+        else nullcontext()
+    ):
+        packages.check_ip_sets()
+    assert (tmp_path / "asked").read_text().startswith("--net sh -c ipset create")
