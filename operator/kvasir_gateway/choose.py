@@ -181,15 +181,19 @@ def choose(
     return replace(choice, addresses=addresses, full=frozenset(full), is_saturated=len(full) == len(known))
 
 
+def num_taken(load: EndpointLoad, num_sequences: int) -> int:
+    """Sequences that a request with so many counts as at an endpoint: 1 where even an empty one refuses it for them."""
+    bound = load.room.most_requests
+    return num_sequences if bound <= 0 or num_sequences <= load.max_sequences + bound else 1
+
+
 def has_room(candidate: Candidate, request: RequestSize, policy: ChoicePolicy) -> bool:
     """Whether an endpoint's queue takes a request, as far as its bounds are known. One with more sequences than fit
     into an empty one has nothing to wait for."""
     load = candidate.load
     if load is None or load.room.has_no_bounds:
         return True
-    most = load.max_sequences + load.room.most_requests if load.room.most_requests > 0 else request.num_sequences
-    further = request.num_sequences - 1 if request.num_sequences <= most else 0
-    requests = load.running + load.waiting + candidate.recent + further
+    requests = load.running + load.waiting + candidate.recent + num_taken(load, request.num_sequences) - 1
     if load.room.takes_any(requests):
         return True
     cost = _cost(candidate, request, policy)

@@ -16,7 +16,7 @@ from kvasir_api.prefix_digest import FollowedPrefixes, split
 from kvasir_api.state import RuntimeState
 from kvasir_gateway import placements, routing_table
 from kvasir_gateway.choice_records import ChoiceInputs
-from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose, num_taken
 from kvasir_gateway.inflight import InflightRequest, InflightRequests
 from kvasir_gateway.load_history import LoadHistory, SentRequests, lag_s
 from kvasir_gateway.placements import RequestPlacement
@@ -65,6 +65,12 @@ class RoutedRequest:
     route_hashes: tuple[bytes, ...] = ()
     rented: tuple[bytes, float] = (b"", 0.0)
     kv_peer: str = ""
+
+    def num_taken(self, address: str) -> int:
+        """Sequences that the request counts as at an endpoint."""
+        wanted = self.inputs.request.num_sequences
+        load = next((found.load for found in self.inputs.candidates if found.address == address), None)
+        return num_taken(load, wanted) if load is not None else wanted
 
 
 class EndpointRouter:
@@ -146,7 +152,7 @@ class EndpointRouter:
                 self._prefixes.set_rent(*routed.rented)
             placement = msgspec.structs.replace(
                 placement,
-                num_sequences=routed.inputs.request.num_sequences,
+                num_sequences=routed.num_taken(address),
                 uncached_tokens=routed.choice.uncached_tokens,
                 cold=routed.choice.is_cold,
                 route_hashes=b"".join(hashes[: placements.MOST_HASHES]),

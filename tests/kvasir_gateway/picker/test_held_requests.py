@@ -333,6 +333,14 @@ def test_a_request_counts_as_one_where_the_pod_refuses_its_number(fields, path, 
     assert parse_body(json.dumps(fields).encode(), path).num_sequences == want
 
 
+def test_what_even_an_empty_replica_refuses_for_its_number_takes_no_room(picker, clock):
+    report(picker, clock, one=with_room(2), two=FULL)
+    for name, number in (("a", 5), ("b", 1)):
+        body = json.dumps({"model": "s", "n": number}).encode()
+        assert isinstance(picker.pick(body, name, PATH, {}), Destination)
+    hold(picker, "c")
+
+
 @pytest.mark.parametrize("path", [*ONE_CHOICE, http_apis.CHATS, PATH])
 def test_no_number_that_a_pod_ignores_or_refuses_keeps_others_out(picker, clock, path):
     report(picker, clock, one=with_room(2), two=FULL)
