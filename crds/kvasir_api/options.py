@@ -4,7 +4,7 @@ An option is a pydantic field with a description, a default, bounds and a unit. 
 an InferenceService; `ServeOptions` adds what only the process needs. Nothing here starts, reads or prints anything.
 """
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
@@ -25,8 +25,6 @@ BlockSize = Literal[8, 16, 32, 64, 128]
 Pooling = Literal["auto", "last", "cls", "mean"]
 Normalize = Literal["auto", "always", "never"]
 Scoring = Literal["auto", "similarity", "yes-no"]
-
-MAX_CONTEXT: Final = 16_777_216
 
 
 class RuntimeOptions(OptionsBase):
@@ -60,7 +58,7 @@ class RuntimeOptions(OptionsBase):
         "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading (in-place quantization, ISQ), also what has other bits; fp8 is made for cards.",
     )
     max_model_len: int = option(
-        0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT
+        0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=16_777_216
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",
