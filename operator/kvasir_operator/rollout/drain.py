@@ -57,8 +57,9 @@ def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, timeout_
     return DrainPlan(count=max(target, min(count, len(live) - marked)), actions=tuple(actions))
 
 
-def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, bool, bool, float, int, float, str]:
-    """The first leaves first; see the module's docstring. Among ready pods of equal nodes the one that costs least."""
+def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, int, bool, bool, float, int, float, str]:
+    """The first leaves first; see the module's docstring. Of replicas of several pods the one that lacks most of them;
+    among ready pods of equal nodes the one that costs least."""
     mark = 0 if r.drained else 1 if r.drain_since is not None else 2
     requests = r.reading.running + r.reading.waiting if r.reading else 0
     return (
@@ -67,6 +68,7 @@ def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, bool, bool, float, 
         mark,
         r.phase != "failed",
         r.phase == "ready",
+        sum(node.assigned for node in r.nodes),
         not r.node_leaves,
         not r.spot,
         cost_s(r.reading),

@@ -26,19 +26,18 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
     actions: list[PodAction] = []
     for id_, count in targets.items():
         replicas = [r for r in seen.replicas if r.revision == id_]
+        revision, applied = seen.revision(id_), counted.get(id_, 0)
+        nodes = revision.nodes if revision is not None else seen.spec.runtime.nnodes
         drained = drain_plan(
             replicas,
-            count=counted.get(id_, 0),
-            target=count,
+            count=applied,
+            target=regroup.gathered(replicas, nodes=nodes, count=count, applied=applied),
             timeout_s=seen.spec.drain.timeout_seconds,
         )
         actions += drained.actions
         # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry.
-        if id_ == current or drained.count or counted[id_] or replicas:
-            revision = seen.revision(id_)
-            nodes = revision.nodes if revision is not None else seen.spec.runtime.nnodes
-            applied = counted.get(id_, 0)
-            counts[id_] = regroup.gathered(replicas, nodes=nodes, count=drained.count, applied=applied)
+        if id_ == current or drained.count or applied or replicas:
+            counts[id_] = drained.count
     actions += regroup.actions(seen.replicas, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))

@@ -24,12 +24,15 @@ def actions(replicas: Sequence[Replica], *, now: float) -> tuple[PodAction, ...]
 
 
 def gathered(replicas: Sequence[Replica], *, nodes: int, count: int, applied: int) -> int:
-    """The count that may be applied: no more than one replica waits for places of its pods at a time.
+    """The count to aim for: no more than one replica waits for places of its pods at a time.
 
     Else two could each hold a place that the other needs. replicas: of the revision. nodes: pods of each. count: what
-    the rollout aims for now. applied: as asked of the workload now, below which this never goes.
+    the rollout aims for now. applied: as asked of the workload now, below which this goes only where several wait, as
+    after they have lost pods together; none that is ready leaves for that.
     """
     if nodes == 1:
         return count
-    whole = sum(r.live and r.assigned and sum(node.assigned for node in r.nodes) == nodes - 1 for r in replicas)
-    return min(count, max(applied, whole + 1))
+    live = [r for r in replicas if r.live]
+    whole = sum(r.assigned and sum(node.assigned for node in r.nodes) == nodes - 1 for r in live)
+    ready = sum(r.phase == "ready" for r in live)
+    return min(count, max(whole + 1, ready if len(live) - whole > 1 else applied))

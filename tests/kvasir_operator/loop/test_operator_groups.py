@@ -210,6 +210,19 @@ async def test_no_two_wait_for_what_the_other_holds() -> None:
     assert bench.replicas() == [2]
 
 
+async def test_two_that_lose_a_pod_together_do_not_block_each_other() -> None:
+    """Places for two when both lose a node, and for one thereafter: each new node 0 would take one of the two."""
+    bench = await begun(replicas=2, places=4)
+    bench.cluster.places = 2
+    await bench.cluster.lose(names.ROLE_NODE, 0)
+    await bench.cluster.lose(names.ROLE_NODE, 0)
+    await bench.rest(12)
+    assert len(bench.ready()) == 1
+    bench.cluster.places = 4
+    await bench.rest(12)
+    assert (bench.reason(), len(bench.ready()), bench.replicas()) == ("AllReplicasReady", 2, [2])
+
+
 EVENTS = st.one_of(
     st.tuples(st.just("scale"), st.integers(0, 3)),
     st.tuples(st.just("edit"), st.integers(1, 3)),
@@ -248,10 +261,11 @@ async def happen(bench: GroupBench, event: str, number: int, spec: dict[str, Any
 
 
 @settings(max_examples=20)
-@given(st.lists(EVENTS, max_size=14))
-def test_whatever_happens_replicas_end_whole(events: list[tuple[str, int]]) -> None:
+@given(st.lists(EVENTS, max_size=14), st.integers(2, 9))
+def test_whatever_happens_replicas_end_whole(events: list[tuple[str, int]], places: int) -> None:
     """Pods and addresses are lost, places run out, the spec changes twice at once and operators change: in the end
-    there are as many replicas as are wanted, each of all its pods, and nothing else."""
+    there are at least as many replicas as find places; with places enough as many as are wanted, each of all its pods,
+    and nothing else."""
 
     async def run() -> None:
         bench, spec = GroupBench(), {"replicas": 2, "runtime": dict(GROUP)}
@@ -259,9 +273,12 @@ def test_whatever_happens_replicas_end_whole(events: list[tuple[str, int]]) -> N
         for event, number in events:
             await happen(bench, event, number, spec)
             await bench.turn()
-        bench.cluster.places = 1000
+        bench.cluster.places = places
         await bench.rest(10)
         await bench.cluster.return_hosts()
+        await bench.rest(35)
+        assert len(bench.ready()) >= min(spec["replicas"], places // 2)
+        bench.cluster.places = 1000
         await bench.rest(35)
         assert len(bench.ready()) == spec["replicas"]
         parts = [len(bench.cluster.pods(role)) for role in (names.ROLE_SERVE, names.ROLE_NODE)]

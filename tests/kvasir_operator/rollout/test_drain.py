@@ -41,6 +41,14 @@ def acts(result):
         ([ready("a"), Replica(name="b", phase="loading", reading=RuntimeState(phase="loading"))], ("finish", "b")),
         ([ready("a", created=1.0), ready("b", created=2.0)], ("drain", "b")),
         ([Replica(name="a", pending=True), Replica(name="b", phase="failed")], ("finish", "a")),
+        # one that lacks a pod before one that loads with all of them
+        (
+            [
+                Replica(name="a", phase="loading", nodes=(Replica(name="s-1"),)),
+                Replica(name="b", phase="unschedulable", nodes=(Replica(name="t-1", assigned=False),)),
+            ],
+            ("finish", "b"),
+        ),
         # whoever is ready goes by its node before its work: one that leaves, then spot
         ([ready("a", tokens=9, running=1, spot=True), ready("b")], ("drain", "a")),
         ([ready("a", spot=True), ready("b", tokens=9, running=1, node_leaves=True)], ("drain", "b")),

@@ -6,6 +6,7 @@ from kvasir_operator.observed.replica import Replica
 from kvasir_operator.rollout import regroup
 
 WHOLE = Replica(name="whole", nodes=(Replica(name="s-1"),))
+READY = Replica(name="ready", phase="ready")
 WAITING = Replica(name="waiting", nodes=(Replica(name="s-1", assigned=False),))
 WITHOUT = Replica(name="without")
 PENDING = Replica(name="pending", assigned=False)
@@ -23,8 +24,14 @@ LEAVING = Replica(name="leaving", terminating=True, nodes=(Replica(name="s-1"),)
         ([WHOLE, WAITING], 5, 2, 2),
         ([WHOLE, WHOLE], 5, 2, 3),
         ([WHOLE, LEAVING], 5, 1, 2),
-        # What was asked for already stays, and fewer are always possible.
-        ([PENDING, PENDING, PENDING], 5, 3, 3),
+        # What was asked for already stays while one waits, and fewer are always possible.
+        ([WHOLE, WHOLE, WAITING], 5, 4, 4),
+        # Several that wait hold places of one another, whatever was asked for. None that is ready leaves for that.
+        ([PENDING, PENDING, PENDING], 5, 3, 1),
+        ([WITHOUT, WAITING], 2, 2, 1),
+        ([WHOLE, WITHOUT, WAITING], 3, 3, 2),
+        ([READY, READY, WAITING], 3, 3, 2),
+        ([WAITING, LEAVING], 2, 2, 2),
         ([WHOLE, WHOLE, WAITING], 1, 3, 1),
         ([], 0, 0, 0),
     ],
