@@ -46,7 +46,7 @@ def _assembled(leader: Replica, made: NodeSet, nodes: list[Replica]) -> Replica:
     found = tuple(sorted(nodes, key=lambda node: node.name))
     whole = structs.replace(leader, nodes=found, broken=_broken(leader, made, found))
     late = min(filter(_hinders, found), key=lambda node: (node.phase != "failed", node.name), default=None)
-    if late is None or whole.broken or leader.phase not in ("starting", "loading"):
+    if late is None or whole.broken or not _waits(leader):
         return whole
     return structs.replace(
         whole,
@@ -54,8 +54,16 @@ def _assembled(leader: Replica, made: NodeSet, nodes: list[Replica]) -> Replica:
         refusal=late.refusal,
         image_failure=late.image_failure,
         out_of_memory=late.out_of_memory,
+        restarts=late.restarts,
         last_words=f"node {_number(late)} ({late.name}): {late.last_words or late.phase}",
     )
+
+
+def _waits(leader: Replica) -> bool:
+    """Whether node 0 is kept from its start by others, as far as it says: one that has ended again and again without a
+    reason of its own has waited for them in vain."""
+    own = leader.refusal or leader.image_failure or leader.out_of_memory or leader.device_fault
+    return leader.phase in ("starting", "loading") or (leader.phase == "failed" and not own)
 
 
 def _hinders(node: Replica) -> bool:

@@ -33,7 +33,10 @@ def whole(of_leader, *nodes, made=SET):
         # It serves, or says itself why it does not: nothing is added.
         ("ready", [(1, REFUSED)], ("ready", "")),
         ("draining", [(1, PENDING)], ("draining", "")),
-        ("failed", [(1, PENDING)], ("failed", "")),
+        # One that gives up waiting for its nodes again and again.
+        ("failed", [(1, PENDING)], ("unschedulable", "node 1 (s-1): 0/1 nodes: Insufficient cpu")),
+        ("failed", [(1, REFUSED)], ("failed", "node 1 (s-1): TooSmall: 9 bytes")),
+        ("failed", [(1, {})], ("failed", "")),
     ],
 )
 def test_a_replica_waits_for_its_last_node(phase, nodes, want):
@@ -43,14 +46,29 @@ def test_a_replica_waits_for_its_last_node(phase, nodes, want):
     assert len(found.nodes) == len(nodes)
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"refusal": "TooSmall: 1"},
+        {"image_failure": "image x cannot be pulled"},
+        {"out_of_memory": True},
+        {"device_fault": "ecc"},
+    ],
+)
+def test_a_node_0_that_fails_for_a_reason_of_its_own_keeps_it(own):
+    found = whole(leader(phase="failed", last_words="own", **own), (1, PENDING), (2, REFUSED))
+    assert (found.phase, found.last_words, found.refusal) == ("failed", "own", own.get("refusal", ""))
+
+
 def test_what_a_node_says_of_an_address_that_its_node_0_had_before_is_no_reason():
     found = whole(leader(phase="loading", ip="10.0.0.9"), (1, REFUSED))
     assert (found.phase, found.refusal) == ("loading", "")
 
 
-def test_the_reason_of_a_node_is_that_of_the_replica():
-    found = whole(leader(phase="loading"), (1, REFUSED))
-    assert (found.refusal, found.out_of_memory) == ("TooSmall: 9 bytes", True)
+@pytest.mark.parametrize("phase", ["loading", "failed"])
+def test_the_reason_of_a_node_is_that_of_the_replica(phase):
+    found = whole(leader(phase=phase, restarts=9), (1, {**REFUSED, "restarts": 3}))
+    assert (found.refusal, found.out_of_memory, found.restarts) == ("TooSmall: 9 bytes", True, 3)
 
 
 @pytest.mark.parametrize(
