@@ -12,7 +12,7 @@ from typing import Final
 from kvasir_api import names
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, NotFoundError
-from kvasir_kube.kinds import INFERENCE_SERVICE, SECRET, Json, key, labels
+from kvasir_kube.kinds import INFERENCE_SERVICE, SECRET, Json, key, labels, uid
 from kvasir_operator.desired.namespace_secret import has_content, namespace_secret
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
@@ -29,7 +29,9 @@ class NodeKeys:
 
     def __init__(self, cluster: Cluster, store: Store, *, clock: Clock) -> None:
         self._cluster, self._store, self._clock = cluster, store, clock
-        self._read: dict[str, tuple[float, frozenset[str]]] = {}
+        self._read: dict[str, tuple[float, frozenset[tuple[str, str]]]] = {}
+        """Of a namespace: when its Secret was read last, with names and uids of services that have a key by then. One
+        that was deleted and made again is another one, whose key went with the Secret of its predecessor."""
         self._lock = asyncio.Lock()
 
     async def ensure(self, namespace: str) -> None:
@@ -39,21 +41,21 @@ class NodeKeys:
         """
         async with self._lock:
             services = [one for one in self._store.all(INFERENCE_SERVICE) if key(one)[0] == namespace]
-            needing = frozenset(key(one)[1] for one in services if _is_group(one))
-            at, known = self._read.get(namespace, (-READ_EVERY_S, frozenset[str]()))
+            needing = frozenset((key(one)[1], uid(one)) for one in services if _is_group(one))
+            at, known = self._read.get(namespace, (-READ_EVERY_S, frozenset[tuple[str, str]]()))
             if needing <= known and self._clock.steady() - at < READ_EVERY_S:
                 return
             await self._write(namespace, services, needing)
             self._read[namespace] = (self._clock.steady(), needing)
 
-    async def _write(self, namespace: str, services: list[Json], needing: frozenset[str]) -> None:
+    async def _write(self, namespace: str, services: list[Json], needing: frozenset[tuple[str, str]]) -> None:
         """A service whose replicas are one pod by now keeps its key, which pods of before may still need."""
         found = await self._found(namespace)
         content, owners = dict[str, bytes](), list[Json]()
         for service in services:
             name = key(service)[1]
             known = _key(found, name)
-            if known or name in needing:
+            if known or (name, uid(service)) in needing:
                 content[name] = known or secrets.token_urlsafe(48).encode()
                 owners.append(service)
         secret = namespace_secret(namespace, names.NODE_KEYS_SECRET, owners, content)

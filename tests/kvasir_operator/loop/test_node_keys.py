@@ -79,6 +79,18 @@ async def test_a_service_that_is_one_pod_again_keeps_its_key_for_pods_of_before(
     assert team.entries()["a"] == before["a"]
 
 
+async def test_a_service_that_was_deleted_and_made_again_has_a_key_at_once(team):
+    await team.keys.ensure("default")
+    before = team.entries()
+    await team.cluster.drop(INFERENCE_SERVICE, "default", "a")
+    await team.cluster.drop(SECRET, "default", names.NODE_KEYS_SECRET)  # with its last owner
+    again = service("a", runtime=GROUP)
+    again["metadata"]["uid"] = "another"
+    team.store.put(INFERENCE_SERVICE, await team.cluster.put(INFERENCE_SERVICE, again))
+    await team.keys.ensure("default")
+    assert team.entries()["a"] != before["a"]
+
+
 async def test_what_another_one_takes_out_or_spoils_is_made_again(team):
     await team.keys.ensure("default")
     for data in ({}, {"a": "c2hvcnQ="}, {"a": "not base64"}):
