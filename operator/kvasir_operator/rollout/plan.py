@@ -35,8 +35,9 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
             timeout_s=seen.spec.drain.timeout_seconds,
         )
         actions += drained.actions
-        # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry.
-        if id_ == current or drained.count or applied or replicas:
+        # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry. The object of
+        # one that its kubelet has ended is only a record.
+        if id_ == current or drained.count or applied or any(r.ended_at is None for r in replicas):
             counts[id_] = drained.count
     actions += regroup.actions(seen.replicas, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
