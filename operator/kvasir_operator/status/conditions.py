@@ -132,7 +132,7 @@ def _exhausted(found: StatusInputs) -> str:
 def _worse(found: StatusInputs) -> list[tuple[str, str]]:
     """Reasons and messages for which a service that serves does so worse than it should, the gravest first."""
     serving = found.serving
-    failed = found.failed
+    failed = found.first("failed") or found.ended
     worse = []
     if failed and serving:
         reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"

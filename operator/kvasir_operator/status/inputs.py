@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvasir_operator.observed.replica import Phase, Replica
+from kvasir_operator.observed.replica import Phase, Replica, epoch
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.stages import Applied, Resolved, RolloutPlan, ScalerResult
 from kvasir_operator.status.refusals import without_pod_name
@@ -94,13 +94,14 @@ class StatusInputs:
         return min(found, key=lambda r: (r.revision != self.current, r.name), default=None)
 
     @property
-    def failed(self) -> Replica | None:
-        """A live replica that failed; else the last one that the kubelet ended, while too few serve and none that was
-        made since does: it says why."""
-        if (live := self.first("failed")) or len(self.serving) >= self.wanted:
-            return live
+    def ended(self) -> Replica | None:
+        """The last replica that the kubelet ended within the deadline of a rollout, while too few serve and none that
+        was made since does: its object may stay for long."""
+        if len(self.serving) >= self.wanted:
+            return None
         newest = max((r.created for r in self.serving), default=0.0)
-        ended = [(r.ended_at, r.name, r) for r in self.seen.replicas if r.ended_at is not None and r.ended_at >= newest]
+        since = max(newest, (epoch(self.now) or 0.0) - self.seen.spec.rollout.progress_deadline_seconds)
+        ended = [(r.ended_at, r.name, r) for r in self.seen.replicas if r.ended_at is not None and r.ended_at >= since]
         return max(ended, default=(0.0, "", None))[2]
 
 

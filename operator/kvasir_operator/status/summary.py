@@ -232,21 +232,23 @@ def _minimum(found: StatusInputs) -> Summary | None:
 
 
 def _why_not_ready(found: StatusInputs) -> Summary:
-    """Why too few replicas are ready, without saying how long that has lasted."""
+    """Why too few replicas are ready, without saying how long that has lasted. One that has ended says why another is
+    needed, not why that one is not ready."""
     how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
-    if failed := found.failed:
+    if failed := found.first("failed"):
         reason = "Scaling" if found.updated_ready else _down(failed)
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'no reason was reported'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
     if refused := found.refused_pods:
         return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
+    ended = found.ended
+    message = f"{how_many}{_start(found)}{f'; {ended.name} has ended: {ended.last_words}' if ended else ''}"
     if found.updated_ready:
-        return _reconciling("Scaling", f"{how_many}{_start(found)}")
+        return _reconciling("Scaling", message)
     if _downloading(found):
-        return _reconciling("ModelDownloading", f"{how_many}{_start(found)}")
-    reason = "ModelLoading" if _loading(found) else "MinimumNotAvailable"
-    return _reconciling(reason, f"{how_many}{_start(found)}")
+        return _reconciling("ModelDownloading", message)
+    return _reconciling("ModelLoading" if _loading(found) else "MinimumNotAvailable", message)
 
 
 def _down(failed: Replica) -> str:

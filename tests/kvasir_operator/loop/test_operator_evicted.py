@@ -6,6 +6,7 @@ from fakes.manifests import pod
 from fakes.operator_bench import Bench
 from kvasir_api import names
 from kvasir_kube.kinds import POD
+from kvasir_operator.loop.clock import rfc3339
 
 WORDS = "Evicted: The node was low on resource: ephemeral-storage."
 
@@ -18,7 +19,7 @@ def bench():
 async def evict(bench, name):
     """The kubelet ends the pod; nobody deletes its object."""
     (before,) = [found for found in bench.cluster.objects[POD.plural].values() if found["metadata"]["name"] == name]
-    ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"}
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(bench.clock.wall())}
     status = {"phase": "Failed", "reason": "Evicted", "message": WORDS.removeprefix("Evicted: "), "conditions": [ready]}
     await bench.cluster.put(POD, {**before, "status": status})
 
@@ -29,7 +30,7 @@ async def replace(bench, name, *, ready):
         found["metadata"]["labels"][names.LABEL_REVISION] for found in bench.cluster.objects[POD.plural].values()
     }
     made = pod(name, revision=revision, ready=ready, ip="10.0.0.3")
-    made["metadata"]["creationTimestamp"] = "2026-01-01T00:05:01Z"
+    made["metadata"]["creationTimestamp"] = rfc3339(bench.clock.wall() + 1)
     await bench.cluster.put(POD, made)
     bench.say(2, **({} if ready else {"phase": "loading"}))
 
