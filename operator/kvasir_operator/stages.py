@@ -21,7 +21,9 @@ from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 
 RolloutPhase = Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"]
 RolloutStrategy = Literal["", "Surge", "InPlace", "BlueGreen"]
-PodVerb = Literal["drain", "ask", "finish", "release", "cut", "quarantine", "return", "free", "regroup", "dissolve"]
+PodVerb = Literal[
+    "drain", "ask", "finish", "release", "cut", "quarantine", "return", "free", "regroup", "dissolve", "discount"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,8 @@ class PodAction:
     the next to go. release: take both back. cut: delete it with a short grace after its timeout. quarantine: make it no
     replica any more, so that another takes its place while it keeps its device; return: make it one again; free: delete
     it. regroup: delete node 0 of several with all its grace, since another node left it; its StatefulSet goes with it.
-    dissolve: delete that StatefulSet, since node 0 will not go.
+    dissolve: delete that StatefulSet, since node 0 will not go. discount: take a node that has outlived it out of what
+    the disruption budget selects: Kubernetes allows no eviction while that selects a pod without a controller.
     """
 
     verb: PodVerb

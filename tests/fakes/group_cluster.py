@@ -10,7 +10,18 @@ from typing import Any
 from fakes.cluster import FakeCluster
 from fakes.manifests import UNSCHEDULABLE, pod
 from kvasir_api import names
-from kvasir_kube.kinds import DEPLOYMENT, POD, STATEFUL_SET, Json, Kind, annotations, controller_uid, labels, uid
+from kvasir_kube.kinds import (
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    POD,
+    STATEFUL_SET,
+    Json,
+    Kind,
+    annotations,
+    controller_uid,
+    labels,
+    uid,
+)
 from kvasir_operator.loop.clock import rfc3339
 
 COST = names.ANNOTATION_DELETION_COST
@@ -40,14 +51,24 @@ class GroupCluster(FakeCluster):
         await self._leave(found)
         return None
 
+    def uncontrolled(self) -> list[Json]:
+        """Pods of which the disruption controller finds no controller, although the budget selects them."""
+        (budget,) = self.of(DISRUPTION_BUDGET)
+        (roles,) = budget["spec"]["selector"]["matchExpressions"]
+        there = {uid(one) for kind in (DEPLOYMENT, STATEFUL_SET) for one in self.of(kind)}
+        selected = [one for one in self.of(POD) if labels(one).get(roles["key"]) in roles["values"]]
+        return [
+            one for one in selected if not there & {controller_uid(one, DEPLOYMENT), controller_uid(one, STATEFUL_SET)}
+        ]
+
     async def lose(self, role: str, number: int) -> None:
         """Somebody deletes a pod, as an eviction does."""
         if found := self.pods(role):
             await self._leave(found[number % len(found)])
 
-    async def lose_host(self, number: int) -> None:
-        """The cluster node of a node 0 is lost: its pod is deleted and does not go."""
-        if found := self.pods(names.ROLE_SERVE):
+    async def lose_host(self, number: int, role: str = names.ROLE_SERVE) -> None:
+        """The cluster node of a pod, a node 0 unless it is said, is lost: that pod is deleted and does not go."""
+        if found := self.pods(role):
             lost = found[number % len(found)]
             self._stuck.add(uid(lost))
             await self._leave(lost)
@@ -89,7 +110,8 @@ class GroupCluster(FakeCluster):
         sets = {uid(one) for one in self.of(STATEFUL_SET)}
         workloads = {uid(one) for one in self.of(DEPLOYMENT)}
         for one in self.of(POD):
-            if controller_uid(one, STATEFUL_SET) not in sets and controller_uid(one, DEPLOYMENT) not in workloads:
+            owned = controller_uid(one, STATEFUL_SET) in sets or controller_uid(one, DEPLOYMENT) in workloads
+            if not owned and uid(one) not in self._stuck:
                 await self.drop(POD, *where(one))
 
     async def _scale(self, workload: Json) -> None:

@@ -150,7 +150,7 @@ class Scraper:
             reading = None if quarantined else self.reading(id_)
             known = self._parsed[id_] = ParsedPod(
                 pod=pod,
-                serves=names.LABEL_SERVICE in marks and role != names.ROLE_NODE,
+                serves=names.LABEL_SERVICE in marks and role not in (names.ROLE_NODE, names.ROLE_LOST),
                 node_of=controller_uid(pod, STATEFUL_SET) if role == names.ROLE_NODE else "",
                 quarantined=quarantined,
                 reading=reading,

@@ -100,7 +100,7 @@ class StatusReporter:
         """Reconcile at every tick while time alone may change something: a drain, a deadline, a loading model. One that
         may have no pod, as by a quota, waits for a change or for its deadline."""
         seen, attention = found.seen, self._scaler.attention
-        leaving = any(r.phase == "draining" for r in seen.replicas) or bool(seen.quarantined)
+        leaving = any(r.phase == "draining" for r in seen.replicas) or bool(seen.quarantined or seen.left_behind)
         moving = (seen.replicas or seen.inspections or found.waiting) and not found.applied.foreign
         if found.resolved.violation is not None or not (leaving or (moving and not settled)):
             attention.discard(name)

@@ -240,6 +240,8 @@ class Writer:
             case "dissolve":
                 await self._cluster.delete(STATEFUL_SET, seen.namespace, node_set_name(seen.name, r.uid))
                 await self._say(seen, service, "ReplicaRegrouped", r, action.why, kind="Warning")
+            case "discount":
+                await self._patch(seen, r, {"labels": {names.LABEL_ROLE: names.ROLE_LOST}})
             case "quarantine":
                 await self._quarantine(seen, r, now)
                 await self._say(seen, service, "DeviceFailed", r, action.why, kind="Warning")

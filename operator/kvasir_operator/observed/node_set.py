@@ -42,6 +42,12 @@ def assembled(
     )
 
 
+def left_behind(sets: Sequence[NodeSet], nodes: Iterable[tuple[str, Replica]]) -> tuple[Replica, ...]:
+    """Pods of nodes that leave and are still there, although their StatefulSet has gone. nodes: as of assembled."""
+    there = {one.uid for one in sets}
+    return tuple(node for controller, node in nodes if node.terminating and controller not in there)
+
+
 def _assembled(leader: Replica, made: NodeSet, nodes: list[Replica]) -> Replica:
     found = tuple(sorted(nodes, key=lambda node: node.name))
     whole = structs.replace(leader, nodes=found, broken=_broken(leader, made, found))

@@ -1,7 +1,7 @@
 """Everything that is known about one service at one moment: its spec, its children, its pods. Input of every
 decision."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from kvasir_api.status import InferenceServiceStatus, ModelStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.candidate_node import CandidateNode
 from kvasir_operator.observed.model_pod import ModelPod, model_pod
-from kvasir_operator.observed.node_set import NodeSet, assembled, node_set
+from kvasir_operator.observed.node_set import NodeSet, assembled, left_behind, node_set
 from kvasir_operator.observed.replica import Replica
 
 
@@ -69,6 +69,7 @@ class Observed:
     """One service. foreign: what carries names of our children and is not ours.
 
     replicas: its pods that serve or may; of a replica of several pods its node 0, with the others in node_sets.
+    left_behind: such others that leave and have outlived their StatefulSet.
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
@@ -91,6 +92,7 @@ class Observed:
     revisions: tuple[Revision, ...] = ()
     workloads: tuple[RevisionWorkload, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
+    left_behind: tuple[Replica, ...] = ()
     replicas: tuple[Replica, ...] = ()
     quarantined: tuple[Replica, ...] = ()
     svc: Json | None = None
@@ -137,7 +139,7 @@ def observed(
     replicas: Iterable[Replica],
     svc: Json | None,
     node_sets: Iterable[Json] = (),
-    nodes: Iterable[tuple[str, Replica]] = (),
+    nodes: Sequence[tuple[str, Replica]] = (),
     quarantined: Iterable[Replica] = (),
     guards: Iterable[Json] = (),
     claim_found: bool = True,
@@ -172,6 +174,7 @@ def observed(
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
         node_sets=sets,
+        left_behind=left_behind(sets, nodes),
         replicas=tuple(sorted(assembled(replicas, sets, nodes), key=lambda r: r.name)),
         quarantined=tuple(sorted(quarantined, key=lambda r: r.name)),
         svc=None if foreign_svc else svc,

@@ -39,7 +39,7 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
         # one that its kubelet has ended is only a record.
         if id_ == current or drained.count or applied or any(r.ended_at is None for r in replicas):
             counts[id_] = drained.count
-    actions += regroup.actions(seen.replicas, now=now)
+    actions += regroup.actions(seen.replicas, seen.left_behind, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 

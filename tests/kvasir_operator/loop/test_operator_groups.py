@@ -191,6 +191,19 @@ async def test_nodes_whose_node_0_is_lost_make_room_for_another_group() -> None:
     assert (bench.reason(), len(bench.cluster.of(STATEFUL_SET))) == ("AllReplicasReady", 1)
 
 
+async def test_a_node_that_is_lost_with_its_host_stops_no_eviction() -> None:
+    """Its StatefulSet has gone with node 0, and the disruption controller gives up at a pod without a controller."""
+    bench = await begun(replicas=2)
+    await bench.cluster.lose_host(0, names.ROLE_NODE)
+    await bench.rest(20)
+    assert (bench.reason(), len(bench.ready())) == ("AllReplicasReady", 2)
+    assert len(bench.cluster.uncontrolled()) == 1
+    await bench.rest(70)  # its grace, and a minute
+    assert bench.cluster.uncontrolled() == []
+    assert (bench.reason(), bench.status()["replicas"], bench.replicas()) == ("AllReplicasReady", 2, [2])
+    assert await bench.restarted() == []
+
+
 async def test_replicas_gather_their_pods_one_after_another() -> None:
     """Three places, two replicas of two pods: one serves, and the other one waits with the last place."""
     bench = await begun(replicas=2, places=3)
@@ -230,6 +243,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("lose leader"), st.integers(0, 3)),
     st.tuples(st.just("move"), st.integers(0, 3)),
     st.tuples(st.just("lose host"), st.integers(0, 3)),
+    st.tuples(st.just("lose node's host"), st.integers(0, 3)),
     st.tuples(st.just("restart"), st.just(0)),
     st.tuples(st.just("places"), st.integers(2, 12)),
     st.tuples(st.just("turn"), st.integers(1, 4)),
@@ -250,6 +264,8 @@ async def happen(bench: GroupBench, event: str, number: int, spec: dict[str, Any
             await bench.cluster.lose(names.ROLE_SERVE, number)
         case "lose host":
             await bench.cluster.lose_host(number)
+        case "lose node's host":
+            await bench.cluster.lose_host(number, names.ROLE_NODE)
         case "move":
             await bench.cluster.move(number)
         case "restart":

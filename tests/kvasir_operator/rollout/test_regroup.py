@@ -51,6 +51,12 @@ def test_what_is_broken_is_replaced_unless_it_leaves_already():
     assert (action.verb, action.replica, action.why) == ("regroup", broken, "its node 1 (s-1) leaves")
 
 
+@pytest.mark.parametrize(("now", "verbs"), [(1000.0 + regroup.LOST_S, []), (1001.0 + regroup.LOST_S, ["discount"])])
+def test_a_node_that_outlives_its_set_and_its_grace_is_selected_no_longer(now, verbs):
+    node = Replica(name="s-1", terminating=True, grace_ends_at=1000.0)
+    assert [action.verb for action in regroup.actions([WHOLE], [node], now=now)] == verbs
+
+
 @pytest.mark.parametrize(
     ("node", "now", "verbs"),
     [
