@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from msgspec import structs
 
 import kvasir_operator
 from fakes.flux import breaches
@@ -14,7 +13,6 @@ from fakes.situations import ELASTIC, LATER, NOW, TAKEN, again, findings, replic
 from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState
 from kvasir_api.status import AutoscalingStatus, InferenceServiceStatus
-from kvasir_operator.observed.replica import epoch
 from kvasir_operator.observed.service import ForeignObject, Revision
 from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.compose import compose, document, pace_s
@@ -68,34 +66,6 @@ def test_zero_replicas_say_what_sets_the_count(rules, reason, expected):
     told = AutoscalingStatus(desired_replicas=2, message=reason) if rules else None
     found = findings(wanted=0, autoscaling=told, obj=service(**({"autoscaling": rules} if rules else {})))
     assert (said(found)[0], message(found)) == ("ScaledToZero", expected)
-
-
-EVICTED = replica("failed", name="gone", ended_at=epoch(NOW), last_words="Evicted: The node was low on memory.")
-DEADLINE_S = 60
-
-
-@pytest.mark.parametrize(
-    ("others", "reason", "words"),
-    [
-        ([UNPLACED], "Unschedulable", "big: 0/1 nodes are available"),
-        ([FAILED], "CrashLooping", "bad fails: exit code 137, OOMKilled"),
-        ([LOADING], "ModelLoading", "pod loads the model; gone has ended: Evicted: The node was low on memory."),
-        ([], "MinimumNotAvailable", "0 of 1 replica ready; gone has ended: Evicted: The node was low on memory."),
-    ],
-)
-def test_a_pod_that_its_kubelet_ended_hides_no_reason_of_the_one_in_its_place(others, reason, words):
-    found = findings(EVICTED, *others)
-    assert said(found)[0] == reason
-    assert message(found).endswith(words)
-
-
-@pytest.mark.parametrize(("ago_s", "named"), [(DEADLINE_S - 1, True), (DEADLINE_S + 1, False)])
-def test_an_eviction_of_long_ago_is_no_reason_of_today(ago_s, named):
-    old = structs.replace(EVICTED, ended_at=epoch(NOW) - ago_s)
-    rules = {"rollout": {"progressDeadlineSeconds": DEADLINE_S}}
-    found = findings(old, READY, wanted=2, obj=service(**rules))
-    assert ("Degraded" in said(found)[1]) is named
-    assert ("gone" in message(found)) is named
 
 
 @pytest.mark.parametrize(
