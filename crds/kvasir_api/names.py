@@ -231,6 +231,7 @@ REASONS: Final = {
     "ModelLoadFailed": "The runtime refused the model or its options; the message says why. Change the spec or the model.",
     "Unschedulable": "The scheduler finds no node for a replica.",
     "VolumeInUse": "A replica waits for the model's claim, which only one node at a time may mount and another one has; the message names both and says what to do.",
+    "NodesNotMade": "Pods of a replica of several pods are not made, as where a quota or a policy of the namespace refuses them; the events of the StatefulSet that the message names say why.",
     "InvalidSpec": "A field of the spec cannot be applied; the message names it.",
     "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
     "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec requests; the message names the field.",

@@ -28,11 +28,13 @@ COST = names.ANNOTATION_DELETION_COST
 
 
 class GroupCluster(FakeCluster):
-    """places: pods that nodes hold at a time, those that leave included. wall: epoch seconds. A pod's grace is 90 s."""
+    """places: pods that nodes hold at a time, those that leave included. quota: no pod of a StatefulSet is made. wall:
+    epoch seconds. A pod's grace is 90 s."""
 
     def __init__(self, wall: Callable[[], float], *, places: int = 1000) -> None:
         super().__init__()
         self.places, self._wall, self._made = places, wall, 0
+        self.quota = False
         self._stuck: set[str] = set()
 
     def of(self, kind: Kind) -> list[Json]:
@@ -94,6 +96,9 @@ class GroupCluster(FakeCluster):
         for workload in self.of(DEPLOYMENT):
             await self._scale(workload)
         for made in self.of(STATEFUL_SET):
+            if "creationTimestamp" not in made["metadata"]:
+                made["metadata"]["creationTimestamp"] = rfc3339(self._wall())
+                await self.put(STATEFUL_SET, made)
             await self._fill(made)
         await self._place()
         await self._run()
@@ -129,7 +134,7 @@ class GroupCluster(FakeCluster):
         first = made["spec"]["ordinals"]["start"]
         for number in range(first, first + made["spec"]["replicas"]):
             name = f"{made['metadata']['name']}-{number}"
-            if ("default", name) not in self.objects.get(POD.plural, {}):
+            if not self.quota and ("default", name) not in self.objects.get(POD.plural, {}):
                 await self._make(name, made, STATEFUL_SET, made["spec"]["template"]["metadata"]["labels"])
 
     async def _make(self, name: str, owner: Json, kind: Kind, marks: Json) -> None:

@@ -10,22 +10,31 @@ from msgspec import Struct, structs
 
 from kvasir_api import names
 from kvasir_kube.kinds import POD, Json, annotations, controller_uid, uid
-from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.replica import Replica, epoch
 
 
 class NodeSet(Struct, frozen=True, kw_only=True):
     """The StatefulSet with the nodes behind node 0. leader: uid of the pod that is node 0. master_address: of node 0,
-    as these nodes were given it."""
+    as these nodes were given it. replicas: pods that it is to have. created: epoch seconds."""
 
     uid: str
     leader: str
     master_address: str = ""
+    name: str = ""
+    replicas: int = 0
+    created: float = 0.0
 
 
 def node_set(obj: Json) -> NodeSet:
     """A StatefulSet. The leader is empty where no pod owns it."""
-    address = annotations(obj).get(names.ANNOTATION_MASTER_ADDRESS, "")
-    return NodeSet(uid=uid(obj), leader=controller_uid(obj, POD), master_address=address)
+    return NodeSet(
+        uid=uid(obj),
+        leader=controller_uid(obj, POD),
+        master_address=annotations(obj).get(names.ANNOTATION_MASTER_ADDRESS, ""),
+        name=str(obj["metadata"].get("name", "")),
+        replicas=int((obj.get("spec") or {}).get("replicas", 0)),
+        created=epoch(obj["metadata"].get("creationTimestamp")) or 0.0,
+    )
 
 
 def assembled(

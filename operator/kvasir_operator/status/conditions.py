@@ -17,6 +17,7 @@ from kvasir_operator.observed.service import Observed
 from kvasir_operator.status import decode_speed
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.listing import MOST_WORDS, listed
+from kvasir_operator.status.missing_nodes import missing_nodes
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 from kvasir_operator.status.volume_conflict import volume_conflict
@@ -64,6 +65,8 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
     elif reason := refusal(found.refused_pods):
         yield names.CONDITION_CAPACITY_LIMITED, reason, found.refused_pods
+    elif lacking := missing_nodes(found):
+        yield names.CONDITION_CAPACITY_LIMITED, "NodesNotMade", lacking
     elif conflict := volume_conflict(found):
         yield names.CONDITION_CAPACITY_LIMITED, "VolumeInUse", conflict
     if worse := _worse(found):

@@ -9,6 +9,7 @@ from kvasir_api.forecast import readable
 from kvasir_operator.observed.model_pod import ModelPod
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.status.inputs import StatusInputs
+from kvasir_operator.status.missing_nodes import missing_nodes
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.volume_conflict import volume_conflict
 
@@ -242,6 +243,8 @@ def _why_not_ready(found: StatusInputs) -> Summary:
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
     if refused := found.refused_pods:
         return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
+    if lacking := missing_nodes(found):
+        return _reconciling("Scaling" if found.updated_ready else "NodesNotMade", f"{how_many}; {lacking}")
     ended = found.ended
     message = f"{how_many}{_start(found)}{f'; {ended.name} has ended: {ended.last_words}' if ended else ''}"
     if found.updated_ready:

@@ -216,6 +216,24 @@ async def test_replicas_gather_their_pods_one_after_another() -> None:
     assert (bench.reason(), len(bench.ready())) == ("AllReplicasReady", 2)
 
 
+async def test_nodes_that_a_quota_refuses_are_said_to_be_missing() -> None:
+    bench = GroupBench()
+    bench.cluster.quota = True
+    await bench.put_service(replicas=2, runtime=GROUP)
+    await bench.rest(6)
+    assert "NodesNotMade" not in str(bench.status())
+    await bench.rest(14)
+    (made,) = bench.cluster.of(STATEFUL_SET)
+    limited = next(c for c in bench.status()["conditions"] if c["type"] == names.CONDITION_CAPACITY_LIMITED)
+    words = f"1 of 1 nodes behind node 0 were not made: see the events of StatefulSet {made['metadata']['name']}"
+    assert (limited["reason"], limited["message"].partition(": ")[2]) == ("NodesNotMade", words)
+    assert (bench.reason(), bench.replicas()) == ("NodesNotMade", [1])
+    bench.cluster.quota = False
+    await bench.rest(12)
+    assert (bench.reason(), bench.replicas()) == ("AllReplicasReady", [2])
+    assert "NodesNotMade" not in str(bench.status())
+
+
 async def test_no_two_wait_for_what_the_other_holds() -> None:
     """Places for one and a half replicas, of which three are wanted: pods of two are made, not of three."""
     bench = await begun(replicas=3, places=3)
