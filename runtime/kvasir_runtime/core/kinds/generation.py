@@ -144,13 +144,18 @@ class Generation:
 
     def _drafts(self, budget: int) -> tuple[int, ...]:
         """The drafts that go with the last token, where its id is known and no other is to be computed, or only such as
-        a state has to read again.
+        a state has to read again. Where there are states, the chunk ends in the block that it begins in, and before the
+        border: of several blocks it has the last alone, in which a shorter chunk behind a wrong draft would not end.
         """
         sequence = self.sequence
         lacks = len(sequence.tokens) - sequence.computed
         if not sequence.drafts or sequence.in_flight or (lacks > 1 and not self.limits.has_states):
             return ()
-        return sequence.drafts[: max(0, budget - lacks)]
+        room = budget - lacks
+        if self.limits.has_states:
+            size = self.limits.block_size
+            room = min(room, size - 1 - sequence.computed % size - lacks)
+        return sequence.drafts[: max(0, room)]
 
     def _computed_to(self, chunk: LaunchedChunk, sampled: SampledTokens) -> int:
         """Positions that hold behind a chunk with drafts. A state is one of the end of a chunk: behind a wrong draft it
@@ -180,6 +185,7 @@ class Generation:
         if len(sequence.tokens) + len(tokens) >= longest:
             return
         sequence.tokens.extend(tokens)
+        sequence.drafts = ()  # they were to follow the tokens before
         self.limit = min(longest, self.limit + len(tokens))
         self.inserted += len(tokens)
         self.unreported += len(tokens)

@@ -261,6 +261,46 @@ def test_drafts_of_a_model_with_a_state_end_before_a_border(prefix_cache):
     assert {16, 32, 48} <= {chunk.start + chunk.num_tokens for chunk in chunks if not chunk.drafts}
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
+def test_a_chunk_over_a_border_has_no_drafts_where_there_are_states(block_size, prefix_cache):
+    """The rest of a prompt is one too. Of several blocks a state has the last alone."""
+    attentions = (LayerAttention("state"),)
+    limits = {"attentions": attentions, "block_size": block_size, "prefix_cache": prefix_cache, "max_batch_tokens": 20}
+    served = repeating("suffix", num_blocks=256, **limits)
+    served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
+    for number, length in enumerate((37, 45)):
+        served.submit(request(str(number), [5] * length, max_tokens=40))
+        for _ in range(9):
+            served.step()
+        served.scheduler.inject(str(number), (7,) * 8)
+    served.finish()
+    drafted = [chunk for plan in served.plans for chunk in plan.chunks if chunk.drafts]
+    assert bool(drafted) is (block_size > 2)
+    for chunk in drafted:
+        assert chunk.start // block_size == (chunk.start + chunk.num_tokens) // block_size
+
+
+def test_tokens_that_are_injected_end_drafts_that_were_to_follow_those_before():
+    """They would make a chunk end at a border with drafts, whose state others were to go on from."""
+    attentions = (LayerAttention("state"),)
+    served = repeating("suffix", attentions=attentions, block_size=16)
+    served.submit(request("r", [5] * 17, max_tokens=40))
+    served.step()
+    sequence = served.scheduler._requests["r"].sequence
+    injected = (7,) * 8
+    served.scheduler.inject("r", injected)
+    served.step()
+    assert served.plans[-1].inserts[0].tokens == injected
+    (chunk,) = served.plans[-1].chunks
+    assert (chunk.start + chunk.num_tokens, chunk.drafts) == (len(sequence.tokens) - 1, ())
+    served.finish()
+    asked = [*sequence.tokens, 3]
+    served.submit(request("next", asked, max_tokens=3))
+    served.finish()
+    assert served.answers["next"].cached_tokens == 16 * (len(sequence.tokens) // 16)
+
+
 def test_behind_a_wrong_draft_what_a_state_has_read_is_computed_again_with_the_next_drafts():
     served = repeating("suffix", attentions=(LayerAttention("state"),), block_size=64)
     served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
