@@ -22,6 +22,7 @@ from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.sampling import beam_candidates, mask_filler
+from kvasir_runtime.runner.sampling.draft_rests import DraftRests
 from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.mask_filler import MaskFiller, MaskRow
@@ -82,6 +83,7 @@ class GrammarMasks:
         """By row, the mask that its next sample waits for."""
         self._slow: set[int] = set()
         """Rows whose mask was late before."""
+        self._draft_rests = DraftRests()
         self._beams: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
@@ -149,9 +151,10 @@ class GrammarMasks:
         self._start_behind_drafts(batch)
 
     def _copy_for_drafts(self, batch: GrammarMaskBatch) -> None:
-        """Copy the matchers of rows with drafts, before threads use them; none whose mask is late."""
+        """Copy the matchers of rows with drafts, before threads use them; none whose mask is late, or rests."""
         for first, *drafted in batch.by_row():
-            if drafted and _may_be_copied(first, batch) and first.row not in self._late:
+            may = drafted and _may_be_copied(first, batch) and first.row not in self._late
+            if may and not self._draft_rests.takes_step(first.row):
                 assert not isinstance(first.matcher, str)
                 masks = drafted_masks(first.matcher, drafted[-1].drafts)
                 batch.behind |= {chunk.index: mask for chunk, mask in zip(drafted, masks, strict=True)}
@@ -165,7 +168,7 @@ class GrammarMasks:
                 tasks.setdefault(chunk.row if chunk.row in self._slow else _QUICK, []).append(number)
         for row, numbers in tasks.items():
             masks = [batch.behind[batch.guided[number].index] for number in numbers]
-            begun = self._filler.begin(masks, self._width, slow=row != _QUICK)
+            begun = self._filler.begin(masks, self._width, slow=row != _QUICK, drafts=True)
             for number, mask in zip(numbers, begun, strict=True):
                 batch.rows[number] = mask
 
@@ -173,7 +176,7 @@ class GrammarMasks:
         """Wait for the masks a little, and drop the samples of those that are late; matchers with a known token before.
 
         others: whether the step has chunks beside the guided ones. Only masks of rows that were never late are waited
-        for, unless there is nothing else to do.
+        for, unless there is nothing else to do; masks behind drafts of those that were are not.
         """
         assert batch.rows is not None, "the masks were not begun"
         rows = [
@@ -187,12 +190,15 @@ class GrammarMasks:
             mask_filler.wait_for(quick, mask_filler.PATIENCE_S)
         else:
             mask_filler.wait_for([row for _, row in known], mask_filler.ALONE_S)
-        mask_filler.wait_at_most([row for chunk, row in rows if chunk.drafts], mask_filler.PATIENCE_S)
+        drafted = [row for chunk, row in rows if chunk.drafts and chunk.row not in self._slow]
+        mask_filler.wait_at_most(drafted, mask_filler.PATIENCE_S)
         late = [(chunk, row) for chunk, row in rows if not row.is_ready]
         num_begun = {row.task: row.task.stop() for _, row in late}
         for chunk, row in late:
             batch.dropped.add(chunk.index)
             if chunk.drafts:
+                if row.task.is_held_up_by(row.number) and self._matchers.get(chunk.row) is chunk.matcher:
+                    self._draft_rests.begin(chunk.row)
                 continue
             batch.deferred.add(chunk.index)
             # One is being computed; the others are begun again. A row may have another sequence by now.
@@ -323,6 +329,7 @@ class GrammarMasks:
         self._matchers.pop(row, None)
         self._late.pop(row, None)
         self._slow.discard(row)
+        self._draft_rests.forget(row)
         self._beams.discard(row)
 
     def _fork(self, forks: Sequence[Fork]) -> None:

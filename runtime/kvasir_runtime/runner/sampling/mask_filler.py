@@ -2,10 +2,11 @@
 
 Used by `grammar_masks`. The masks of a step are one task, computed one after another. A task in which one mask takes
 too long is stopped behind it, and another thread computes those that were not begun. A matcher that was slow once has
-tasks and a thread of its own from then on.
+tasks and a thread of its own from then on, and masks behind drafts have threads of theirs: nothing depends on them.
 """
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ ALONE_S: Final = 0.05
 """The same where no other sequence waits: the engine must still answer messages meanwhile."""
 THREADS: Final = 4
 """So many tasks may be held up at a time by matchers that are slow for the first time."""
+DRAFT_THREADS: Final = 2
+SLOW_S: Final = PATIENCE_S / 2
+"""How long one mask behind a draft may take; many that follow each other may take longer together."""
 
 
 class FillsMask(Protocol):
@@ -41,6 +45,7 @@ class MaskTask:
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     ended: "Future[None]" = field(default_factory=Future)
     _num_begun: int = 0
+    _begun_s: float = 0.0
     _is_stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,7 +55,7 @@ class MaskTask:
             with self._lock:
                 if self._is_stopped:
                     return
-                self._num_begun = number + 1
+                self._num_begun, self._begun_s = number + 1, time.monotonic()
             matcher.fill(self.masks[number : number + 1])
             self.done[0] = number + 1
 
@@ -58,6 +63,12 @@ class MaskTask:
     def num_done(self) -> int:
         """How many are computed."""
         return int(self.done[0])
+
+    def is_held_up_by(self, number: int) -> bool:
+        """Whether this mask is being computed, and takes too long."""
+        with self._lock:
+            begun, since = self._num_begun, self._begun_s
+        return begun == number + 1 > self.num_done and time.monotonic() - since > SLOW_S
 
     def stop(self) -> int:
         """Begin no other mask; the number of those that were begun."""
@@ -95,14 +106,23 @@ class MaskFiller:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._slow_thread: ThreadPoolExecutor | None = None
+        self._draft_threads: ThreadPoolExecutor | None = None
 
-    def begin(self, matchers: Sequence[FillsMask], width: int, *, slow: bool = False) -> list[MaskRow]:
-        """Begin the masks of matchers, each (width,) int32; all earlier tokens were accepted. slow: they were late."""
+    def begin(
+        self, matchers: Sequence[FillsMask], width: int, *, slow: bool = False, drafts: bool = False
+    ) -> list[MaskRow]:
+        """Begin the masks of matchers, each (width,) int32; all earlier tokens were accepted. slow: they were late.
+        drafts: they are behind drafts.
+        """
         task = MaskTask(matchers, np.full((len(matchers), width), -1, dtype=np.int32))
         if slow:
             if self._slow_thread is None:
                 self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
             task.ended = self._slow_thread.submit(task.run)
+        elif drafts:
+            if self._draft_threads is None:
+                self._draft_threads = ThreadPoolExecutor(DRAFT_THREADS, thread_name_prefix="draft-masks")
+            task.ended = self._draft_threads.submit(task.run)
         else:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="masks")

@@ -11,6 +11,8 @@ from fakes.overlapping import Overlapping
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
+from kvasir_runtime.runner.sampling import mask_filler
+from kvasir_runtime.runner.sampling.draft_rests import LEAST_STEPS, MOST_STEPS, DraftRests
 from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch, GuidedChunk
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
 from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask, wait_at_most
@@ -148,3 +150,94 @@ def test_what_a_late_mask_raises_is_raised_in_the_next_step():
     wait([row.task.ended], 60)
     with pytest.raises(MemoryError):
         masks.start(masks.batch_of([chunk]))
+
+
+class SlowBehindDrafts:
+    """A grammar whose masks come late behind drafts alone. It stands for its compiler and its copies too."""
+
+    vocab_size, is_checked, error = 32, False, ""
+
+    def __init__(self, may_go_on) -> None:
+        self.may_go_on, self.begun = may_go_on, threading.Event()
+
+    def matcher(self, sampling, tokens):
+        return SlowBehindDrafts(self.may_go_on if sampling.grammar.text == "slow" else None)
+
+    def fork(self, tokens):
+        return self
+
+    def follow(self, draft):
+        self.begun.set()
+        return self.may_go_on is None or self.may_go_on.wait(60)
+
+    def fill(self, mask):
+        pass
+
+
+def grammar_masks(texts, may_go_on):
+    """Each text is the grammar of one row."""
+    masks, joins = GrammarMasks(SlowBehindDrafts(may_go_on), CPU, HostStream()), []
+    for row, text in enumerate(texts):
+        sampling = SamplingConfig(max_tokens=9, grammar=Grammar(kind="regex", text=text))
+        tables = ((row,),)
+        join = Join(
+            row=row, request_id=text, tokens=(1,), prompt_tokens=1, computed_tokens=0, tables=tables, sampling=sampling
+        )
+        joins.append(join)
+    masks.apply(StepPlan(step=1, joins=tuple(joins)))
+    return masks
+
+
+def started(masks, num_rows):
+    """A step in which each row has two drafts."""
+    batch = masks.batch_of(
+        [Chunk(row=row, start=0, num_tokens=3, samples=True, drafts=(5, 6)) for row in range(num_rows)]
+    )
+    masks.start(batch)
+    return batch
+
+
+def test_a_row_whose_mask_behind_a_draft_takes_too_long_rests_from_drafts_and_no_other():
+    may_go_on = threading.Event()
+    masks = grammar_masks(["slow", "quick"], may_go_on)
+    try:
+        first = started(masks, 2)
+        assert first.guided[0].matcher.begun.wait(60)
+        assert sorted(first.behind) == [1, 2, 4, 5]
+        assert masks.defer_late(first, others=False) == []
+        assert first.dropped >= {1, 2}
+        for _ in range(LEAST_STEPS):
+            batch = started(masks, 2)
+            assert sorted(batch.behind) == [4, 5]
+            wait([row.task.ended for row in batch.rows if row is not None], 60)
+            masks.defer_late(batch, others=False)
+            assert not batch.dropped
+    finally:
+        may_go_on.set()
+    again = started(masks, 2)
+    assert sorted(again.behind) == [1, 2, 4, 5]
+    wait([row.task.ended for row in again.rows], 60)
+
+
+def test_a_row_rests_twice_as_long_each_time_and_its_successor_not_at_all():
+    rests, steps = DraftRests(), []
+    for _ in range(6):
+        rests.begin(3)
+        assert not rests.takes_step(4)
+        steps.append(sum(iter(lambda: rests.takes_step(3), False)))
+    assert steps == [LEAST_STEPS, 32, 64, 128, MOST_STEPS, MOST_STEPS]
+    rests.begin(3)
+    rests.forget(3)
+    assert not rests.takes_step(3)
+    rests.begin(3)
+    assert sum(iter(lambda: rests.takes_step(3), False)) == LEAST_STEPS
+
+
+def test_masks_behind_drafts_of_rows_that_were_late_are_not_waited_for(monkeypatch):
+    masks, waited = grammar_masks(["quick", "quick"], None), []
+    masks._slow.add(0)
+    batch = started(masks, 2)
+    wait([row.task.ended for row in batch.rows], 60)
+    monkeypatch.setattr(mask_filler, "wait_at_most", lambda rows, limit_s: waited.extend(rows))
+    masks.defer_late(batch, others=False)
+    assert waited == [batch.rows[4], batch.rows[5]]

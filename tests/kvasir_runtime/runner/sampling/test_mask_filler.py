@@ -59,6 +59,17 @@ def test_matchers_that_were_slow_wait_for_one_another_and_for_no_other():
     assert all(row.is_ready for row in slow)
 
 
+def test_masks_behind_drafts_hold_up_no_others():
+    filler, come = MaskFiller(), threading.Event()
+    drafted = [filler.begin([Matcher(number, come)], WIDTH, drafts=True)[0] for number in range(6)]
+    rows = filler.begin([Matcher(7)], WIDTH) + filler.begin([Matcher(8)], WIDTH, slow=True)
+    wait_for(rows, 60)
+    assert [row.is_ready for row in rows] == [True, True]
+    assert not any(row.is_ready for row in drafted)
+    come.set()
+    wait_for(drafted, 60)
+
+
 def test_what_a_matcher_raises_is_raised():
     broken = Matcher(1)
     broken.fill = lambda mask: 1 // 0
