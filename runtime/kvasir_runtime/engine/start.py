@@ -16,6 +16,7 @@ from kvasir_api.state import RuntimeState, SpeculationState
 from kvasir_runtime import source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.speculation import FROM_TEXTS
 from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.client_socket import ClientSocket
 from kvasir_runtime.engine.interfaces import Runner
@@ -92,13 +93,13 @@ class StartupClients:
 def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clients: StartupClients) -> Engine:
     """The engine with a loaded model; its clients got Ready. Raises StartError, or what else the runner raised."""
     clients.send(Progress(phase="starting", progress_fraction=0.0))
-    _check_recent_answers(options)
     trace, profiler = _trace(options.trace), _profile(options.profile)
     runner = build(options, clients.send)
     runner.use_profiler(profiler)
     clients.receive(0.0)
     facts = runner.facts
     limits = limits_of(options, facts, runner.hash_salt)
+    _warn_of_recent_answers(limits)
     on_gpu = not facts.device.lower().startswith("cpu")
     engine = Engine(
         scheduler=Scheduler(limits, facts.work),
@@ -114,12 +115,16 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
     return engine
 
 
-def _check_recent_answers(options: ServeOptions) -> None:
-    """Raises StartError where recent answers are to be kept and nothing drafts from them."""
-    if options.suffix_decoding_max_cached_requests and options.speculation not in ("auto", "suffix"):
-        raise StartError(
-            f"--suffix-decoding-max-cached-requests {options.suffix_decoding_max_cached_requests}: nothing drafts from "
-            f"recent answers with --speculation {options.speculation}; choose auto or suffix, or keep 0 answers"
+def _warn_of_recent_answers(limits: Limits) -> None:
+    """Where recent answers are to be kept and nothing drafts from them. No reason not to start: answers are the same,
+    and a stored service may say so.
+    """
+    if limits.max_cached_answers and limits.speculation not in FROM_TEXTS:
+        LOG.warning(
+            "--suffix-decoding-max-cached-requests %d has no effect: nothing drafts from recent answers with the"
+            " drafter %s; --speculation suffix does",
+            limits.max_cached_answers,
+            limits.speculation,
         )
 
 
