@@ -263,6 +263,8 @@ def _mamba2(document: dict[str, Any]) -> dict[str, Any]:
             document |= {"moe_intermediate_size": size, "shared_expert_intermediate_size": shared}
         else:
             document["intermediate_size"] = shared
+    if not document.get("num_local_experts"):
+        document.pop("num_experts_per_tok", None)  # 0, as there are none
     hidden, heads = document.get("hidden_size"), document.get("linear_num_value_heads", 128)
     expand = document.get("mamba_expand", 2)
     if not isinstance(document.get("linear_value_head_dim"), int) and all(

@@ -41,13 +41,19 @@ def _granite(config: ModelConfig) -> DecoderSpec:
     rope = rope_spec(config) if config.position_embedding_type == _ROPE else RopeSpec(kind="none")
     bias = config.attention_bias
     made = decoder_spec(config, "granitemoehybrid", qkv_bias=bias, output_bias=bias, experts=experts, rope=rope)
-    return scaled(config, replace(made, state=_state(config)))
+    return scaled(config, _with_state(config, made))
 
 
 def _bamba(config: ModelConfig) -> DecoderSpec:
     bias = config.attention_bias
     made = decoder_spec(config, "bamba", qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
-    return replace(made, state=_state(config))
+    return _with_state(config, made)
+
+
+def _with_state(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """The same with the state of its layers, where one has one: Granite 4 has models without."""
+    has_states = any(attention.kind == "state" for attention in spec.attentions)
+    return replace(spec, state=_state(config)) if has_states else spec
 
 
 def _state(config: ModelConfig) -> StateSpec:
@@ -83,7 +89,8 @@ def _is_unbounded(limit: Any) -> bool:
 
 def _places(spec: DecoderSpec, names: TensorNames) -> dict[str, Place]:
     places, state = usual_places(spec, names), spec.state
-    assert state is not None
+    if state is None:
+        return places
     width, hidden = state.value_width, spec.hidden_size
     parts = (width, state.key_width, state.key_width)  # x, B, C
     for layer, attention in enumerate(spec.attentions):

@@ -1,13 +1,16 @@
 """Configs of models with layers of Mamba-2 as specs; their answers are held to transformers in test_registry.py."""
 
+import math
+
 import pytest
 
 from fakes import family_configs
-from kvasir_api import hf_config
+from kvasir_api import forecast, hf_config
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.spec import Rank, parameter_shapes
 from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.mamba_hybrids import GRANITE4
 from kvasir_runtime.models.registry import family_of
 
 
@@ -44,6 +47,22 @@ def test_a_state_has_the_numbers_of_all_heads_and_of_the_convolution(tmp_path):
     assert spec.rope.kind == "none"
     assert spec_of(tmp_path, "granite4-dense").rope.kind == "default"
     assert spec_of(tmp_path, "bamba").rope.rotary_dim == 8
+
+
+def test_a_model_of_attention_alone_has_no_state(tmp_path):
+    """As Granite 4 Micro, whose config has Mamba-2's fields and no experts in so many fields."""
+    attending = {"layer_types": ["attention"] * 2, "num_experts_per_tok": 0}
+    spec = spec_of(tmp_path, "granite4-dense", **attending)
+    assert (spec.state, spec.state_bytes, spec.block_size(16, 2)) == (None, 0, 16)
+    assert spec.experts is None
+    assert sharding.shard(spec, Rank(1, 2)).state is None
+    assert not any("mamba" in name for name in GRANITE4.places(spec))
+    model = family_configs.MODELS["granite4-dense"]
+    document = family_configs.SIZES | model.config | {"model_type": model.family} | attending
+    shape = forecast.shape(document | {"architectures": [model.architecture]})
+    assert (shape.state_bytes, shape.group_layers) == (0, (2,))
+    names = parameter_shapes(spec)
+    assert shape.parameters == sum(math.prod(size) for size in names.values())
 
 
 def test_groups_are_divided_among_ranks_and_one_is_not(tmp_path):
