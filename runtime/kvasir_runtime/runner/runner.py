@@ -103,7 +103,7 @@ class ModelRunner:
         )
         self._in_flight: deque[LaunchedStep] = deque()
         self._profiler = StepProfiler()
-        self._state_snapshots = StateSnapshots(cache, rows, facts.attentions)
+        self._state_snapshots = StateSnapshots(cache, rows, facts)
         self._transfers: BlockTransfers | None = None
         self.peers: PeerTransfers | None = None
         self._drafter: drafts.PlanDrafter | None = None

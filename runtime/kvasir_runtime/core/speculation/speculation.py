@@ -15,6 +15,7 @@ from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
+from kvasir_runtime.core.speculation import kept_states
 from kvasir_runtime.core.speculation.acceptance import KEPT, KEPT_BY_ALL, AcceptanceRates, SequenceDrafts, class_of
 from kvasir_runtime.core.speculation.controller import DraftController
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
@@ -55,6 +56,7 @@ class Speculation:
         self._accepted, self._drafted = DecayingMean(), DecayingMean()
         self._most = max(limits.num_rows, 1 + MAX_DRAFTS)
         """Positions that a step may sample from: there is memory for the logits of all rows."""
+        self._most_with_state = kept_states.num_rows(limits.attentions, limits.block_bytes)
         self._rest, self._next_rest = 0, LEAST_REST
 
     def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:
@@ -158,7 +160,7 @@ class Speculation:
         self._rates.verified(place, tried, accepted, KEPT_BY_ALL)
 
     def _look(self, drafter: Drafter, able: Collection[RequestKind]) -> None:
-        """Draft for those sequences that do not rest."""
+        """Draft for those sequences that do not rest, where there are states for as many as can be copied."""
         for kind in able:
             sequence = kind.sequence
             if sequence.speculated is None:
@@ -173,6 +175,10 @@ class Speculation:
             drafts.history.follow(sequence.tokens)
             found = drafter.propose(drafts.history, most)
             drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
+        if self._limits.has_states:
+            having = [kind for kind in able if _drafts_of(kind).draft.tokens]
+            for kind in having[self._most_with_state :]:
+                _drafts_of(kind).draft = NO_DRAFT
 
     def _before_border(self, num_tokens: int) -> int:
         """Drafts behind so many tokens for which a state may go on. At borders of blocks it is kept for others, as of

@@ -46,6 +46,7 @@ from kvasir_runtime.runner.startup import (
 )
 from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
+from kvasir_runtime.runner.state import state_snapshots
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import CopyStream, CudaCopyStream, DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
@@ -257,6 +258,8 @@ def fitted_facts(facts: EngineFacts, options: ServeOptions, memory: capacity.Mea
         )
         drafter_bytes = facts.drafter.kv_bytes_per_token * facts.block_size // len(facts.attentions)
         block_bytes = facts.block_bytes + drafter_bytes
+        kept = state_snapshots.expected_bytes(facts, options)
+        memory = replace(memory, graph_bytes=memory.graph_bytes + kept)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
         facts = msgspec.structs.replace(facts, num_blocks=num_blocks)
     longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.max_cached_tokens)

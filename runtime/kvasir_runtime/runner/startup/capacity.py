@@ -13,7 +13,8 @@ class MeasuredMemory:
     """Bytes, measured after the weights were loaded and one step of full size was run.
 
     limit: of the device or the container. used: held now, by this process on a CPU and by all processes on a GPU.
-    available: held by no process. peak: what a step takes temporarily. graph: what graphs will hold permanently.
+    available: held by no process. peak: what a step takes temporarily. graph: what graphs and copies of
+    states will hold permanently.
     others: of used, what other programs hold on a GPU, as far as that is known.
     shared: the limit is that of the machine, which other processes use too.
     """

@@ -1,27 +1,33 @@
 """States of layers as they were before steps with drafts, which are put back where a draft was wrong.
 
 Owned by the runner. A layer that has a state in place of keys and values writes it as of the last position of a chunk,
-most often over the one that it has read. Its block is copied before: a state for each draft would take as many times
-the memory, and what a step costs beside it is little.
+most often over the one that it has read. Its block is copied before, to memory that was counted at the start: a state
+for each draft would take as many times the memory, and what a step costs beside it is little.
 """
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, SampledTokens
+from kvasir_runtime.core.speculation import kept_states
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
+from kvasir_runtime.wire import EngineFacts
 
 
 class StateSnapshots:
-    """Of one runner. attentions: of its cache groups. Only rows on the host have drafts."""
+    """Of one runner. facts: with its cache groups. Only rows on the host have drafts."""
 
-    def __init__(self, cache: KvCache, rows: RowState, attentions: Sequence[LayerAttention]) -> None:
+    def __init__(self, cache: KvCache, rows: RowState, facts: EngineFacts) -> None:
         self._cache, self._rows = cache, rows
-        self._groups = [group for group, attention in enumerate(attentions) if attention.kind == "state"]
+        self._groups = [group for group, attention in enumerate(facts.attentions) if attention.kind == "state"]
+        self._num_copies = kept_states.num_rows(facts.attentions, facts.block_bytes) * len(self._groups)
+        self._copies: Tensor | None = None
+        """(copies, block_bytes) uint8, allocated with the first draft: most models have none."""
         self._kept: dict[int, list[tuple[int, Tensor]]] = {}
 
     def keep(self, chunks: Sequence[Chunk]) -> None:
@@ -29,9 +35,14 @@ class StateSnapshots:
         self._kept.clear()
         if not self._groups:
             return
-        for chunk in chunks:
-            if chunk.drafts and chunk.start:
-                self._kept[chunk.row] = [(block, self._cache.blocks[block].clone()) for block in self._written(chunk)]
+        written = {chunk.row: self._written(chunk) for chunk in chunks if chunk.drafts and chunk.start}
+        if not any(written.values()):
+            return
+        if self._copies is None:
+            self._copies = torch.empty((self._num_copies, self._cache.blocks.shape[1]), dtype=torch.uint8)
+        copies = iter(self._copies)
+        for row, blocks in written.items():
+            self._kept[row] = [(block, next(copies).copy_(self._cache.blocks[block])) for block in blocks]
 
     def take_back(self, chunks: Sequence[Chunk], sampled: Sequence[SampledTokens]) -> None:
         """Put back the states of chunks of which not all drafts were right. sampled: of those that sample, in order."""
@@ -52,3 +63,9 @@ class StateSnapshots:
         if column != (chunk.start + chunk.num_tokens - 1) // size:
             return []
         return [int(tables[group, chunk.row, column]) for group in self._groups]
+
+
+def expected_bytes(facts: EngineFacts, options: ServeOptions) -> int:
+    """Of the copies that a runner will hold; 0 where its sequences have no drafts."""
+    may_draft = options.speculation != "off" and facts.device.lower().startswith("cpu") and options.local_ranks == 1
+    return kept_states.num_bytes(facts.attentions, facts.block_bytes) if may_draft else 0

@@ -55,6 +55,8 @@ class World:
         limits = SimpleNamespace(
             speculation=speculation,
             has_states=False,
+            attentions=(),
+            block_bytes=0,
             num_rows=LIMITS.num_rows,
             max_batch_tokens=512,
             max_cached_answers=0,

@@ -12,6 +12,7 @@ from fakes.by_hand import CPU_DEVICE
 from fakes.checkpoints import Shape
 from fakes.engine_facts import engine_facts
 from fakes.tokenizer_families import family
+from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
@@ -67,6 +68,25 @@ def test_its_cache_is_taken_from_what_memory_allows() -> None:
     options, beside = ServeOptions(model="m", memory_percent=90), DraftModelSize(weights_bytes=1, kv_bytes_per_token=15)
     assert fitted_facts(facts, options, memory).num_blocks == 200
     assert fitted_facts(msgspec.structs.replace(facts, drafter=beside), options, memory).num_blocks == 80
+
+
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [
+        ({}, 100),
+        ({"speculation": "off"}, 200),
+        ({"speculation": "suffix", "tensor_parallel_size": 2}, 200),
+    ],
+)
+def test_copies_of_states_are_taken_from_what_memory_allows(changes, want) -> None:
+    """Of 8 sequences, one block of a group each: half of 1,600 bytes that are left."""
+    memory = MeasuredMemory(limit_bytes=10_000, used_bytes=7400, available_bytes=2600, peak_bytes=0)
+    facts = engine_facts(
+        num_blocks=0, kv_bytes_per_token=50, max_model_len=8, attentions=(FULL, LayerAttention("state"))
+    )
+    assert facts.block_bytes == 100
+    options = ServeOptions(**{"model": "m", "memory_percent": 90, "speculation": "auto"} | changes)
+    assert fitted_facts(facts, options, memory).num_blocks * 100 // 8 == want
 
 
 @pytest.mark.parametrize(
