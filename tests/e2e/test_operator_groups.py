@@ -26,8 +26,8 @@ async def test_real_controllers_make_replace_and_take_away_all_pods_of_a_replica
         return (found.get("expectedPods"), found.get("disruptionsAllowed")) == (4, 1)
 
     await rig.until(counted, lambda: f"a budget of four pods: {budget}")
-    node = next(pod.name for pod in pods if pod.name.startswith(sets[0]["metadata"]["name"]))
-    await rig.client.delete(POD, rig.namespace, node)
+    leader = next(pod.name for pod in pods if not pod.name.startswith(tuple(one["metadata"]["name"] for one in sets)))
+    await rig.client.delete(POD, rig.namespace, leader)
 
     async def replaced() -> bool:
         now = {one["metadata"]["uid"] for one in await rig.all(STATEFUL_SET)}
@@ -36,7 +36,6 @@ async def test_real_controllers_make_replace_and_take_away_all_pods_of_a_replica
     await rig.until(replaced, lambda: "another set in place of one")
     await rig.until_pods(4)
     await rig.until_condition("Ready", reason="AllReplicasReady")
-    assert any(node in note for note in await rig.events("ReplicaRegrouped"))
     rig.kill("--allow-model-dir=/srv")
     await rig.apply(replicas=1, runtime={"tensorParallelSize": 4, "nnodes": 2})
     await rig.until_pods(2)
