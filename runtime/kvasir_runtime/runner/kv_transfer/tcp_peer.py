@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from kvasir_runtime.core.peer_fetches import MOST_BLOCKS
 from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.key_proof import Call, Purpose, WrongKeyError
 from kvasir_runtime.nodes.link import Link, LinkError
@@ -30,8 +31,8 @@ PURPOSE: Final = Purpose(
 )
 HEAD: Final = struct.Struct("<II")
 END: Final = 0xFFFF_FFFF
-MOST_KEYS: Final = 4096
-"""Of a request."""
+MOST_KEYS: Final = MOST_BLOCKS
+"""Of a request, which asks for the blocks of one fetch."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
