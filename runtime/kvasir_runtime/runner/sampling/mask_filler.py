@@ -104,9 +104,7 @@ class MaskFiller:
     """The threads, which begin with the first mask."""
 
     def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        self._slow_thread: ThreadPoolExecutor | None = None
-        self._draft_threads: ThreadPoolExecutor | None = None
+        self._executors: dict[str, ThreadPoolExecutor] = {}
 
     def begin(
         self, matchers: Sequence[FillsMask], width: int, *, slow: bool = False, drafts: bool = False
@@ -116,18 +114,19 @@ class MaskFiller:
         """
         task = MaskTask(matchers, np.full((len(matchers), width), -1, dtype=np.int32))
         if slow:
-            if self._slow_thread is None:
-                self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
-            task.ended = self._slow_thread.submit(task.run)
+            executor = self._executor("slow-masks", 1)
         elif drafts:
-            if self._draft_threads is None:
-                self._draft_threads = ThreadPoolExecutor(DRAFT_THREADS, thread_name_prefix="draft-masks")
-            task.ended = self._draft_threads.submit(task.run)
+            executor = self._executor("draft-masks", DRAFT_THREADS)
         else:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="masks")
-            task.ended = self._threads.submit(task.run)
+            executor = self._executor("masks", THREADS)
+        task.ended = executor.submit(task.run)
         return [MaskRow(task, number) for number in range(len(matchers))]
+
+    def _executor(self, name: str, threads: int) -> ThreadPoolExecutor:
+        """Of this name, which begins with its first task."""
+        if name not in self._executors:
+            self._executors[name] = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        return self._executors[name]
 
 
 def wait_for(rows: Iterable[MaskRow], patience_s: float) -> None:
