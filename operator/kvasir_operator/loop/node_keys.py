@@ -11,10 +11,10 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_kube.cluster import Cluster
-from kvasir_kube.errors import ConflictError, NotFoundError
-from kvasir_kube.kinds import INFERENCE_SERVICE, SECRET, Json, key, labels, uid
+from kvasir_kube.kinds import INFERENCE_SERVICE, SECRET, Json, key, uid
 from kvasir_operator.desired.namespace_secret import has_content, namespace_secret
 from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.own_secret import own_secret
 from kvasir_operator.loop.store import Store
 
 LOG: Final = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class NodeKeys:
 
     async def _write(self, namespace: str, services: list[Json], needing: frozenset[tuple[str, str]]) -> None:
         """A service whose replicas are one pod by now keeps its key, which pods of before may still need."""
-        found = await self._found(namespace)
+        found = await own_secret(self._cluster, namespace, names.NODE_KEYS_SECRET, "with the keys of nodes")
         content, owners = dict[str, bytes](), list[Json]()
         for service in services:
             name = key(service)[1]
@@ -62,20 +62,6 @@ class NodeKeys:
         if not has_content(found, secret):
             await self._cluster.apply(SECRET, secret, manager=names.MANAGER)
             LOG.info("namespace %s: keys of nodes for %d services", namespace, len(content))
-
-    async def _found(self, namespace: str) -> Json:
-        """The Secret of a namespace; empty where there is none."""
-        try:
-            found = await self._cluster.get(SECRET, namespace, names.NODE_KEYS_SECRET)
-        except NotFoundError:
-            return {}
-        if labels(found).get(names.LABEL_MANAGED_BY) != names.MANAGER:
-            raise ConflictError(
-                f"Secret {namespace}/{names.NODE_KEYS_SECRET}, the name of the one with the keys of nodes, is not the "
-                "operator's: delete it",
-                status=409,
-            )
-        return found
 
 
 def _is_group(service: Json) -> bool:

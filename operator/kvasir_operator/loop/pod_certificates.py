@@ -18,14 +18,15 @@ from kvasir_api import names
 from kvasir_kube import certificates
 from kvasir_kube.certificates import KeyPair
 from kvasir_kube.cluster import Cluster
-from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
-from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, Json, key, labels, uid
+from kvasir_kube.errors import KubeError, NotFoundError
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, Json, key, uid
 from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.desired import pod_certificates as rules
 from kvasir_operator.desired.namespace_secret import has_content
 from kvasir_operator.desired.pod_certificates import PodAuthority
 from kvasir_operator.desired.template import speaks_tls
 from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.own_secret import own_secret
 from kvasir_operator.loop.store import Store
 
 LOG: Final = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ class PodCertificates:
         issuer = rules.issuer(self._authorities, now)
         if issuer is None or not owners:
             return
-        found = await self._found(namespace)
+        found = await own_secret(self._cluster, namespace, names.POD_TLS_SECRET, "for pods that speak TLS")
         pair, issued_at = _certificate(found, issuer)
         if pair is None or rules.is_certificate_due(namespace, issued_at, now):
             pair, issued_at = _issued(issuer, namespace, now), now
@@ -184,20 +185,6 @@ class PodCertificates:
             issued_at=issued_at,
             turn=self._turn(namespace),
         )
-
-    async def _found(self, namespace: str) -> Json:
-        """The Secret of a namespace; empty where there is none."""
-        try:
-            found = await self._cluster.get(SECRET, namespace, names.POD_TLS_SECRET)
-        except NotFoundError:
-            return {}
-        if labels(found).get(names.LABEL_MANAGED_BY) != names.MANAGER:
-            raise ConflictError(
-                f"Secret {namespace}/{names.POD_TLS_SECRET}, the name of the one for pods that speak TLS, is not the "
-                "operator's: delete it",
-                status=409,
-            )
-        return found
 
 
 def _certificate(found: Json, issuer: PodAuthority) -> tuple[KeyPair | None, float]:
