@@ -206,11 +206,10 @@ def _expert_after_expert(
 class GroupedExperts:
     """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once.
 
-    held: numbers of the experts. bias: of the choice.
+    bias: of the choice.
     """
 
     router: Linear
-    held: range
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     routing: Routing
@@ -220,13 +219,17 @@ class GroupedExperts:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
         top_k = self.routing.top_k
         chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
-        counts = torch.bincount(chosen.view(-1), minlength=self.held.stop)
-        others, counts = int(counts[: self.held.start].sum()), counts[self.held.start : self.held.stop]
-        order = chosen.view(-1).argsort(stable=True)[others : others + int(counts.sum())]
+        held = self.routing.held or range(len(self.down))
+        counts = torch.bincount(chosen.view(-1), minlength=held.stop)
+        order = chosen.view(-1).argsort(stable=True)
+        if self.routing.held is not None:
+            others, counts = int(counts[: held.start].sum()), counts[held.start : held.stop]
+            order = order[others : others + int(counts.sum())]
         rows = x.index_select(0, order // top_k)
         if self.routing.scaled_inputs:
             rows, share = (rows * share.view(-1)[order, None]).to(x.dtype), torch.ones_like(share)
-        back = x.new_zeros(chosen.numel(), x.shape[1]).index_copy_(0, order, self.given(rows, counts))
+        empty = x.new_empty if self.routing.held is None else x.new_zeros
+        back = empty(chosen.numel(), x.shape[1]).index_copy_(0, order, self.given(rows, counts))
         back = back.view(-1, top_k, x.shape[1])
         return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
 
@@ -271,12 +274,11 @@ def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
     ) -> Linear:
-        held = routing.computed(router)
+        experts = len(routing.computed(router))
         return GroupedExperts(
             router=router_logits(build, router, routing, biases),
-            held=held,
-            gate_up=products(gated(activation), gate_up, biases.gate_up, len(held)),
-            down=products(build, down, biases.down, len(held)),
+            gate_up=products(gated(activation), gate_up, biases.gate_up, experts),
+            down=products(build, down, biases.down, experts),
             routing=routing,
             bias=biases.choice,
         )

@@ -36,15 +36,13 @@ def packed_experts(
     ) -> Linear:
         if not (linear.takes(gate_up) and linear.takes(down)):
             return otherwise(router, gate_up, down, routing, biases, activation)
-        held, fused = routing.computed(router), activation == "silu"
-        experts = len(held)
+        experts, fused = len(routing.computed(router)), activation == "silu"
         downs = linear.packed_together(library, tuple(moe.parts(down, experts)), moe.bias_parts(biases.down, experts))
         ups = linear.packed_together(
             library, tuple(moe.parts(gate_up, experts)), moe.bias_parts(biases.gate_up, experts), gated=fused
         )
         return PackedExperts(
             router=moe.router_logits(build, router, routing, biases),
-            held=held,
             gate_up=ups if fused else tuple(GatedProduct(product=up, gate=gate, activation=activation) for up in ups),
             down=downs,
             routing=routing,
