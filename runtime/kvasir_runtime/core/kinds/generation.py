@@ -7,6 +7,7 @@ from kvasir_runtime.core.plan import Insert, SampledTokens
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.speculation import kept_states
 from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logprobs, SamplingConfig
 
 
@@ -144,8 +145,7 @@ class Generation:
 
     def _drafts(self, budget: int) -> tuple[int, ...]:
         """The drafts that go with the last token, where its id is known and no other is to be computed, or only such as
-        a state has to read again. Where there are states, the chunk ends in the block that it begins in, and before the
-        border: of several blocks it has the last alone, in which a shorter chunk behind a wrong draft would not end.
+        a state has to read again.
         """
         sequence = self.sequence
         lacks = len(sequence.tokens) - sequence.computed
@@ -153,8 +153,8 @@ class Generation:
             return ()
         room = budget - lacks
         if self.limits.has_states:
-            size = self.limits.block_size
-            room = min(room, size - 1 - sequence.computed % size - lacks)
+            most = kept_states.most_drafts(sequence.computed, len(sequence.tokens), self.limits.block_size)
+            room = min(room, most)
         return sequence.drafts[: max(0, room)]
 
     def _computed_to(self, chunk: LaunchedChunk, sampled: SampledTokens) -> int:

@@ -13,6 +13,14 @@ MOST_BYTES: Final = 256 << 20
 """Of all copies, unless one sequence takes more."""
 
 
+def most_drafts(computed: int, num_tokens: int, block_size: int) -> int:
+    """Drafts that a chunk may have which computes the tokens from computed on: it ends in the block that it begins in,
+    and before the border, where the state is kept for others, as of tokens that are certain. Of several blocks a chunk
+    has the last alone, in which a shorter one behind a wrong draft would not end.
+    """
+    return max(0, block_size - 1 - computed % block_size - (num_tokens - computed))
+
+
 def num_rows(attentions: Sequence[LayerAttention], block_bytes: int) -> int:
     """Sequences that may have drafts in a step. attentions: of the cache groups. block_bytes: 0 if not known."""
     row_bytes = block_bytes * num_blocks(attentions)

@@ -171,7 +171,10 @@ class Speculation:
                 drafts.draft = NO_DRAFT
                 continue
             # Each draft that is kept and the token behind them must have a place in the answer.
-            most = min(MAX_DRAFTS, kind.remaining - 1, self._before_border(len(sequence.tokens)))
+            most = min(MAX_DRAFTS, kind.remaining - 1)
+            if self._limits.has_states:
+                size = self._limits.block_size
+                most = min(most, kept_states.most_drafts(sequence.computed, len(sequence.tokens), size))
             drafts.history.follow(sequence.tokens)
             found = drafter.propose(drafts.history, most)
             drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
@@ -179,14 +182,6 @@ class Speculation:
             having = [kind for kind in able if _drafts_of(kind).draft.tokens]
             for kind in having[self._most_with_state :]:
                 _drafts_of(kind).draft = NO_DRAFT
-
-    def _before_border(self, num_tokens: int) -> int:
-        """Drafts behind so many tokens for which a state may go on. At borders of blocks it is kept for others, as of
-        tokens that are certain; and of several blocks a chunk has the last alone, in which a shorter one would not end.
-        """
-        if not self._limits.has_states:
-            return MAX_DRAFTS
-        return max(0, -num_tokens % self._limits.block_size - 1)
 
     def _may_draft(self, kind: RequestKind) -> bool:
         """Whether a request decodes in its next step, and drafts may follow its last token.
