@@ -9,7 +9,7 @@ XID_NOTE: Final = "xid"
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process is told when it is started: one line of JSON on its standard input.
+    """The arguments of the engine process: one line of JSON that it reads from its standard input at its start.
 
     address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
     fields of ServeOptions by their Python names, without model and without secrets. The input stays open for the life

@@ -1,8 +1,8 @@
 """How far off the seconds are that held requests are told while all replicas are busy: `python -m bench.held_eta`.
 
-The picker's own code before replicas with bounded queues, in virtual time: the same tree gives the same figures. A
-request is told its seconds twice a second, as the relay reads them; the error is that of each, until the replica begins
-to compute the request, as a fraction of what was left.
+The picker's own code before replicas with bounded queues, in virtual time: the same tree gives the same figures. The
+relay reads the announced seconds of each request twice a second. The error of an announcement is its difference from
+the time until the replica begins to compute the request, as a fraction of that time.
 """
 
 import json
@@ -32,7 +32,7 @@ from kvasir_gateway.routing_table import StateReading
 READING_PERIOD_S: Final = 0.5
 RELEASE_PERIOD_S: Final = 0.02
 TOLD_AFTER_S: Final = 0.005
-"""Until the picker hears that a request has ended."""
+"""From the end of a request until the picker knows of it."""
 SEEDS: Final = (1, 2, 3)
 BODY: Final = json.dumps({"model": "s", "prompt": "x" * 40}).encode()
 PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "gateway.md"
@@ -231,7 +231,7 @@ def page() -> str:
     middle = median([error for _, found in rows for error in found])
     head = "".join(f" seed {seed} |" for seed in SEEDS)
     return f"""{BEGIN}
-While all replicas are busy a stream is told in how many seconds a replica computes it (`eta_s`,
+While all replicas are busy the gateway announces to each stream the seconds until a replica computes it (`eta_s`,
 [busy replicas](../gateway.md#busy-replicas)). `PYTHONPATH=tests python -m bench.held_eta` runs the picker's own code
 before replicas with bounded queues in virtual time. Median of how far off each announcement was, as a fraction of what
 was left; over all runs {middle:.2f} (goal 0.20):

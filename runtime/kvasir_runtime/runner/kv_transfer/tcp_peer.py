@@ -32,7 +32,7 @@ PURPOSE: Final = Purpose(
 HEAD: Final = struct.Struct("<II")
 END: Final = 0xFFFF_FFFF
 MOST_KEYS: Final = MOST_BLOCKS
-"""Of a request, which asks for the blocks of one fetch."""
+"""Of a request, which names the blocks of one fetch."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

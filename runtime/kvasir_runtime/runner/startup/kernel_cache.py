@@ -31,7 +31,7 @@ def use(
     *,
     least_free_bytes: int = LEAST_FREE_BYTES,
 ) -> None:
-    """Set the variable by which Triton finds its cache, if the place of the startup cache was chosen by somebody.
+    """Set the variable by which Triton finds its cache, if the option or its variable names a startup cache.
 
     option: --startup-cache; key: `startup_cache_key.compiler`, empty on a processor. A place that cannot be written,
     that others may write, or that has no room is logged in one line: kernels are kept at home then, as without it. What
