@@ -45,7 +45,7 @@ def close(*engines):
 
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [("llama", {}), ("llama", SEEDED), ("gemma-window", SEEDED), ("deepseek-latent", {}), ("qwen3-next-state", SEEDED)],
+    [("llama", {}), ("llama", SEEDED), ("gemma-window", SEEDED), ("deepseek-latent", {})],
 )
 def test_a_fetched_prefix_gives_the_answer_that_computing_gives(tmp_path, name, sampling):
     model = checkpoints.write(tmp_path / "model", SHAPES[name])
@@ -59,6 +59,17 @@ def test_a_fetched_prefix_gives_the_answer_that_computing_gives(tmp_path, name, 
     # A follow-up finds the same blocks without its peer.
     other.answer("c", [*PROMPT, 5, 6, 7])
     assert other.cached["c"] >= (BLOCKS - 1) * BLOCK_SIZE
+    close(holder, other)
+
+
+def test_a_model_with_a_state_fetches_nothing_and_computes(tmp_path):
+    """Only some ends of a prompt have a state, and which ones a peer has is not known."""
+    model = checkpoints.write(tmp_path / "model", SHAPES["qwen3-next-state"])
+    holder, other = exchanging(model, tmp_path / "a"), exchanging(model, tmp_path / "b")
+    want = holder.answer("a", PROMPT, **SEEDED)
+    assert other.answer("b", PROMPT, kv_peer=address(holder), **SEEDED) == want
+    kv_host = other.state.kv_host
+    assert (other.cached["b"], kv_host.fetched_tokens, kv_host.failed_fetches) == (0, 0, 0)
     close(holder, other)
 
 
