@@ -5,6 +5,7 @@ Lengths are bounded by the reader before anything is read.
 """
 
 import os
+import errno
 import select
 import socket
 import struct
@@ -84,8 +85,11 @@ class Link:
 
     def has_bytes(self, timeout_s: float) -> bool:
         """Whether something, or the end, comes within so many seconds. Raises OSError."""
+        descriptor = self._connection.fileno()
+        if descriptor < 0:  # poll would not call it an error of a connection, as sending and receiving do
+            raise OSError(errno.EBADF, f"the connection to {self.peer} was closed")
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
     def end(self) -> None:

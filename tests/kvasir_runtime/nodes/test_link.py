@@ -113,3 +113,11 @@ def test_a_frame_that_does_not_come_is_not_awaited_for_ever(pair: tuple[Link, so
     other.sendall(struct.pack("<IQ", 0, 4) + b"abc")
     with pytest.raises(TimeoutError, match="node 1 did not send a whole frame in time"):
         link.receive_into(memoryview(bytearray(4)), within_s=0.05)
+
+
+def test_a_closed_link_says_so_to_who_looks(pair: tuple[Link, socket.socket]) -> None:
+    """Another thread may have closed it between two looks."""
+    link, _ = pair
+    link.close()
+    with pytest.raises(OSError, match=r"the connection to node 1 was closed"):
+        link.has_bytes(0.0)
