@@ -4,8 +4,8 @@ The number counts the frames of one direction, so that a node that has left out 
 Lengths are bounded by the reader before anything is read.
 """
 
-import os
 import errno
+import os
 import select
 import socket
 import struct
