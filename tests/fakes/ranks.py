@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -56,7 +56,16 @@ def links_of(nodes: int) -> tuple[NodeLinks, ...]:
             pool.submit(rendezvous.follow, "127.0.0.1", port, KEY, own(node), deadline, lambda _: None)
             for node in range(1, nodes)
         ]
-        return leading.result(60), *(future.result(60) for future in following)
+        return together(leading, *following)
+
+
+def together(*joining: Future[NodeLinks]) -> tuple[NodeLinks, ...]:
+    """What each has, in their order; raises what the first that failed has raised, since others wait for it then."""
+    ended, others = wait(joining, 60, FIRST_EXCEPTION)
+    failed = next((future for future in ended if future.exception()), None)
+    if failed is None and others:
+        raise TimeoutError(f"{len(others)} of {len(joining)} nodes still wait for others")
+    return tuple(future.result() for future in ([failed] if failed else joining))
 
 
 def _of_one_host(ranks: int) -> tuple[Collectives | None, ...]:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import pytest
 
+from fakes.ranks import together
 from kvasir_runtime.errors import RankLostError, StartError
 from kvasir_runtime.nodes import handshake, rendezvous
 from kvasir_runtime.nodes.handshake import MAGIC, Membership
@@ -59,8 +60,7 @@ class Meeting:
 
     def ends_well(self) -> None:
         """Whether what came before has not kept a node from joining."""
-        following = self.follow(member(1))
-        closed(self.leading.result(DEADLINE_S), following.result(DEADLINE_S))
+        closed(*together(self.leading, self.follow(member(1))))
 
 
 def closed(*all_links: NodeLinks) -> None:
