@@ -73,7 +73,7 @@ def foreign(real, served):
     """Pods of a foreign namespace, one on each node, which have nothing to do with ours."""
     words = ("get", "deploy", names.GATEWAY, f"--namespace={names.SYSTEM_NAMESPACE}", "--output=json")
     containers = json.loads(kubectl.run(real.kubectl, *words))["spec"]["template"]["spec"]["containers"]
-    (image,) = [container["image"] for container in containers if "kvasir-gateway" in container["image"]]
+    (image,) = [container["image"] for container in containers if container["name"] == "picker"]
     served.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FOREIGN}})
     pods = [ForeignPod(real, node.name, image) for node in real.state.nodes]
     yield [pod.started() for pod in pods]
