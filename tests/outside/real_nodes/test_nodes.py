@@ -29,11 +29,12 @@ BROKEN_S = 100.0
 """Far below the 300 s of silence that the gateway allows a stream, and above the 30 s after which it knows."""
 STOP_ENGINE = """\
 import os, pathlib, signal
-engines = [p for p in pathlib.Path("/proc").glob("[0-9]*") if b"engine_main" in (p / "cmdline").read_bytes()]
-print("ready", flush=True)
+words = {int(p.name): (p / "cmdline").read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*")}
+engines = [pid for pid, cmdline in words.items() if b"engine_main" in cmdline and pid != os.getpid()]
+print("ready", len(engines), flush=True)
 input()
 for engine in engines:
-    os.kill(int(engine.name), signal.SIGSTOP)
+    os.kill(engine, signal.SIGSTOP)
 print("stopped", flush=True)
 """
 
@@ -144,7 +145,7 @@ def engine_that_stops(service, node):
     (name,) = [pod["metadata"]["name"] for pod in service.pods() if node_of(pod) == node]
     words = [*service.program, "exec", "--stdin", name, "--", "/opt/kvasir/bin/python", "-c", STOP_ENGINE]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stopping:
-        assert stopping.stdout.readline() == "ready\n"
+        assert stopping.stdout.readline() == "ready 1\n"
 
         def stop():
             assert stopping.communicate("\n", timeout=60)[0] == "stopped\n"
