@@ -23,6 +23,16 @@ SAMPLE: Final = Path(__file__).parents[3] / "manifests" / "samples" / "tiny.yaml
 DEADLINE_S: Final = 240.0
 POLL_S: Final = 0.05
 QUESTION: Final = "What is Kvasir?"
+STOP_ENGINE: Final = """\
+import os, pathlib, signal
+words = {int(p.name): (p / "cmdline").read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*")}
+engines = [pid for pid, cmdline in words.items() if b"engine_main" in cmdline and pid != os.getpid()]
+print("ready", len(engines), flush=True)
+input()
+for engine in engines:
+    os.kill(engine, signal.SIGSTOP)
+print("stopped", flush=True)
+"""
 
 
 @contextlib.contextmanager
@@ -128,6 +138,22 @@ class RealService:
     def python(self, text: str) -> subprocess.CompletedProcess[str]:
         """A Python program in the one replica's container."""
         return self.exec("/opt/kvasir/bin/python", "-c", text)
+
+    @contextlib.contextmanager
+    def engine_that_stops(self, pod: str) -> Iterator[Callable[[], None]]:
+        """A function that stops a replica's engine at once, and not its end; the API process of the pod runs on."""
+        words = [*self.program, "exec", "--stdin", pod, "--", "/opt/kvasir/bin/python", "-c", STOP_ENGINE]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stopping:
+            assert stopping.stdout is not None
+            assert stopping.stdout.readline() == "ready 1\n"
+
+            def stop() -> None:
+                assert stopping.communicate("\n", timeout=60)[0] == "stopped\n"
+
+            try:
+                yield stop
+            finally:
+                stopping.kill()
 
     def until(self, found: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + DEADLINE_S

@@ -27,16 +27,6 @@ IN_A_ROW = 20
 STREAMS, TOKENS = 4, 1000
 BROKEN_S = 100.0
 """Far below the 300 s of silence that the gateway allows a stream, and above the 30 s after which it knows."""
-STOP_ENGINE = """\
-import os, pathlib, signal
-words = {int(p.name): (p / "cmdline").read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*")}
-engines = [pid for pid, cmdline in words.items() if b"engine_main" in cmdline and pid != os.getpid()]
-print("ready", len(engines), flush=True)
-input()
-for engine in engines:
-    os.kill(engine, signal.SIGSTOP)
-print("stopped", flush=True)
-"""
 
 
 def node_of(pod):
@@ -139,24 +129,10 @@ def test_a_node_that_vanishes_is_avoided_and_taken_back(real, fresh):
     assert served()
 
 
-@contextlib.contextmanager
-def engine_that_stops(service, node):
-    """A function that stops the engine of the replica on a node at once; its kernel and its API process run on."""
-    (name,) = [pod["metadata"]["name"] for pod in service.pods() if node_of(pod) == node]
-    words = [*service.program, "exec", "--stdin", name, "--", "/opt/kvasir/bin/python", "-c", STOP_ENGINE]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stopping:
-        assert stopping.stdout.readline() == "ready 1\n"
-
-        def stop():
-            assert stopping.communicate("\n", timeout=60)[0] == "stopped\n"
-
-        yield stop
-        stopping.kill()
-
-
 def test_streams_of_a_node_that_vanishes_go_on_elsewhere_or_break_within_a_minute(real, fresh):
     """The engine is stopped first, so that no answer ends before the link is down. Its node answers until then."""
     url = on_both_nodes(real, fresh, runtime={"kvCacheTokens": 16384})
+    (replica,) = [pod["metadata"]["name"] for pod in fresh.pods() if node_of(pod) == "kvasir-1"]
     open_, lost = threading.Barrier(2 * STREAMS + 1), threading.Event()
 
     def began():
@@ -172,7 +148,7 @@ def test_streams_of_a_node_that_vanishes_go_on_elsewhere_or_break_within_a_minut
                 end = type(error).__name__
         return end, time.monotonic()
 
-    with ThreadPoolExecutor(2 * STREAMS) as pool, engine_that_stops(fresh, "kvasir-1") as stop:
+    with ThreadPoolExecutor(2 * STREAMS) as pool, fresh.engine_that_stops(replica) as stop:
         resumed = [pool.submit(streamed, number, {names.HEADER_RESUME: "1"}) for number in range(STREAMS)]
         plain = [pool.submit(streamed, number, None) for number in range(STREAMS, 2 * STREAMS)]
         open_.wait(60)

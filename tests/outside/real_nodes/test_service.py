@@ -149,12 +149,8 @@ def test_a_frozen_engine_is_started_again(fresh):
     """A kubelet's readiness and liveness probes: the engine's process is stopped, not ended."""
     fresh.apply()
     fresh.until_ready()
-    frozen = fresh.python(
-        "import os, signal, pathlib\n"
-        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "  if b'engine_main' in (p / 'cmdline').read_bytes(): os.kill(int(p.name), signal.SIGSTOP); print(p.name)"
-    )
-    assert frozen.stdout.split(), frozen.stderr
+    with fresh.engine_that_stops(fresh.pod()) as stop:
+        stop()
     fresh.until(lambda: not fresh.container().get("ready"), "the replica is not ready")
     fresh.until(lambda: fresh.container().get("restartCount", 0) >= 1, "the replica was started again")
     fresh.until(lambda: fresh.container().get("ready"), "the replica is ready again")
