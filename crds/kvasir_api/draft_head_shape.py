@@ -10,7 +10,13 @@ from kvasir_api import forecast
 from kvasir_api.forecast import ModelShape
 from kvasir_api.hf_config import architectures, count, flattened
 
-_NO_HEAD: Final = {"architectures": ["Model"], "num_hidden_layers": 1, "layer_types": None, "first_k_dense_replace": 0}
+_NO_HEAD: Final = {
+    "architectures": ["Model"],
+    "num_hidden_layers": 1,
+    "layer_types": None,
+    "full_attention_interval": 1,
+    "first_k_dense_replace": 0,
+}
 _STATES_READ: Final = 3
 
 

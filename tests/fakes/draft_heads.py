@@ -6,7 +6,7 @@ them. It must not import our packages.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fakes import family_checkpoints
+from fakes import checkpoints, family_checkpoints
+from fakes.checkpoints import Shape
 
 EPS = 1e-6
 FEW_IDS = 240
@@ -52,7 +53,11 @@ def calmed(folder: Path) -> None:
     """Let each layer of a checkpoint change less."""
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
-        if ".layers." in name and "norm" not in name and name.endswith(("o_proj.weight", "down_proj.weight")):
+        if (
+            ".layers." in name
+            and "norm" not in name
+            and name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+        ):
             weights[name] = weight * QUIET
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -223,6 +228,48 @@ def write_mtp(folder: Path, name: str, *, likely: bool = True, **changed: Any) -
         return logits, kept[0][0]
 
     eps = document["rms_norm_eps"]
+    return Judge(features=features, forward=forward)
+
+
+def write_next(folder: Path, shape: Shape) -> Judge:
+    """A checkpoint of Qwen3-Next with a tokenizer, and with its layer that drafts, whose drafts are often right."""
+    calmed(checkpoints.write(folder, shape))
+    one = replace(shape, num_layers=1, seed=shape.seed + 1, extra=shape.extra | {"layer_types": ["full_attention"]})
+    calmed(checkpoints.write(folder / "layer", one))
+    weights, layer = (load_file(each / "model.safetensors") for each in (folder, folder / "layer"))
+    hidden, generator = shape.hidden_size, torch.Generator().manual_seed(3)
+
+    def normal(*size: int, std: float = 0.02) -> Tensor:
+        return torch.randn(*size, generator=generator) * std
+
+    fuse = torch.cat((torch.eye(hidden) * 0.1, torch.zeros(hidden, hidden)), dim=1)
+    fuse = fuse + normal(hidden, 2 * hidden, std=0.001)
+    layer["model.norm.weight"] = weights["model.norm.weight"].clone()
+    layer |= {name: weights[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    own = {
+        name.replace("model.", "mtp."): weight.clone()
+        for name, weight in layer.items()
+        if name.startswith(("model.layers.0.", "model.norm."))
+    }
+    enorm, hnorm = normal(hidden), normal(hidden)
+    own |= {"mtp.fc.weight": fuse, "mtp.pre_fc_norm_embedding.weight": enorm, "mtp.pre_fc_norm_hidden.weight": hnorm}
+    checkpoints.write_weights(folder, weights | own)
+    checkpoints.write_weights(folder / "layer", layer)
+    judge, drafting = (
+        AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32, attn_implementation="eager")
+        for each in (folder, folder / "layer")
+    )
+
+    def features(tokens: Tensor) -> Tensor:
+        states: Tensor = judge.model(tokens[None], use_cache=False).last_hidden_state[0]
+        return states
+
+    def forward(tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = weights["model.embed_tokens.weight"][tokens]
+        read = torch.cat((normed(embedded, 1 + enorm), normed(states, 1 + hnorm)), dim=1) @ fuse.T
+        given = drafting.model(inputs_embeds=read[None], use_cache=False).last_hidden_state[0]
+        return drafting.lm_head(given), given
+
     return Judge(features=features, forward=forward)
 
 

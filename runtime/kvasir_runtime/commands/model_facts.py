@@ -96,8 +96,9 @@ def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
     """Sizes of the layer that drafts in a model's own checkpoint; None where there is none that can be used."""
     from kvasir_runtime.models.registry import FAMILIES
 
-    usable = {name for family in FAMILIES if family.drafts for name in family.architectures}
-    if architecture_of(config) not in usable or not config.get("num_nextn_predict_layers"):
+    usable = {name: family.drafts for family in FAMILIES if family.drafts for name in family.architectures}
+    names = usable.get(architecture_of(config))
+    if names is None or (names.is_numbered and not config.get("num_nextn_predict_layers")):
         return None
     return draft_head_shape.of_mtp(config)
 

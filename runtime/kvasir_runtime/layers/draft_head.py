@@ -46,6 +46,7 @@ class DraftHead:
         """
         self.spec = spec.layer
         self._kind, self._ops, self._target, self._ids = spec.kind, ops, target, ids
+        self._reads_normed = spec.reads_normed
         self._embedded: Callable[[Tensor], Tensor] = target.embedded
         if spec.own_embedding:
             self._embedded = partial(_rows, ops, plain(tensors, "embedding"))
@@ -69,7 +70,8 @@ class DraftHead:
         else:
             both = torch.cat((self._normed(embedded, self._embedding_norm), normed), dim=1)
             batch = replace(batch, embeddings=self._fuse(both))
-        return self._layer.forward(batch, cache)
+        output = self._layer.forward(batch, cache)
+        return replace(output, before_norm=output.hidden) if self._reads_normed else output
 
     def logits(self, output: ForwardOutput) -> Tensor:
         """(rows, vocabulary of the decoder)."""

@@ -16,7 +16,8 @@ class DraftHeadSpec:
 
     layer: a decoder of one layer. Its head is none where logits are those of the decoder's head, else num_labels are
     the ids that can be drafted. layers: whose hidden states are read, as `Decoder.keep` takes them. feature_size: of
-    each. own_embedding: whether there is a table of its own.
+    each. own_embedding: whether there is a table of its own. reads_normed: behind what the decoder has computed it
+    reads its own hidden state behind its last norm, else before it.
     """
 
     kind: DraftHeadKind
@@ -24,6 +25,7 @@ class DraftHeadSpec:
     layers: tuple[int, ...]
     feature_size: int
     own_embedding: bool = False
+    reads_normed: bool = False
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

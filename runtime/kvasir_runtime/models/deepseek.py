@@ -14,6 +14,7 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, merged, usual_places, whole
 from kvasir_runtime.models.moe import deepseek_experts, expert_places
+from kvasir_runtime.models.mtp_names import DEEPSEEK_MTP
 from kvasir_runtime.models.rope import yarn_scale
 
 _SCORES: Final = {"greedy": "softmax", "group_limited_greedy": "softmax", "noaux_tc": "sigmoid"}
@@ -101,5 +102,5 @@ DEEPSEEK_V3 = Family(
     models="DeepSeek-V3, V3.1, R1, Moonlight",
     spec=_v3,
     places=_places,
-    drafts=True,
+    drafts=DEEPSEEK_MTP,
 )

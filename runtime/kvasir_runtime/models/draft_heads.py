@@ -1,7 +1,7 @@
 """Heads that draft for a decoder from its hidden states, as data: what they are made of, and what checkpoints call it.
 
 EAGLE-3 (Li et al. 2025) has a checkpoint of its own, with the names of its authors' and SpecForge's code. Layers that
-predict the token after the next (MTP, DeepSeek-AI 2024) follow those of the decoder in its checkpoint.
+predict the token after the next (MTP, DeepSeek-AI 2024) are in the decoder's checkpoint.
 """
 
 from dataclasses import replace
@@ -13,10 +13,9 @@ from kvasir_runtime.layers.draft_head_spec import DraftHeadSpec
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, usual_places, whole
+from kvasir_runtime.models.mtp_names import MtpNames
 
 _NAMES: Final = TensorNames(layer="midlayer.")
-_MTP_UNUSED: Final = ("embed_tokens.", "shared_head.head.")
-"""Copies of the decoder's own."""
 _MOST_MTP_LAYERS: Final = 64
 """What a config says beyond is no number of layers."""
 _LEAST_LAYERS: Final = 7
@@ -68,38 +67,48 @@ def eagle3_places(spec: DraftHeadSpec) -> dict[str, Place]:
     }
 
 
-def mtp(target: DecoderSpec) -> DraftHeadSpec:
-    """The first layer behind those of a decoder, one more of its last kind."""
+def mtp(target: DecoderSpec, names: MtpNames) -> DraftHeadSpec | None:
+    """The first layer behind those of a decoder, one more of its last kind that attends. None where none attends."""
+    attention = next((one for one in reversed(target.attentions) if one.kind != "state"), None)
+    if attention is None:
+        return None
     experts = None if target.experts is None else replace(target.experts, layers=target.experts.layers[-1:])
-    layer = replace(target, attentions=target.attentions[-1:], experts=experts, head="none", tied_embeddings=False)
-    return DraftHeadSpec(kind="mtp", layer=layer, layers=(target.num_layers,), feature_size=target.hidden_size)
+    layer = replace(target, attentions=(attention,), experts=experts, head="none", tied_embeddings=False, state=None)
+    return DraftHeadSpec(
+        kind="mtp",
+        layer=layer,
+        layers=(target.num_layers,),
+        feature_size=target.hidden_size,
+        reads_normed=names.reads_normed,
+    )
 
 
-def mtp_places(family: Family, spec: DraftHeadSpec) -> dict[str, Place]:
+def mtp_places(family: Family, names: MtpNames, spec: DraftHeadSpec) -> dict[str, Place]:
     """Where each tensor of that layer goes, by its name in the decoder's checkpoint."""
-    hidden, prefix = spec.layer.hidden_size, _prefix(spec)
-    renamed = {"model.norm.weight": "model.layers.0.shared_head.norm.weight"}
+    hidden, first = spec.layer.hidden_size, _first(names, spec)
+    norm = names.norm.format(first)
     places = {
-        renamed.get(name, name).replace("model.layers.0.", prefix): place
+        name.replace("model.norm.", norm + ".").replace("model.layers.0.", names.layer.format(first)): place
         for name, place in family.places(spec.layer).items()
         if place.tensor != "embedding"
     }
     return places | {
-        prefix + "enorm.weight": whole("embedding_norm", hidden),
-        prefix + "hnorm.weight": whole("hidden_norm", hidden),
-        prefix + "eh_proj.weight": whole("fuse.weight", hidden, 2 * hidden),
+        names.embedding_norm.format(first) + ".weight": whole("embedding_norm", hidden),
+        names.hidden_norm.format(first) + ".weight": whole("hidden_norm", hidden),
+        names.fuse.format(first) + ".weight": whole("fuse.weight", hidden, 2 * hidden),
     }
 
 
-def mtp_unused(spec: DraftHeadSpec, num_layers: int) -> tuple[str, ...]:
+def mtp_unused(names: MtpNames, spec: DraftHeadSpec, num_layers: int) -> tuple[str, ...]:
     """What names of tensors begin with that are copies of the decoder's, or of further such layers, of num_layers."""
-    first = spec.layers[0]
-    further = tuple(f"model.layers.{first + place}." for place in range(1, min(num_layers, _MOST_MTP_LAYERS)))
-    return (*(_prefix(spec) + name for name in _MTP_UNUSED), *further)
+    first = _first(names, spec)
+    further = [names.layer.format(first + place) for place in range(1, min(num_layers, _MOST_MTP_LAYERS))]
+    return (*(names.layer.format(first) + name for name in names.copies), *further)
 
 
-def _prefix(spec: DraftHeadSpec) -> str:
-    return f"model.layers.{spec.layers[0]}."
+def _first(names: MtpNames, spec: DraftHeadSpec) -> int:
+    """The index of the layer in its names."""
+    return spec.layers[0] if names.first is None else names.first
 
 
 def _layers_read(config: ModelConfig, num_layers: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.layer_specs import ExpertsSpec
 from kvasir_runtime.layers.spec import Activation, DecoderSpec, Head, RopeSpec, layer_norms
 from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.mtp_names import MtpNames
 from kvasir_runtime.models.rope import rope_spec
 
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
@@ -92,9 +93,9 @@ class Family:
     """architecture: as in `architectures` of config.json, of the model that generates, or of an encoder without a head.
 
     models: some that people run, for the documentation. spec, places: pure functions. with_images: the architecture of
-    checkpoints of which this is the text part. drafts: the layer behind the decoder's own can be used, if a checkpoint
-    has one (`draft_heads.mtp`). also: how else it is spelled. unused: what names of tensors begin with that no head of
-    ours has.
+    checkpoints of which this is the text part. drafts: of the layer behind the decoder's own that can be used, if a
+    checkpoint has one (`draft_heads.mtp`); None where none can. also: how else it is spelled. unused: what names of
+    tensors begin with that no head of ours has.
     """
 
     architecture: str
@@ -102,7 +103,7 @@ class Family:
     spec: Callable[[ModelConfig], DecoderSpec]
     places: Callable[[DecoderSpec], dict[str, Place]]
     with_images: str = ""
-    drafts: bool = False
+    drafts: MtpNames | None = None
     also: str = ""
     unused: tuple[str, ...] = ()
 

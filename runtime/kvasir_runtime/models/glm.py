@@ -10,6 +10,7 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, usual_places
 from kvasir_runtime.models.moe import deepseek_experts, expert_places
+from kvasir_runtime.models.mtp_names import DEEPSEEK_MTP
 from kvasir_runtime.models.rope import rope_spec
 
 _NAMES: Final = TensorNames(
@@ -49,5 +50,5 @@ GLM4_MOE = Family(
     models="GLM-4.5, 4.5-Air, 4.6, 4.7",
     spec=_glm4_moe,
     places=_expert_places,
-    drafts=True,
+    drafts=DEEPSEEK_MTP,
 )

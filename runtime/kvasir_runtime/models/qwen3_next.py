@@ -11,9 +11,20 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, merged, usual_places, whole
 from kvasir_runtime.models.moe import expert_places, experts_spec
+from kvasir_runtime.models.mtp_names import MtpNames
 
 _ROTATED: Final = 0.25
 """Share of each head that turns, of a config that names none."""
+_MTP: Final = MtpNames(
+    layer="mtp.layers.{}.",
+    first=0,
+    norm="mtp.norm",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    fuse="mtp.fc",
+    copies=(),
+    reads_normed=True,
+)
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
@@ -43,10 +54,10 @@ def _spec(config: ModelConfig) -> DecoderSpec:
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:
     places, state = usual_places(spec) | expert_places(spec), spec.state
-    assert state is not None
     for layer, attention in enumerate(spec.attentions):
         if attention.kind != "state":
             continue
+        assert state is not None
         theirs, ours = f"model.layers.{layer}.linear_attn.", f"layers.{layer}."
         rows = (
             (theirs + "in_proj_qkvz", state.channels + state.value_width),
@@ -62,4 +73,6 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
     return places
 
 
-QWEN3_NEXT = Family(architecture="Qwen3NextForCausalLM", models="Qwen3-Next-80B-A3B", spec=_spec, places=_places)
+QWEN3_NEXT = Family(
+    architecture="Qwen3NextForCausalLM", models="Qwen3-Next-80B-A3B", spec=_spec, places=_places, drafts=_MTP
+)

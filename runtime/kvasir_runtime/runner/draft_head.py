@@ -9,10 +9,11 @@ did not pay or because the prefix cache had it, is drafted for from the first bl
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
@@ -20,11 +21,13 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.layers.draft_head import DraftHead
-from kvasir_runtime.runner.draft_model import follow_blocks, may_draft, whole_group
+from kvasir_runtime.runner.draft_model import follow_blocks, known_tokens, may_draft, whole_group
 from kvasir_runtime.runner.drafts import with_drafts
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.wire import EngineFacts
+
+_NONE: Final = np.empty(0, dtype=np.int32)
 
 
 class _Reading(NamedTuple):
@@ -100,6 +103,8 @@ class HeadDrafter:
         self._is_read = np.zeros(cache.blocks.shape[0], dtype=bool)
         """Of each block whether all its positions are read."""
         self._unread: dict[int, UnreadFeatures] = {}
+        self._drafted: dict[int, tuple[int, NDArray[np.int32]]] = {}
+        """Of each row the drafts of its last chunk, and the position of the first."""
         self._undraftable: set[int] = set()
 
     def draft(self, plan: StepPlan) -> tuple[StepPlan, dict[int, int]]:
@@ -140,6 +145,7 @@ class HeadDrafter:
                 unread = UnreadFeatures(chunk.start)
             unread.add(chunk.start, part)
             self._unread[chunk.row] = unread
+            self._drafted[chunk.row] = known_tokens(chunk), np.array(chunk.drafts, dtype=self._tokens.dtype)
         excess = sum([len(unread) for unread in self._unread.values()]) - self._max_unread
         while excess > 0:
             row, oldest = next(iter(self._unread.items()))
@@ -179,16 +185,26 @@ class HeadDrafter:
             if unread is None:
                 continue
             del self._unread[chunk.row]
-            start, end = self._from(chunk.row, unread), min(chunk.start, self._num_positions)
+            start = self._from(chunk.row, unread)
+            end = min(self._certain_end(chunk, unread), self._num_positions)
             if end <= start:
                 continue
-            first_sample = _first_sample(chunk) if end == chunk.start else None
+            first_sample = _first_sample(chunk, end)
             readings.append(_Reading(chunk.row, start, end - start, first_sample))
             features.append(unread.of(start, end))
             self._read[chunk.row] = end
             size = self._cache.block_size
             self._is_read[self._tables[chunk.row, self._first[chunk.row] // size : end // size]] = True
         return readings, features
+
+    def _certain_end(self, chunk: Chunk, unread: UnreadFeatures) -> int:
+        """Behind the last position whose token is known, and that of the next one, and whose hidden state is of the
+        text as it is now: behind wrong drafts it is of others.
+        """
+        end = min(unread.end, known_tokens(chunk) - 1)
+        start, drafted = self._drafted.get(chunk.row, (end, _NONE))
+        wrong = np.flatnonzero(self._tokens[chunk.row, start : start + len(drafted)] != drafted)
+        return min(end, start + int(wrong[0])) if len(wrong) else end
 
     def _from(self, row: int, unread: UnreadFeatures) -> int:
         """The first position to read: behind what is read, or behind a gap from the next block on."""
@@ -231,14 +247,15 @@ class HeadDrafter:
         )
 
 
-def _first_sample(chunk: Chunk) -> Chunk | None:
+def _first_sample(chunk: Chunk, end: int) -> Chunk | None:
     """How the first draft of a chunk is drawn: as a token behind the last known one; None where there is none.
 
-    Nor can one be made where the step computes more than that token: the hidden states before it are not known.
+    end: behind the last position that is read. Nor can one be made where that is not the last but one that is known: a
+    hidden state between them is missing.
     """
-    if not chunk.drafts or chunk.num_tokens - len(chunk.drafts) != 1:
+    if not chunk.drafts or end != known_tokens(chunk) - 1:
         return None
-    return Chunk(row=chunk.row, start=chunk.start, num_tokens=1, samples=True, min_tokens_left=chunk.min_tokens_left)
+    return Chunk(row=chunk.row, start=end, num_tokens=1, samples=True, min_tokens_left=chunk.min_tokens_left)
 
 
 def _behind(chunk: Chunk) -> Chunk:

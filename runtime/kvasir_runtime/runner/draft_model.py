@@ -65,7 +65,7 @@ class DraftModel:
         wanted = {chunk.row: len(chunk.drafts) for chunk in plan.chunks if chunk.drafts}
         drafts: dict[int, list[int]] = {row: [] for row in wanted}
         for chunk in plan.chunks:
-            if chunk.drafts and (known := _known(chunk)) > self._num_positions:
+            if chunk.drafts and (known := known_tokens(chunk)) > self._num_positions:
                 self._rows.write_tokens(chunk.row, known, (WRONG,))
                 drafts[chunk.row].append(WRONG)
         chunks = self._unread(plan)
@@ -118,7 +118,9 @@ class DraftModel:
         Rows of which least is unread come first.
         """
         found = list[Chunk]()
-        ends = {chunk.row: _known(chunk) for chunk in plan.chunks if self._reads(chunk, follows=plan.drafter_follows)}
+        ends = {
+            chunk.row: known_tokens(chunk) for chunk in plan.chunks if self._reads(chunk, follows=plan.drafter_follows)
+        }
         of_rows = {chunk.row: chunk for chunk in plan.chunks}
         room = min(self._max_tokens, plan.num_tokens + MOST_READ)
         for row in sorted(ends, key=lambda one: ends[one] - self._read[one]):
@@ -135,7 +137,7 @@ class DraftModel:
         """Whether a row is read with a chunk: because drafts follow, or as a prompt."""
         if chunk.row in self._undraftable:
             return False
-        return _known(chunk) <= self._num_positions if chunk.drafts else follows and chunk.num_tokens > 1
+        return known_tokens(chunk) <= self._num_positions if chunk.drafts else follows and chunk.num_tokens > 1
 
     def _sampled(self, chunks: list[Chunk]) -> list[int]:
         """Compute chunks; the ids that those that sample are followed by, below 0 where the logits are not finite."""
@@ -182,7 +184,7 @@ def follow_blocks(plan: StepPlan, group: int, is_read: NDArray[np.bool_], join: 
             is_read[list(grow.blocks)] = False
 
 
-def _known(chunk: Chunk) -> int:
+def known_tokens(chunk: Chunk) -> int:
     """Tokens of a row before the drafts of its chunk."""
     return chunk.start + chunk.num_tokens - len(chunk.drafts)
 

@@ -46,9 +46,8 @@ _TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("mo
 _ENCODER_PART = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.")
 _MODERNBERT_PART = ("model.embeddings.", "model.final_norm.")
 _OLDER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Layers that draft a token more (mtp) of decoders with a recurrent state, which no head reads yet.
+_DRAFTING_PART = "mtp."
 _OTHER_PARTS = (
-    "mtp.",
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -98,9 +97,11 @@ def stored(path: Path) -> list[CheckpointTensor]:
 
 
 def drafts(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor is of a layer that follows the decoder's own and drafts tokens, of which the config says how
-    many there are.
+    """Whether a tensor is of a layer that drafts tokens: by its name, or as one that follows the decoder's own, of
+    which the config says how many there are.
     """
+    if name.startswith(_DRAFTING_PART):
+        return True
     first, number = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     layer = _LAYER.match(name)
     if layer is None or not isinstance(first, int) or not isinstance(number, int):

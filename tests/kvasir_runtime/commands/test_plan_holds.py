@@ -81,7 +81,7 @@ def test_the_forecast_of_a_draft_model_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
-@pytest.mark.parametrize("speculation", ["eagle3", "mtp", "auto"])
+@pytest.mark.parametrize("speculation", ["eagle3", "mtp", "auto", "mtp of Qwen3-Next"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_forecast_of_a_head_holds(tmp_path: Path, speculation: str, dtype: str) -> None:
     folder = tmp_path / "model"
@@ -89,6 +89,9 @@ def test_the_forecast_of_a_head_holds(tmp_path: Path, speculation: str, dtype: s
         checkpoints.write(folder, Shape(num_layers=7, max_position_embeddings=512))
         draft_heads.write_eagle3(tmp_path / "head", folder, own_embedding=True)
         speculation = str(tmp_path / "head")
+    elif speculation == "mtp of Qwen3-Next":
+        draft_heads.write_next(folder, Shape(family="qwen3_next", num_layers=4, max_position_embeddings=512))
+        speculation = "mtp"
     else:
         draft_heads.write_mtp(folder, "glm4-moe")
         checkpoints.write_tokenizer(folder)

@@ -34,11 +34,12 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, SamplingConfig
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
 
-NUM_TOKENS = {"eagle3": 256, "eagle3 by chance": 64, "glm4-moe": 256, "deepseek-v3": 64}
+NUM_TOKENS = {"eagle3": 256, "eagle3 by chance": 64, "glm4-moe": 256, "deepseek-v3": 64, "qwen3-next": 256}
 """Of each answer, by the name of the head."""
 FEW = (0, 2, 6)
 """Wishes that are enough, since a draft model is tried with all of them: greedy, filtered with a seed, penalties."""
 SEVEN = Shape(num_layers=7, std=0.06, seed=3)
+NEXT = Shape(family="qwen3_next", num_layers=4, seed=11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def written(name: str) -> Pair:
+        folder = root / name
+        if name == "qwen3-next":
+            return Pair(folder, "mtp", draft_heads.write_next(folder, NEXT))
         if not name.startswith("eagle3"):
-            folder = root / name
             judge = draft_heads.write_mtp(folder, name)
             checkpoints.write_tokenizer(folder)
             return Pair(folder, "mtp", judge)
@@ -233,6 +236,26 @@ def test_drafts_are_those_of_the_heads_own_code(pair: Any, name: str) -> None:
     made = Recorder(built(own.folder, own.speculation))
     served(made, asked, depth=1, scheduler=drafting(made, budget=12))  # type: ignore[arg-type]
     drafted_as(own.judge, made.drafted)
+
+
+def test_behind_a_wrong_draft_of_a_model_with_a_state_the_head_drafts_at_once(pair: Any) -> None:
+    """What was right is computed again in the next step; its hidden states are those of the step before."""
+    own = pair("qwen3-next")
+    made = Recorder(built(own.folder, own.speculation))
+    scheduler = drafting(made)  # type: ignore[arg-type]
+    wanted = list[tuple[Chunk, Chunk]]()
+    launch = made.launch
+
+    def launched(plan: StepPlan) -> Any:
+        step = launch(plan)
+        wanted.extend(zip(plan.chunks, step.plan.chunks, strict=True))
+        return step
+
+    made.launch = launched  # type: ignore[method-assign]
+    served(made, [request(0, max_tokens=100)], depth=1, scheduler=scheduler)  # type: ignore[arg-type]
+    again = [pair for pair in wanted if pair[0].drafts and pair[0].num_tokens - len(pair[0].drafts) > 1]
+    assert len(again) > 5
+    assert [len(chunk.drafts) for _, chunk in again] == [len(chunk.drafts) for chunk, _ in again]
 
 
 def test_what_went_by_unread_is_left_out(pair: Any) -> None:

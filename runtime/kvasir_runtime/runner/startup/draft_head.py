@@ -21,7 +21,7 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models import draft_heads
 from kvasir_runtime.models.config import ModelConfig, read_config
 from kvasir_runtime.models.family import Place
-from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.models.registry import declared
 from kvasir_runtime.runner import drafts
 from kvasir_runtime.runner.draft_head import HeadDrafter
 from kvasir_runtime.runner.draft_model import whole_group
@@ -148,16 +148,17 @@ def head_files(
         return _eagle3(named, own_config, target) if own_config is not None and is_head else None
     if not reads_own_layer(options.speculation, ranks=options.tensor_parallel_size):
         return None
-    count = config.num_nextn_predict_layers or 0
-    family = family_of(config) if count > 0 else None
-    if family is None or not (family.drafts and loader.has_drafts(folder)):
+    family = declared(config.architectures)
+    names = None if family is None else family.drafts
+    spec = draft_heads.mtp(target, names) if names is not None and loader.has_drafts(folder) else None
+    if family is None or names is None or spec is None:
         if options.speculation == "mtp":
             raise StartError(
                 f"--speculation mtp: {folder} has no layers that draft tokens and can be used; choose auto or off"
             )
         return None
-    spec = draft_heads.mtp(target)
-    places, unused = draft_heads.mtp_places(family, spec), draft_heads.mtp_unused(spec, count)
+    places = draft_heads.mtp_places(family, names, spec)
+    unused = draft_heads.mtp_unused(names, spec, config.num_nextn_predict_layers or 0)
     return HeadFiles(folder=folder, spec=spec, places=places, unused=unused, drafts=True)
 
 

@@ -35,6 +35,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints.write(root / "seven", Shape(num_layers=7, max_position_embeddings=512))
     checkpoints.write(root / "two", Shape(max_position_embeddings=512))
     checkpoints.write(root / "state", Shape(family="qwen3_next", max_position_embeddings=512))
+    draft_heads.write_next(root / "next", Shape(family="qwen3_next", max_position_embeddings=512))
+    only_states = {"layer_types": ["linear_attention"] * 2, "max_position_embeddings": 512}
+    checkpoints.write(root / "only states", Shape(family="qwen3_next", extra=only_states))
+    weights = load_file(root / "only states" / "model.safetensors")
+    checkpoints.write_weights(root / "only states", weights | {"mtp.fc.weight": torch.zeros(2, 2)})
     draft_heads.write_eagle3(root / "eagle3", root / "seven")
     draft_heads.write_mtp(root / "glm", "glm4-moe")
     checkpoints.write_tokenizer(root / "glm")
@@ -59,11 +64,14 @@ def test_facts_count_the_heads_weights_and_its_layer_in_the_cache(root: Path) ->
     assert drafter.kv_bytes_per_token == 2 * 4 * 16 * 4  # keys and values of four heads of 16, in float32
 
 
+@pytest.mark.parametrize("model", ["glm", "next"])
 @pytest.mark.parametrize(("speculation", "want"), [("mtp", "mtp"), ("auto", "mtp"), ("suffix", "suffix")])
-def test_auto_uses_the_layer_that_drafts_where_the_checkpoint_has_one(root: Path, speculation: str, want: str) -> None:
-    facts = built(root / "glm", speculation).facts
+def test_auto_uses_the_layer_that_drafts_where_the_checkpoint_has_one(
+    root: Path, model: str, speculation: str, want: str
+) -> None:
+    facts = built(root / model, speculation).facts
     assert (facts.drafter == NO_DRAFTER) == (want != "mtp")
-    assert limits_of(options(root / "glm", speculation), facts).speculation == want
+    assert limits_of(options(root / model, speculation), facts).speculation == want
 
 
 def test_auto_drafts_from_the_text_where_the_checkpoint_has_no_such_layer(root: Path) -> None:
@@ -77,6 +85,7 @@ def test_auto_drafts_from_the_text_where_the_checkpoint_has_no_such_layer(root: 
     [
         ("two", "mtp", "has no layers that draft tokens and can be used; choose auto or off"),
         ("state", "mtp", "has no layers that draft tokens and can be used"),
+        ("only states", "mtp", "has no layers that draft tokens and can be used"),
         ("two", "eagle3", "the model has 2 layers: without it a head reads three of at least 7"),
     ],
 )
