@@ -15,7 +15,7 @@ HTTPS: Final = "https://"
 FETCHED: Final = (HUB, S3, GCS, OCI, HTTPS)
 BUCKETS: Final = (S3, GCS)
 
-ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".zip")
+ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip")
 VERSION: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PIN: Final = "@sha256:"
 _CHECKSUM: Final = "#sha256="

@@ -54,8 +54,8 @@ class ModelSpec(CrdObject):
             ".uri",
         ),
         (
-            "!self.uri.startsWith('https://') || self.uri.matches('^https://[A-Za-z0-9.-]+(:[0-9]+)?/[A-Za-z0-9._~/%+-]*[.](tar|tar[.]gz|tgz|zip|gguf)#sha256=[0-9a-f]{64}$')",
-            "model.uri of form https:// needs a .tar, .tar.gz, .tgz, .zip or .gguf file without query or password, and its checksum: https://HOST/PATH.tar.gz#sha256=64 hexadecimal digits",
+            "!self.uri.startsWith('https://') || self.uri.matches('^https://[A-Za-z0-9.-]+(:[0-9]+)?/[A-Za-z0-9._~/%+-]*[.](tar([.](gz|zst))?|tgz|zip|gguf)#sha256=[0-9a-f]{64}$')",
+            "model.uri of form https:// needs a .tar, .tar.gz, .tar.zst, .tgz, .zip or .gguf file without query or password, and its checksum: https://HOST/PATH.tar.gz#sha256=DIGEST",
             ".uri",
         ),
         (

@@ -65,6 +65,7 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
         "oci://127.0.0.1:5000/org/name",
         f"oci://registry.example/org/name:v1@sha256:{digest}",
         f"https://host:8443/~me/a%20b.tar.gz#sha256={digest}",
+        f"https://host/a.tar.zst#sha256={digest}",
     ):
         done = kubectl.apply({"model": {"uri": uri, "secretName": "keys", "cacheClaim": "models"}})
         assert done.returncode == 0, done.stderr

@@ -119,8 +119,10 @@ class Registry:
         notes = layer.get("annotations") or {}
         name = next((str(notes[key]) for key in _NAMES if notes.get(key)), "")
         archive: Literal["", "tar"] = "tar" if ".tar" in kind or notes.get(_PACKED) == "true" else ""
-        if "zstd" in kind:
-            raise self._broken("a layer is compressed with zstd, which is not read; push it with gzip or without")
+        if "zstd" in kind and not archive:
+            raise self._broken(
+                "a layer is one file that is compressed with zstd; push it as it is, or as a tar archive"
+            )
         if not archive and not name and "gguf" in kind:
             name = "model.gguf"
         name = name or digest.removeprefix("sha256:")

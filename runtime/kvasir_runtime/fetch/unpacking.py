@@ -4,16 +4,22 @@ import lzma
 import os
 import shutil
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Final, Literal, cast
 
 from kvasir_runtime.fetch.model_files import is_inside, is_unpacked
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 _READ_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 10_000
@@ -24,6 +30,7 @@ _BROKEN: Final = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
+    zstd.ZstdError,
     struct.error,
     EOFError,
     NotImplementedError,
@@ -31,6 +38,10 @@ _BROKEN: Final = (
     ValueError,
 )
 """What the libraries raise for content that is no such archive; besides, OSError without a number."""
+
+_ZSTD_FRAME: Final = bytes.fromhex("28b52ffd")
+_ZSTD_SKIPPED: Final = range(0x184D2A50, 0x184D2A60)
+"""What frames begin with that hold no content, which may come first (RFC 8878, section 3.1.2); little-endian."""
 
 _Opened = Callable[[], AbstractContextManager[IO[bytes]]]
 
@@ -80,12 +91,28 @@ def _files(archive: Path, kind: Literal["tar", "zip"]) -> Iterator[tuple[str, in
                 if not entry.is_dir():
                     yield entry.filename.removeprefix("./"), entry.file_size, partial(zipped.open, entry)
         return
-    with tarfile.open(archive, "r:*") as packed:
+    with _tar(archive) as packed:
         for member in packed:
             if member.size < 0:
                 raise BrokenArchiveError(f"{member.name!r:.100} has {member.size} bytes")
             if member.isreg():
                 yield member.name.removeprefix("./"), member.size, partial(_content, packed, member)
+
+
+@contextmanager
+def _tar(archive: Path) -> Iterator[tarfile.TarFile]:
+    """A tar archive, by its first bytes: as it is, or compressed with gzip, bzip2, xz or zstd. Frames of zstd that ask
+    for a window of more than 128 MiB are refused by the library.
+    """
+    with archive.open("rb") as stream:
+        first = stream.read(4)
+        if first == _ZSTD_FRAME or int.from_bytes(first, "little") in _ZSTD_SKIPPED:
+            stream.seek(0)
+            with zstd.ZstdFile(stream) as plain, tarfile.open(fileobj=plain, mode="r:") as packed:
+                yield packed
+            return
+    with tarfile.open(archive, "r:*") as packed:
+        yield packed
 
 
 def _content(packed: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:

@@ -169,7 +169,10 @@ def test_a_certificate_that_is_not_trusted_is_named(found, secret):
     [
         ("https://h/a.tar", "has no checksum: append #sha256="),
         ("https://h/a.tar#sha256=12", "has no checksum"),
-        (f"https://h/a.bin#sha256={DIGEST}", "none of the files that can be served: .tar, .tar.gz, .tgz, .zip, .gguf"),
+        (
+            f"https://h/a.bin#sha256={DIGEST}",
+            "none of the files that can be served: .tar, .tar.gz, .tgz, .tar.zst, .zip, .gguf",
+        ),
         (f"https://h/a.tar?key={TOKEN}#sha256={DIGEST}", "has no query and no password"),
         (f"https://me:{TOKEN}@h/a.tar#sha256={DIGEST}", "has no query and no password"),
     ],

@@ -15,6 +15,7 @@ from kvasir_api import model_uri, names
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import fetched_model
+from kvasir_runtime.fetch.unpacking import zstd
 
 NAME = "org/name"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -90,11 +91,12 @@ def test_a_digest_stays_where_the_tag_moves(found):
     assert fetched(uri(found)) != before, "the last one, where the registry is not reached"
 
 
-def test_an_image_holds_the_model_in_a_directory(found):
-    tar = "application/vnd.oci.image.layer.v1.tar+gzip"
+@pytest.mark.parametrize(("kind", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+def test_an_image_holds_the_model_in_a_directory(found, kind, compress):
+    tar = f"application/vnd.oci.image.layer.v1.tar+{kind}"
     layers = [
-        found.layer(NAME, gzip.compress(packed(config__json=CONFIG)), tar),
-        found.layer(NAME, gzip.compress(packed(model__safetensors=WEIGHTS, run__py=b"")), tar),
+        found.layer(NAME, compress(packed(config__json=CONFIG)), tar),
+        found.layer(NAME, compress(packed(model__safetensors=WEIGHTS, run__py=b"")), tar),
     ]
     image = found.push(NAME, "image", {"schemaVersion": 2, "layers": layers})
     of_windows = {"digest": f"sha256:{'0' * 64}", "platform": {"os": "windows"}}
@@ -222,8 +224,8 @@ def test_a_wrong_password_is_not_shown(found, secret):
         ({"layers": []}, "there is no file of a model under oci://"),
         ({"manifests": []}, "its index names no manifest"),
         (
-            {"layers": [{"digest": f"sha256:{'0' * 64}", "size": 1, "mediaType": "x.tar+zstd"}]},
-            "compressed with zstd, which is not read; push it with gzip or without",
+            {"layers": [{"digest": f"sha256:{'0' * 64}", "size": 1, "mediaType": "x.raw+zstd"}]},
+            "a layer is one file that is compressed with zstd; push it as it is, or as a tar archive",
         ),
         (
             {

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from kvasir_runtime.fetch.unpacking import BrokenArchiveError, unpack
+from kvasir_runtime.fetch.unpacking import BrokenArchiveError, unpack, zstd
 
 BELOW = {"config.json": b"1", "a/x.json": b"2", "a/b/y.json": b"3", "model.safetensors": b"4", "own.json": b"5"}
 LARGE = bytes(range(256)) * 4000
@@ -87,6 +87,26 @@ def damaged(content, at):
     return content[:at] + b"\xff" * 64 + content[at + 64 :]
 
 
+def wide_window(content):
+    """A frame whose header asks for a gibibyte of memory to decompress it."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
+    return compressor.compress(content) + compressor.flush()
+
+
+SKIPPED = bytes.fromhex("502a4d18 03000000 616263")
+
+
+@pytest.mark.parametrize("before", [b"", SKIPPED], ids=["a frame", "a frame without content first"])
+def test_frames_of_zstd_are_one_archive(folder, before):
+    """As tools write them that compress in parts, or append a table of contents."""
+    plain = packed({"z.json": LARGE, "y.json": bytes(512), "run.py": LARGE, "x.json": b"{}"}, "w")
+    half = len(plain) // 2
+    unpacked(folder, before + zstd.compress(plain[:half]) + SKIPPED + zstd.compress(plain[half:]) + SKIPPED)
+    assert there(folder) == {*BELOW, "z.json", "y.json", "x.json"}
+    assert (folder / "z.json").read_bytes() == LARGE
+    assert (folder / "x.json").read_bytes() == b"{}"
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
@@ -97,8 +117,26 @@ def damaged(content, at):
         (damaged(packed({"z.json": b"{}", "y.json": LARGE}, "w:xz"), 300), "tar"),
         (damaged(packed({"z.json": b"{}", "y.json": LARGE}, "w:bz2"), 300), "tar"),
         (packed({"z.json": b"{}", "y.json": LARGE}, "w")[:9000], "tar"),
+        (zstd.compress(packed({"z.json": b"{}", "y.json": LARGE}, "w"))[:-3], "tar"),
+        (damaged(zstd.compress(packed({"z.json": b"{}", "y.json": LARGE}, "w")), 9), "tar"),
+        (zstd.compress(packed({"z.json": b"{}", "y.json": LARGE}, "w"))[:4], "tar"),
+        (zstd.compress(b""), "tar"),
+        (wide_window(packed({"z.json": b"{}"}, "w")), "tar"),
     ],
-    ids=["deflate", "lzma", "bzip2 in zip", "gzip", "xz", "bzip2", "cut"],
+    ids=[
+        "deflate",
+        "lzma",
+        "bzip2 in zip",
+        "gzip",
+        "xz",
+        "bzip2",
+        "cut",
+        "zstd cut",
+        "zstd",
+        "zstd alone",
+        "zstd of nothing",
+        "zstd of a wide window",
+    ],
 )
 def test_of_a_damaged_archive_nothing_is_left(folder, content, kind):
     with pytest.raises(BrokenArchiveError):
