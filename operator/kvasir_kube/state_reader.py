@@ -5,7 +5,7 @@ is absent from the result, never zero. It delays the readings of no other pod.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import urlencode
@@ -85,10 +85,12 @@ class StateReader:
         return await self._confirmed(base, "POST" if on else "DELETE", names.PATH_DRAIN, sign, deadline_s)
 
     async def introduce(
-        self, base: str, peers: Sequence[str], *, sign: Sign = unsigned, deadline_s: float = 1.0
+        self, base: str, peers: Mapping[str, str], *, sign: Sign = unsigned, deadline_s: float = 1.0
     ) -> bool:
-        """Name replicas that serve to one that starts. False when it did not confirm within the deadline."""
-        path = f"{names.PATH_PEERS}?{urlencode([('address', peer) for peer in peers])}"
+        """Name replicas that serve to one that starts, with the token for its call to each, empty for none. False when
+        it did not confirm within the deadline."""
+        named = [pair for address, token in peers.items() for pair in (("address", address), ("token", token))]
+        path = f"{names.PATH_PEERS}?{urlencode(named)}"
         return await self._confirmed(base, "POST", path, sign, deadline_s)
 
     async def give_keys(self, base: str, sealed: str, *, sign: Sign = unsigned, deadline_s: float = 1.0) -> bool:

@@ -1,7 +1,7 @@
 """A reader of /state whose pods say what a test puts into a table, by base URL; and what a real gateway has read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvasir_api import names
@@ -17,7 +17,7 @@ class FakeReader:
     """`says`: what each URL answers; a URL without an entry is silent, one of https also while no
     authority is known, which `unverified` counts. `drains`: what was asked of whom.
     `signed`: the headers of all calls, in their order.
-    `introduced`: who was told of which peers; `given`: who got which sealed keys;
+    `introduced`: who was told of which peers; `peer_tokens`: of calls to these; `given`: who got which sealed keys;
     `deaf`: those that confirm nothing."""
 
     def __init__(self) -> None:
@@ -27,6 +27,7 @@ class FakeReader:
         self.drains: list[tuple[str, bool]] = []
         self.introduced: list[tuple[str, tuple[str, ...]]] = []
         self.given: list[tuple[str, str]] = []
+        self.peer_tokens: dict[str, str] = {}
         self.deaf: set[str] = set()
         self.signed: list[str] = []
         self.tls = PodTls()
@@ -47,9 +48,10 @@ class FakeReader:
         return True
 
     async def introduce(
-        self, base: str, peers: Sequence[str], *, sign: Sign = unsigned, deadline_s: float = 1.0
+        self, base: str, peers: Mapping[str, str], *, sign: Sign = unsigned, deadline_s: float = 1.0
     ) -> bool:
         self.introduced.append((base, tuple(peers)))
+        self.peer_tokens |= peers
         self.signed.append(sign("POST", names.PATH_PEERS))
         return base not in self.deaf
 

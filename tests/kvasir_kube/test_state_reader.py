@@ -152,7 +152,11 @@ async def test_a_redirect_of_a_pod_is_not_followed(pods):
     async with StateReader() as reader:
         assert await reader.states({"pointing": pointing}, deadline_s=60.0) == {}
         assert await reader.gateway_states({"pointing": pointing}, deadline_s=60.0) == {}
-        calls = [reader.drain(pointing, on=True), reader.drain(pointing, on=False), reader.introduce(pointing, ["x"])]
+        calls = [
+            reader.drain(pointing, on=True),
+            reader.drain(pointing, on=False),
+            reader.introduce(pointing, {"x": ""}),
+        ]
         assert await asyncio.gather(*calls) == [False] * 3
     await runner.cleanup()
     assert (victim.drains, victim.state_reads) == ([], 0)

@@ -8,6 +8,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import api_process
+from kvasir_api import names
 from kvasir_api.ops_tokens import Signer, new_private_key, public_key
 from kvasir_kube.state_reader import StateReader
 
@@ -48,7 +49,13 @@ async def test_a_server_takes_signed_calls_of_the_operator_and_no_others(model, 
             assert not await reader.drain(base, deadline_s=60.0, on=False, sign=lambda *_: "Bearer x")
             assert server.state()["phase"] == "draining"
             assert await reader.drain(base, deadline_s=60.0, on=False, sign=sign)
-            assert not await reader.introduce(base, ("http://10.0.0.1:8001",))
+            assert not await reader.introduce(base, {"http://10.0.0.1:8001": ""})
+        target = names.TARGET_PREFIXES
+        refused = server.ask(target, ops=True)
+        assert (refused.status, refused.json) == (401, {"error": "a signed token is required"})
+        signed = {"authorization": sign("GET", target)}
+        assert server.ask(target, ops=True, headers=signed).json["prefixes"] == []
+        assert server.ask(target, ops=True, headers=signed).status == 401, "each token is for one call"
         refused = server.ask("/reset_prefix_cache", ops=True, method="POST")
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert refused.json == {"error": "a signed token is required"}

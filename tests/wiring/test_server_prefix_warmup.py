@@ -35,9 +35,10 @@ def cached(server, prompt, salt=None):
     return answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def told(server, *bases):
-    """What an operator would post while the server starts."""
-    return server.ask(f"/peers?{urlencode([('address', base) for base in bases])}", ops=True, method="POST")
+def told(server, *bases, token=None):
+    """What an operator would post while the server starts. token: of the call to the only peer."""
+    named = [("address", base) for base in bases] + ([("token", token)] if token else [])
+    return server.ask(f"/peers?{urlencode(named)}", ops=True, method="POST")
 
 
 @contextlib.contextmanager
@@ -54,6 +55,7 @@ def ops(server):
 
 SYSTEMS = [f"service {number} {SYSTEM}" for number in range(10)]
 WINDOW = 40
+TOKEN = "of those who run both servers"
 
 
 def found(*servers):
@@ -75,8 +77,10 @@ def hit_rate(draw, *servers):
 
 def test_the_second_replica_has_what_the_first_is_asked_most(model, tmp_path):
     """So that the hit rate of the fleet hardly falls when it is added."""
-    draw, room = random.Random(7), ("--kv-cache-tokens", "8192")
-    with api_process(model, *ARGS, *room, command=REAL) as first:
+    draw, room, bearer = random.Random(7), ("--kv-cache-tokens", "8192"), {"authorization": f"Bearer {TOKEN}"}
+    (keys := tmp_path / "keys").write_text(TOKEN)
+    elsewhere = ("--host", "127.0.0.2", "--ops-key-file", str(keys))
+    with api_process(model, *ARGS, *room, *elsewhere, command=REAL) as first:
         for number in range(3):
             cached(first, f"{SYSTEM}question {number}")
             cached(first, f"private {SYSTEM}{number}", salt="tenant-a")
@@ -84,7 +88,8 @@ def test_the_second_replica_has_what_the_first_is_asked_most(model, tmp_path):
         hit_rate(draw, first)
         before = hit_rate(draw, first)
         with starting(model, tmp_path, *room, "--prefix-warmup-seconds", "600") as (second, load):
-            assert told(second, ops(first)).json == {"peers": 1}
+            assert told(second, ops(first), "http://127.0.0.1:1", token=TOKEN).status == 422, "whose it is is not known"
+            assert told(second, ops(first), token=TOKEN).json == {"peers": 1}
             load()
             second.wait_ready()
             assert " of 1 peers, " in second.output()
@@ -101,9 +106,10 @@ def test_the_second_replica_has_what_the_first_is_asked_most(model, tmp_path):
             assert before > 0.8
             assert before - warm <= 0.03
             assert before - cold > 0.05, "what is measured would not show a cold replica"
-        assert first.ask("/prefixes", ops=True).json["prefixes"]
-        first.ask("/reset_prefix_cache", ops=True, method="POST")
-        assert first.ask("/prefixes", ops=True).json["prefixes"] == []
+        assert first.ask("/prefixes", ops=True).status == 401, "nor can other pods"
+        assert first.ask("/prefixes", ops=True, headers=bearer).json["prefixes"]
+        first.ask("/reset_prefix_cache", ops=True, method="POST", headers=bearer)
+        assert first.ask("/prefixes", ops=True, headers=bearer).json["prefixes"] == []
 
 
 @contextlib.contextmanager

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kvasir_api import names
 from kvasir_api.http_apis import is_instance_of
+from kvasir_api.ops_tokens import SCHEME
 from kvasir_api.served_names import qualified_name
 from kvasir_kube.kinds import Key
+from kvasir_kube.pod_tls import plain
 from kvasir_kube.state_reader import Sign, StateReader, unsigned
 from kvasir_operator.loop.signing_secret import SigningSecret
 from kvasir_operator.observed.replica import Replica
@@ -52,9 +55,11 @@ class OpsCalls:
         """As StateReader's."""
         return await self._reader.drain(process.base, on=on, sign=self._sign(process))
 
-    async def introduce(self, process: CalledProcess, peers: Sequence[str]) -> bool:
-        """As StateReader's."""
-        return await self._reader.introduce(process.base, peers, sign=self._sign(process))
+    async def introduce(self, process: CalledProcess, peers: Sequence[CalledProcess]) -> bool:
+        """As StateReader's. Each peer answers the one call that is signed for it here."""
+        signed = {plain(peer.base): self._sign(peer)("GET", names.TARGET_PREFIXES) for peer in peers}
+        tokens = {address: header.removeprefix(SCHEME) for address, header in signed.items()}
+        return await self._reader.introduce(process.base, tokens, sign=self._sign(process))
 
     def continuation_keys(self, service_uid: str) -> tuple[bytes, ...]:
         """What pods of a service are to have; none where there are no keys."""

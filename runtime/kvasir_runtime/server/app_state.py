@@ -6,7 +6,7 @@ The process fills it in during the start; the apps read it. Everything is used o
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,8 @@ class AppState:
     """names: what clients call the model, the first of them in metrics. created: unix seconds of the start.
 
     instance: names this process in /state and in the ids of what only it holds. peers: ops ports of replicas that
-    served while this one started; peers_taken: others are named too late. hot_prefixes: what clients ask most.
+    served while this one started, with the token of the call to each; peers_taken: others are named too late.
+    hot_prefixes: what clients ask most.
     preparing: requests that are read and not sent to the engine yet.
     """
 
@@ -85,7 +86,7 @@ class AppState:
     ended_requests: EndedRequestLog = field(init=False)
     tracing: Tracer | None = field(init=False, default=None)
     watchdog: Watchdog = field(init=False)
-    peers: tuple[str, ...] = field(init=False, default=())
+    peers: Mapping[str, str] = field(init=False, default_factory=dict)
     peers_taken: bool = field(init=False, default=False)
     hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
     num_active: int = field(init=False, default=0)
@@ -131,7 +132,7 @@ class AppState:
             return f"{openai_errors.MODEL_OUTPUT_INVALID}: the output of {in_a_row} requests in a row was not finite"
         return ""
 
-    def take_peers(self) -> tuple[str, ...]:
+    def take_peers(self) -> Mapping[str, str]:
         """The peers to be read; others that are named later are refused."""
         self.peers_taken = True
         return self.peers

@@ -133,7 +133,7 @@ def _add_reset(app: FastAPI, app_state: AppState) -> None:
 
 def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
     @app.get(names.PATH_PREFIXES)
-    async def prefixes(top: Annotated[int, Query(ge=1, le=prefix_warmup.MOST_PREFIXES)] = 16) -> Response:
+    async def prefixes(top: Annotated[int, Query(ge=1, le=names.MOST_PREFIXES)] = 16) -> Response:
         """Token ids of what clients ask most, with the salts of their requests: for a replica that starts."""
         if app_state.served_model is None:
             return json_response({"error": "no model is loaded"}, status=503)
@@ -145,13 +145,17 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
     @app.post(names.PATH_PEERS)
     async def peers(
         address: Annotated[list[str], Query(min_length=1, max_length=names.MOST_PEERS)],
+        token: Annotated[list[str] | None, Query(max_length=names.MOST_PEERS)] = None,
     ) -> Response:
-        """Ops ports of replicas that serve already, to be asked before this one is ready."""
+        """Ops ports of replicas that serve already, to be asked before this one is ready. token: of the call to each,
+        in their order, empty for none; they may be left out."""
         if not all(map(prefix_warmup.is_address, address)):
             return json_response({"error": "an address is http:// or https://, an IP address and a port"}, status=422)
         if app_state.peers_taken:
             return json_response({"error": "the model is loaded: no peers are asked any more"}, status=409)
-        app_state.peers = tuple(address)
+        if token and len(token) != len(address):
+            return json_response({"error": "there is a token for each address, or none at all"}, status=422)
+        app_state.peers = dict(zip(address, token or [""] * len(address), strict=True))
         return json_response({"peers": len(address)})
 
 

@@ -1,4 +1,5 @@
-"""Who may change something by the ops port: drain, forget, name peers. Reading (probes, `/state`) is open.
+"""Who may change something by the ops port: drain, forget, name peers; and who may read the prompts that clients share.
+Other reading (probes, `/state`) is open.
 
 With `--ops-key-file` a call needs a token: one that the operator has signed for this process and this call
 (`kvasir_api.ops_tokens`), or one of the file's. From the same machine or pod, where a caller has the address that it
@@ -18,12 +19,15 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvasir_api import names
 from kvasir_api.ops_tokens import PUBLIC_PREFIX, SCHEME, Verifier
 from kvasir_runtime.server.body_reader import BODY_TIMEOUT_S
 from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.key_file import KeyFile
 
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+GUARDED: Final = frozenset({names.PATH_PREFIXES})
+"""Paths that are no one's to read without a token: what is there are token ids of prompts."""
 MAX_BODY_BYTES: Final = 65_536
 MIN_CHARACTERS: Final = 16
 """Of a token of the file: less could be guessed."""
@@ -72,7 +76,7 @@ class OpsGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI requires."""
-        if scope["type"] != "http" or scope["method"] in READING:
+        if scope["type"] != "http" or (scope["method"] in READING and scope["path"] not in GUARDED):
             await self._app(scope, receive, send)
             return
         try:

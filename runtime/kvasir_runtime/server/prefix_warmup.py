@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from kvasir_api import names, served_names
+from kvasir_api.ops_tokens import SCHEME
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.client.hot_prefixes import FrozenPrefixes
@@ -27,7 +28,6 @@ from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineFacts, EngineRequest, SamplingConfig, packed_ids
 
 PIECE_TOKENS: Final = 64
-MOST_PREFIXES: Final = 64
 MOST_TOKENS: Final = 256 * 1024
 """Of one answer: 2 MB of JSON, more than half of most caches hold."""
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -114,7 +114,7 @@ def is_address(base: str) -> bool:
 
 
 async def warm(
-    peers: Sequence[str],
+    peers: Mapping[str, str],
     client: EngineClient,
     facts: EngineFacts,
     tokenizer: Tokenizer,
@@ -124,9 +124,10 @@ async def warm(
 ) -> WarmedPrefixes:
     """Fetch and compute, for at most limit_s seconds. Never raises for what peers do.
 
+    peers: base URLs with the token of the call to each, empty for none.
     tls_dir: of `--tls-dir`; its ca.crt verifies peers that speak TLS. Raises OSError where that is none."""
     began = time.monotonic()
-    peers = peers[: names.MOST_PEERS]
+    peers = dict(list(peers.items())[: names.MOST_PEERS])
     answers = await _fetch(peers, min(MOST_ASK_S, limit_s / 4), _verified(tls_dir))
     digest = tokenizer_digest(tokenizer)
     usable = [
@@ -152,7 +153,7 @@ def offered_by(base: str, answer: SharedPrefixes, facts: EngineFacts) -> list[Of
 def offered(prefixes: Sequence[SharedPrefix], facts: EngineFacts) -> list[OfferedPrefix]:
     """The prefixes of a document in full, without those that the model does not take and what follows them."""
     found: dict[int, OfferedPrefix] = {}
-    for number, prefix in enumerate(prefixes[:MOST_PREFIXES]):
+    for number, prefix in enumerate(prefixes[: names.MOST_PREFIXES]):
         before = found.get(prefix.follows)
         if (before is None) != (prefix.follows == -1) or not all(0 <= id_ < facts.vocab_size for id_ in prefix.ids):
             continue
@@ -206,17 +207,18 @@ def _verified(tls_dir: str) -> dict[str, Any]:
     return {"ssl": context, "server_hostname": served_names.dns_name(namespace, name)}
 
 
-async def _fetch(peers: Sequence[str], limit_s: float, security: Mapping[str, Any]) -> list[SharedPrefixes | None]:
+async def _fetch(peers: Mapping[str, str], limit_s: float, security: Mapping[str, Any]) -> list[SharedPrefixes | None]:
     """The answer of each peer, None for one without a usable one in time."""
     import aiohttp  # a tenth of a second, which only a replica with peers has to spend
 
     timeout = aiohttp.ClientTimeout(total=limit_s)
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
 
-        async def ask(base: str) -> SharedPrefixes | None:
-            path = f"{base}{names.PATH_PREFIXES}?top={MOST_PREFIXES}"
+        async def ask(base: str, token: str) -> SharedPrefixes | None:
+            headers = {"authorization": f"{SCHEME}{token}"} if token else {}
             try:
-                async with session.get(path, allow_redirects=False, **security) as response:
+                path = f"{base}{names.TARGET_PREFIXES}"
+                async with session.get(path, headers=headers, allow_redirects=False, **security) as response:
                     body = bytearray()
                     async for part in response.content.iter_chunked(64 * 1024):
                         body += part
@@ -226,7 +228,7 @@ async def _fetch(peers: Sequence[str], limit_s: float, security: Mapping[str, An
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError):
                 return None  # ValueError: of msgspec, and UnicodeDecodeError; RecursionError: of deep nesting
 
-        return list(await asyncio.gather(*map(ask, peers)))
+        return list(await asyncio.gather(*(ask(base, token) for base, token in peers.items())))
 
 
 async def _computed(prompts: Sequence[ChosenPrefix], client: EngineClient, limit_s: float) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
 from kvasir_api import names
 from kvasir_api.http_apis import new_instance
+from kvasir_api.ops_tokens import TOLERANCE_S
 from kvasir_api.sealed_keys import SealingKey, keys_digest
 from kvasir_api.state import RuntimeState
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD, SECRET
@@ -35,12 +36,14 @@ def url(number):
     return f"http://10.0.0.{number}:8001"
 
 
+def process(number):
+    return CalledProcess(base=url(number), service=A, instance=f"i-r{number}")
+
+
 def test_those_that_start_are_told_of_the_ready_ones_with_most_in_their_caches():
     ready = [one(f"r{n}", "ready", reused=100 * n) for n in (1, 2, 3, 4)]
     others = [one("r5", "loading"), one("r6", "draining"), one("r7", "failed"), one("r8", "starting", reading=None)]
-    assert introductions([*ready, *others], A) == {
-        CalledProcess(base=url(5), service=A, instance="i-r5"): (url(4), url(3), url(2))
-    }
+    assert introductions([*ready, *others], A) == {process(5): (process(4), process(3), process(2))}
     assert introductions([one("r5", "loading")], A) == {}
     assert introductions([*ready, one("r5", "loading", ip="")], A) == {}
     assert introductions([*ready, one("r5", "loading", terminating=True)], A) == {}
@@ -93,6 +96,17 @@ async def test_each_process_is_told_once_and_one_that_did_not_hear_again():
         introducer.found([("u1", A, [replicas[0], restarted])])
         await turned()
         assert reader.introduced == [(url(2), (url(1),))]
+
+
+async def test_one_that_starts_for_longer_than_a_token_is_accepted_gets_its_peers_again():
+    reader, clock = FakeReader(), FakeClock()
+    introducer = Introducer(OpsCalls(reader), clock=clock.wall)
+    async with running(introducer):
+        for _ in range(3):
+            introducer.found([("u1", A, [one("r1", "ready"), one("r2", "loading")])])
+            await turned()
+            clock.advance(TOLERANCE_S / 3)
+    assert [base for base, _ in reader.introduced] == [url(2)] * 3
 
 
 async def test_one_that_does_not_answer_holds_up_no_tick_and_is_told_by_one_at_a_time():
@@ -197,6 +211,7 @@ async def test_a_pod_of_another_service_that_names_a_process_takes_nothing_from_
     called = [base for base, _ in (*reader.introduced, *reader.given)]
     signed = {base for base, header in zip(called, reader.signed, strict=True) if header}
     assert signed == {url(1)}, "what is signed for a process goes to its own service's pod alone"
+    assert set(reader.peer_tokens.values()) == {""}, "nor do calls to peers that name no process of the service"
 
 
 async def test_an_operator_ticks_while_a_replica_that_starts_does_not_answer():

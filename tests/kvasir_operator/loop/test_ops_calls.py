@@ -7,12 +7,13 @@ from fakes.cluster import FakeCluster
 from fakes.readings import FakeReader
 from kvasir_api import names
 from kvasir_api.http_apis import new_instance
-from kvasir_api.ops_tokens import Verifier
+from kvasir_api.ops_tokens import SCHEME, Verifier
 from kvasir_kube.kinds import SECRET
 from kvasir_operator.loop.ops_calls import CalledProcess, OpsCalls
 from kvasir_operator.loop.signing_secret import SigningSecret
 
-SERVICE, BASE, PEER = ("team", "a"), "http://10.0.0.1:8001", "http://10.0.0.2:8001"
+SERVICE, BASE = ("team", "a"), "http://10.0.0.1:8001"
+PEER = CalledProcess(base="http://10.0.0.2:8001", service=SERVICE, instance=new_instance("team/a"))
 
 
 async def test_a_drain_is_signed_for_one_process():
@@ -28,6 +29,20 @@ async def test_a_drain_is_signed_for_one_process():
     public = calls.public_keys.splitlines()
     assert "another process" in Verifier(another, wall=clock.wall).refusal(header, "POST", "/drain", b"", public)
     assert Verifier(process, wall=clock.wall).refusal(header, "POST", "/drain", b"", public) == ""
+
+
+async def test_a_replica_that_starts_may_read_the_prefixes_of_each_peer_once():
+    cluster, clock, reader = FakeCluster(), FakeClock(), FakeReader()
+    await cluster.put(SECRET, {"metadata": {"namespace": "home", "name": names.SIGNING_SECRET}})
+    keys = SigningSecret(cluster, namespace="home", clock=clock)
+    await keys.refresh()
+    calls = OpsCalls(reader, keys)
+    await calls.introduce(CalledProcess(base=BASE, service=SERVICE, instance=new_instance("team/a")), (PEER,))
+    header, public = f"{SCHEME}{reader.peer_tokens[PEER.base]}", calls.public_keys.splitlines()
+    verifier = Verifier(PEER.instance, wall=clock.wall)
+    assert "another call" in verifier.refusal(header, "POST", names.PATH_DRAIN, b"", public)
+    assert verifier.refusal(header, "GET", names.TARGET_PREFIXES, b"", public) == ""
+    assert "used before" in verifier.refusal(header, "GET", names.TARGET_PREFIXES, b"", public)
 
 
 @pytest.mark.parametrize("named", ["team/b", "other/a", ""])

@@ -88,7 +88,8 @@ async def test_without_a_key_file_only_calls_over_loopback_are_accepted(client, 
     port = Port()
     assert await port.ask(client=client, server=server) == status
     assert await port.ask("GET", client=OTHER) == 200, "reading is open"
-    assert len(port.reached) == (status == 200) + 1
+    assert await port.ask("GET", "/prefixes?top=2", client=client, server=server) == status, "but for prompts"
+    assert len(port.reached) == 2 * (status == 200) + 1
 
 
 async def test_with_a_key_file_a_call_needs_a_token_unless_it_comes_from_the_same_place(key_file):
@@ -99,6 +100,8 @@ async def test_with_a_key_file_a_call_needs_a_token_unless_it_comes_from_the_sam
     assert await port.ask(client=None) == 401, "of a connection that was reset"
     assert await port.ask(client=("127.0.0.1", 1)) == 401, "of another pod where all have addresses of loopback"
     assert await port.ask("HEAD") == 200
+    assert [await port.ask(method, "/prefixes") for method in ("GET", "HEAD", "OPTIONS")] == [401] * 3
+    assert await port.ask("GET", "/prefixes", header=f"Bearer {TOKEN}") == 200
     assert await port.ask(header=f"Bearer {TOKEN}") == 200
     assert await port.ask(header="Bearer another token, as long") == 401
 
