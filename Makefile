@@ -12,6 +12,8 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Extra arguments for pytest: make test PYTEST_ARGS="-k scheduler"
 PYTEST_ARGS ?=
 KUBELET_STATE := .kvasir/kubelet
+# Fewer cases on real nodes: make test-kubelet KUBELET_TESTS=tests/outside/real_nodes/test_network.py
+KUBELET_TESTS ?= tests/outside/real_nodes/test_*.py
 # make images DOCKER=podman IMAGE_REGISTRY=registry.example/team/
 DOCKER ?= docker
 IMAGE_REGISTRY ?=
@@ -86,8 +88,8 @@ test-soak: setup  ## Serve ten minutes with too little memory and a second tier;
 
 test-kubelet: setup  ## Test our images on two real nodes: kubelet, containerd, kube-proxy (needs root, 40 GB; installs its Debian packages)
 	@trap '$(BIN)/kvasir local down --state-dir $(KUBELET_STATE); tail -n 1 .kvasir/test-kubelet.log || true' EXIT; \
-	  mkdir -p .kvasir; : >.kvasir/test-kubelet.log; $(BIN)/kvasir local up --kubelet --nodes 2 --state-dir $(KUBELET_STATE); \
-	  KVASIR_STATE_DIR=$(KUBELET_STATE) $(TEST_ENV) $(BIN)/python -m pytest tests/outside/real_nodes/test_*.py $(PYTEST_ARGS) | tee .kvasir/test-kubelet.log
+	  mkdir -p .kvasir; : >.kvasir/test-kubelet.log; $(BIN)/kvasir local up --kubelet --nodes 2 --owner-pid $$$$ --state-dir $(KUBELET_STATE); \
+	  KVASIR_STATE_DIR=$(KUBELET_STATE) $(TEST_ENV) $(BIN)/python -m pytest $(KUBELET_TESTS) $(PYTEST_ARGS) | tee .kvasir/test-kubelet.log
 
 test-away: setup  ## Take the API server away from a running operator for five minutes (SECONDS_AWAY=…)
 	@KVASIR_AWAY_S=$(or $(SECONDS_AWAY),300) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_harm.py -k away $(PYTEST_ARGS)

@@ -44,6 +44,14 @@ def provide_network(*, progress: Progress, environment: Mapping[str, str] = os.e
     }
 
 
+def unbuilt(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Binaries of real nodes and of their control plane that are not in the cache yet: minutes of building."""
+    root = cache_root(environment)
+    wanted: dict[str, Sequence[str]] = {buildplan.CACHE_NAME: BINARIES, buildplan.NODE_CACHE_NAME: NODE_BINARIES}
+    wanted |= {name: (step.binary,) for name, step in buildplan.network_steps().items()}
+    return [binary for name, binaries in wanted.items() for binary in missing(root / name, binaries)]
+
+
 def check_network(*, scripts: str, environment: Mapping[str, str] = os.environ) -> None:
     """MissingToolError when provide_network has something to build and no go for it, which is newer than that of other
     builds. scripts: as find_go takes."""

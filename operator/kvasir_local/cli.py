@@ -12,7 +12,7 @@ from kvasir_local import component_flags, install, stack
 from kvasir_local import kubectl as kubectl_shell
 from kvasir_local.cluster_state import ClusterHealth
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.errors import LocalClusterError, StaleStateError
+from kvasir_local.errors import LocalClusterError, MissingToolError, StaleStateError
 from kvasir_local.kubelet.network import MOST_NODES
 from kvasir_local.progress import TerminalProgress
 
@@ -71,6 +71,18 @@ def local() -> None:
     default=None,
     help="Port of the API server. Default: a free one, chosen at the first start.",
 )
+@click.option(
+    "--owner-pid",
+    type=click.IntRange(2),
+    default=None,
+    help="Stop the cluster when this process ends, however it ends. Of a cluster that runs already it changes nothing.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="With --kubelet: start nothing, and fail with one line where packages, binaries or large layers of images "
+    "would have to be installed or built first.",
+)
 def up(
     *,
     state_dir: Path,
@@ -80,22 +92,35 @@ def up(
     no_operator: bool,
     manifests: Path | None,
     port: int | None,
+    owner_pid: int | None,
+    check: bool,
 ) -> None:
     """Start the cluster, or what is missing of it, and wait until it is ready."""
     progress = TerminalProgress()
     if kubelet and (fake_gpus is not None or manifests is not None or nodes > MOST_NODES):
         raise click.UsageError(f"--kubelet takes no --fake-gpus, no --manifests and {MOST_NODES} nodes at most")
+    if check:
+        _check(kubelet, progress)
+        return
     wanted = None if no_operator else manifests or install.find_manifests()
     if wanted is None and not no_operator:
         progress.done("no manifests/local/kustomization.yaml here: operator and gateway are left out")
     options = stack.ClusterOptions(
-        nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port, kubelets=kubelet
+        nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port, kubelets=kubelet, owner=owner_pid
     )
     cluster = stack.up(state_dir, options, progress=progress)
     click.echo(f"kubeconfig  {cluster.kubeconfig}")
     click.echo(f"kubectl     export KUBECONFIG={cluster.kubeconfig}; {cluster.kubectl[0]} get nodes")
     if wanted is not None:
         click.echo(f"gateway     {stack.gateway_url(cluster)}/v1")
+
+
+def _check(kubelet: bool, progress: TerminalProgress) -> None:
+    if not kubelet:
+        raise click.UsageError("--check needs --kubelet")
+    if lacking := stack.lacking_for_kubelets(progress=progress):
+        raise MissingToolError(f"not built or installed yet: {', '.join(lacking)}")
+    click.echo("nothing but the project's own code has to be built for real nodes")
 
 
 @local.command()

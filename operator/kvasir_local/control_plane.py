@@ -251,6 +251,8 @@ class ControlPlane:
         teardown.put_aside(self.paths.logs)
         credentials.write_control_plane(self.paths, network)
         owner = processes.identity(self._owner) if self._owner is not None else None
+        if self._owner is not None and owner is None:
+            raise LocalClusterError(f"the cluster would end with process {self._owner}, which has ended")
         cluster_state.write(
             self.paths,
             ClusterState(

@@ -23,7 +23,8 @@ class ClusterOptions:
 
     nodes: how many nodes at least; fake_gpus: how many GPUs each process node reports, None for those that are present;
     manifests: the kustomization to install, None for none; apiserver_port: None for a free one; kubelets: real nodes,
-    with images built from the checkout, and manifests/base for `manifests`.
+    with images built from the checkout, and manifests/base for `manifests`; owner: pid of the process with which a
+    cluster that is started ends, None for one that stays.
     """
 
     nodes: int = 1
@@ -31,6 +32,7 @@ class ClusterOptions:
     manifests: Path | None = None
     apiserver_port: int | None = None
     kubelets: bool = False
+    owner: int | None = None
 
 
 def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> ControlPlane:
@@ -47,6 +49,7 @@ def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> Contr
         apiserver_port=options.apiserver_port,
         node_address=HOST if _taken() is None else None,
         kubelets=options.kubelets,
+        owner=options.owner,
     )
     found = cluster.diagnose().health
     fresh = found in {ClusterHealth.NOTHING, ClusterHealth.STALE}
@@ -81,6 +84,11 @@ def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> Contr
             cluster.stop()
         raise
     return cluster
+
+
+def lacking_for_kubelets(*, progress: Progress) -> list[str]:
+    """What `up` with kubelets would install or build first, which takes minutes. MissingToolError: it would fail."""
+    return _real_nodes(progress).lacking()
 
 
 def gateway_url(cluster: ControlPlane) -> str:

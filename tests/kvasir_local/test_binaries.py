@@ -49,6 +49,17 @@ def test_assets_that_lack_something_are_said_and_left(tmp_path):
     ]
 
 
+def test_what_would_be_built_for_real_nodes_is_named(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    fill(tmp_path / "kvasir" / buildplan.CACHE_NAME)
+    fill(tmp_path / "kvasir" / buildplan.NODE_CACHE_NAME, component_flags.NODE_BINARIES[1:])
+    assert binaries.unbuilt(environment) == [component_flags.NODE_BINARIES[0], "coredns", "kube-router"]
+    (tmp_path / "kvasir" / buildplan.NODE_CACHE_NAME / component_flags.NODE_BINARIES[0]).touch(mode=0o755)
+    for name, step in buildplan.network_steps().items():
+        fill(tmp_path / "kvasir" / name, (step.binary,))
+    assert binaries.unbuilt(environment) == []
+
+
 def test_what_the_network_needs_is_cached_one_by_one(tmp_path):
     """A build of the one that is killed, or a new version of it, leaves the other."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}

@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import subprocess
 import time
 
 import pytest
@@ -31,6 +32,15 @@ def test_a_member_that_dies_is_said_with_its_last_words(tmp_path):
         cluster.start()
     assert processes.marked(tmp_path / "state") == []
     assert cluster_state.read(cluster.paths) is None
+
+
+def test_a_cluster_of_an_owner_that_has_ended_does_not_start(tmp_path):
+    with subprocess.Popen(["true"]) as owner:
+        pass
+    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=binaries(tmp_path, DIES), owner=owner.pid)
+    with pytest.raises(LocalClusterError, match=f"would end with process {owner.pid}, which has ended"):
+        cluster.start()
+    assert processes.marked(tmp_path / "state") == []
 
 
 def test_a_member_that_hangs_is_given_up(tmp_path):

@@ -55,6 +55,12 @@ class RealNodes:
         binaries.check_network(scripts=sysconfig.get_path("scripts"))
         _envoy()
 
+    def lacking(self) -> list[str]:
+        """What `provided` would install or build that takes minutes. MissingToolError as `check`."""
+        self.check()
+        absent = packages.missing(path=os.environ.get("PATH", ""))
+        return [*absent, *binaries.unbuilt(), *self._builder.lacking()]
+
     @contextlib.contextmanager
     def provided(self) -> Iterator[None]:
         """Installs, builds and makes images of what is missing; they stay while the context is open.

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,8 @@ _CONTEXT: Final = (
     "images/sbom.py",
 )
 """What .dockerignore lets into a build; a test compares."""
+_LARGE: Final = ("constraints.txt", "runtime/kvasir_runtime/kernels/cpu")
+"""What the layers that take minutes are made of: libraries by their pins, and kernels by a compiler."""
 _BASE_FILE: Final = """\
 FROM scratch
 ADD base.tar /
@@ -81,11 +83,12 @@ def is_named(known: str, image: str) -> bool:
 
 def tag_of(checkout: Path) -> str:
     """A hash of everything that our images are built from: the same files have the same tag."""
-    digest = hashlib.sha256()
-    for path in _inputs(checkout):
-        digest.update(f"{path.relative_to(checkout)}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"local-{digest.hexdigest()[:12]}"
+    return f"local-{_digest(checkout, _inputs(checkout, _CONTEXT))[:12]}"
+
+
+def large_layers_of(checkout: Path) -> str:
+    """A hash of everything that the layers of _LARGE are built from."""
+    return _digest(checkout, _inputs(checkout, _LARGE))
 
 
 class ImageBuilder:
@@ -96,6 +99,7 @@ class ImageBuilder:
 
     def __init__(self, *, store: Path, checkout: Path, progress: Progress) -> None:
         self._store, self._checkout, self._progress = store, checkout, progress
+        self._large = store / "large-layers.made"
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -107,12 +111,19 @@ class ImageBuilder:
                 mounts.unmount(path)
             yield
 
+    def lacking(self) -> list[str]:
+        """What a build would make that takes minutes; empty where it makes layers of the project's code alone."""
+        if self._large.exists() and self._large.read_text() == large_layers_of(self._checkout):
+            return []
+        return [f"images with the libraries and kernels of {self._checkout}"]
+
     def build(self, binaries: Mapping[str, Path]) -> ImageSet:
         """Builds what is missing. StepFailedError with the end of the log of what failed.
 
         binaries: images of one static program of others, by the name that manifests have, with its version.
         """
         tag = tag_of(self._checkout)
+        self._large.unlink(missing_ok=True)
         self._base()
         self._small(PAUSE, _PAUSE_FILE, {})
         for image, binary in binaries.items():
@@ -122,6 +133,7 @@ class ImageBuilder:
             if not self._has(wanted):
                 self._bud(wanted, self._checkout / "images" / f"{file}.Dockerfile", self._checkout, f"VERSION={tag}")
                 self._drop_others(image, wanted)
+        self._large.write_text(large_layers_of(self._checkout))
         return ImageSet(names=(PAUSE, *binaries, *(f"{image}:{tag}" for image in FILES)), tag=tag)
 
     def import_into(self, ctr: Sequence[str], images: Sequence[str]) -> None:
@@ -241,10 +253,18 @@ def _binary_file(name: str) -> str:
     return f'FROM {BASE}\nCOPY {name} /usr/local/bin/{name}\nENTRYPOINT ["/usr/local/bin/{name}"]\n'
 
 
-def _inputs(checkout: Path) -> Iterator[Path]:
-    """Files of every image, sorted: those of the build's context, without what .dockerignore keeps out of it, and the
+def _digest(checkout: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(checkout)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _inputs(checkout: Path, context: Sequence[str]) -> Iterator[Path]:
+    """Files and those below directories, sorted, without what .dockerignore keeps out of a build, and the
     Dockerfiles."""
-    for path in (*(checkout / name for name in _CONTEXT), *sorted((checkout / "images").glob("*.Dockerfile"))):
+    for path in (*(checkout / name for name in context), *sorted((checkout / "images").glob("*.Dockerfile"))):
         found = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
         yield from (item for item in found if "__pycache__" not in item.parts and item.suffix != ".so")
 

@@ -85,6 +85,36 @@ def test_a_tag_stands_for_what_is_built(tmp_path, change, same):
     assert (images.tag_of(tmp_path) == before) is same
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ("operator/a.py", True),
+        ("README.md", True),
+        ("constraints.txt", False),
+        ("images/operator.Dockerfile", False),
+        ("runtime/kvasir_runtime/kernels/cpu/matmul.cpp", False),
+    ],
+)
+def test_large_layers_are_made_of_libraries_and_kernels(tmp_path, change, same):
+    before = images.large_layers_of(checkout(tmp_path))
+    (tmp_path / change).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / change).write_text("changed")
+    assert (images.large_layers_of(tmp_path) == before) is same
+
+
+def test_a_build_lacks_what_its_store_has_not_made_for_this_checkout(tmp_path):
+    store = tmp_path / "store"
+    (tmp_path / "checkout").mkdir()
+    place = checkout(tmp_path / "checkout")
+    builder = ImageBuilder(store=store, checkout=place, progress=SilentProgress())
+    assert builder.lacking() == [f"images with the libraries and kernels of {place}"]
+    store.mkdir()
+    (store / "large-layers.made").write_text(images.large_layers_of(place))
+    assert builder.lacking() == []
+    (place / "constraints.txt").write_text("torch==0")
+    assert builder.lacking() != []
+
+
 def test_two_clusters_do_not_build_at_once(tmp_path):
     class Impatient(SilentProgress):
         def waiting(self, text):

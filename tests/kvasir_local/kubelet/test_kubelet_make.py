@@ -19,4 +19,5 @@ def test_the_cluster_is_stopped_and_a_failure_is_one(tmp_path, up, tests):
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (result.returncode == 0) is (up == tests == 0), result.stderr
     assert len([call for call in calls if call.startswith("python")]) == (1 if up == 0 else 0)
+    assert "--owner-pid" in calls[0], "a cluster whose run is killed would stay"
     assert calls[-1] == "kvasir local down --state-dir .kvasir/kubelet"
