@@ -73,7 +73,7 @@ async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods,
             assert json.loads(await idle.seen[-1].read()) == {"model": "default/s"}, "as the route's service knows it"
             status, body, headers = await asked(front, url, "other")
             assert (status, json.loads(body)["error"]["code"]) == (503, "no_ready_replica"), "it is not of this pool"
-            assert headers["retry-after"] == "2"
+            assert 2 <= int(headers["retry-after"]) <= 6
             assert (await asked(front, url, "unknown"))[0] == 404
             too_long = [{"role": "user", "content": "x" * 500_000}]
             assert (await asked(front, url, "s", messages=too_long))[0] == 413

@@ -58,7 +58,7 @@ class Picker:
         self.table: RoutingTable = routing_table.EMPTY
         self.accepted_clusters: frozenset[str] = frozenset()
         self.readings: dict[str, StateReading] = {}
-        self.router = EndpointRouter(policy=policy, draw=draw)
+        self.router, self._draw = EndpointRouter(policy=policy, draw=draw), draw
         self.inflight = self.router.inflight
         self.choices, self._wall = ChoiceRecords(policy), wall
         self.held = HoldQueue(limits or HoldLimits())
@@ -278,7 +278,7 @@ class Picker:
     ) -> ImmediateResponse:
         self.inflight.counts(service).refused += 1
         self._metrics.count_request(service, "refused")
-        return request_parser.error_response(error, path, headers)
+        return request_parser.error_response(refusals.spread(error, self._draw()), path, headers)
 
     def _pick_holder(self, held: HeldIds, request: RoutableRequest) -> Destination | ImmediateResponse:
         """Only among services that the caller may use, so that it learns nothing of others."""

@@ -1,5 +1,6 @@
 """What a client is told whose request finds no replica and cannot wait for one, or waited in vain; pure."""
 
+from dataclasses import replace
 from typing import Final
 
 from kvasir_api import openai_errors
@@ -9,6 +10,19 @@ from kvasir_gateway.routing_table import RoutedService
 
 RETRY_AFTER_S: Final = 2.0
 """About one period of readings and readiness probes."""
+SPREAD_S: Final = 5
+"""Clients that were refused at once come back one after another, within so many seconds."""
+_OWN: Final = frozenset({NO_REPLICA, openai_errors.OVERLOADED})
+
+
+def spread(error: ApiError, draw: int) -> ApiError:
+    """A refusal with its own time to come back, where the time is a guess and not one that was computed.
+
+    draw: a random number, not negative.
+    """
+    if error.code not in _OWN or error.retry_after_s is None:
+        return error
+    return replace(error, retry_after_s=error.retry_after_s + draw % SPREAD_S)
 
 
 def nothing_ready(service: RoutedService, *, waited_s: float = 0.0) -> ApiError:
