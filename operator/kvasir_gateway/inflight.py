@@ -63,6 +63,10 @@ class InflightRequests:
         self.counts(request.service).inflight += 1
         return True
 
+    def has(self, inflight_id: str) -> bool:
+        """Whether a request is in flight."""
+        return inflight_id in self._by_id
+
     def remove(self, inflight_id: str) -> InflightRequest | None:
         """The request has ended, for any reason; None when no request in flight has this id."""
         request = self._by_id.pop(inflight_id, None)

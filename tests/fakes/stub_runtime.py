@@ -25,10 +25,11 @@ class StubRuntime:
 
     state: what /state returns; `set_state` changes fields of it. silent: /state fails. raw_state: bytes that /state
     returns instead. hold_state: /state waits for it. tokens: pieces of each stream. failure: status and body instead of
-    a stream. hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a
-    piece. drains: methods of the drain calls so far. state_queries: of the reads of /state. ended: what /ended_requests
-    lists; prompt_tokens: of each there. Streams of /v1/slow wait after their first piece until /release of the ops port
-    is read. tls: of both ports, set before they listen.
+    a stream. refusals: so many requests it has no room for, as a runtime says it. refers_to: an address to which it
+    sends all requests. hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers
+    or after a piece. drains: methods of the drain calls so far. state_queries: of the reads of /state. ended: what
+    /ended_requests lists; prompt_tokens: of each there. Streams of /v1/slow wait after their first piece until /release
+    of the ops port is read. tls: of both ports, set before they listen.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,6 +37,7 @@ class StubRuntime:
         self.state = state.RuntimeState(phase="ready")
         self.tokens = 3
         self.failure: tuple[int, bytes] | None = None
+        self.refusals, self.refers_to = 0, ""
         self.hold_headers: asyncio.Event | None = None
         self.hold_tokens: asyncio.Event | None = None
         self.silent = False
@@ -166,6 +168,13 @@ class StubRuntime:
         hold_headers, hold_tokens = self.hold_headers, self.hold_tokens
         if hold_headers:
             await hold_headers.wait()
+        if self.refers_to:
+            return web.Response(status=307, headers={"location": self.refers_to})
+        if self.refusals:
+            self.refusals -= 1
+            back = request.headers.get(names.HEADER_REFER, "")
+            headers = {"location": back} if back else {"retry-after": "1"}
+            return web.Response(status=307 if back else 429, text='{"error": {"code": "overloaded"}}', headers=headers)
         if self.failure:
             return web.Response(status=self.failure[0], body=self.failure[1], content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": self.name})

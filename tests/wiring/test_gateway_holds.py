@@ -192,6 +192,74 @@ async def test_a_refusal_goes_to_another_replica_where_that_has_room(front, pods
     assert (status, body) == refusal
 
 
+async def test_a_refusal_that_nothing_foresaw_is_decided_again_and_waits_where_all_refuse(front, pods):
+    front.objects.serve("unforeseen", *pods)
+    await until(lambda: have_been_read(front, "unforeseen", pods), "both are read")
+    pods[0].refusals = pods[1].refusals = 1
+    prompt = "x" * 200_000
+    status, _, headers = await front.post("unforeseen", prompt=prompt)
+    assert (status, headers["x-kvasir-service"]) == (200, "default/unforeseen")
+    seen = [*pods[0].seen, *pods[1].seen]
+    assert len(seen) == 3, "once at each, and at one of them again when both had reported"
+    assert {json.loads(await request.read())["prompt"] for request in seen} == {prompt}
+    assert len({request.headers["x-request-id"] for request in seen}) == 1
+    assert sorted(request.headers.get("x-stainless-retry-count", "") for request in seen) == ["", "1", "1"]
+    await until(lambda: stands(front, "unforeseen", inflight=0, held=0), "nothing is left")
+    assert (await front.demand("unforeseen")).requests == 1
+
+
+async def stands(front, name, **want):
+    demand = await front.demand(name)
+    return {field: getattr(demand, field) for field in want} == want
+
+
+async def test_a_request_that_replicas_refuse_again_and_again_gets_their_answer(front, pods):
+    front.objects.serve("always", pods[0])
+    await until(lambda: have_been_read(front, "always", pods[:1]), "it is read")
+    pods[0].refusals = 4
+    status, body, headers = await front.post("always")
+    assert (status, json.loads(body)["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
+    assert pods[0].refusals == 0
+    await until(lambda: stands(front, "always", inflight=0, held=0), "nothing is left")
+
+
+async def refused_once(pod):
+    return pod.refusals < 4
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "{}/v1/responses/of-another/cancel",
+        "{}/v1/chat/completions/of-another/tool_results",
+        "{}/v1/chat/completions?x=1",
+        "{}/metrics",
+        "http://another/v1/chat/completions",
+    ],
+)
+async def test_a_pod_cannot_send_a_request_to_another_address(front, pods, elsewhere):
+    front.objects.serve("liar", pods[0])
+    await until(lambda: have_been_read(front, "liar", pods[:1]), "it is read")
+    pods[0].refers_to = elsewhere.format(front.url)
+    status, body, _ = await front.post("liar")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "upstream_unavailable")
+    assert [request.path for request in pods[0].seen] == ["/v1/chat/completions"]
+    pods[0].refers_to = ""
+    await until(lambda: stands(front, "liar", inflight=0, held=0), "nothing is left")
+
+
+async def test_a_client_that_leaves_after_a_refusal_waits_no_longer(front, pods):
+    front.objects.serve("leaver", pods[0])
+    await until(lambda: have_been_read(front, "leaver", pods[:1]), "it is read")
+    pods[0].refusals = 4
+    task = asyncio.create_task(front.post("leaver"))
+    await until(lambda: refused_once(pods[0]), "it has been refused")
+    task.cancel()
+    await until(lambda: stands(front, "leaver", inflight=0, held=0), "nothing is left")
+    pods[0].refusals = 0
+    assert (await front.post("leaver"))[0] == 200
+
+
 async def test_a_refusal_is_the_answer_where_no_other_replica_has_room(front, pods):
     full = {"max_sequences": 1, "running": 1, "waiting": 1, "queue": QueueBounds(requests=1)}
     pods[1].set_state(**full)

@@ -8,6 +8,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import JSON, ApiProcess, api_process
+from kvasir_api import names
 
 COMPLETION = {"model": "tiny", "prompt": "hello ", "max_tokens": 4}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -186,6 +187,10 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(model, tmp_path):
         assert (many.status, many.error["code"]) == (429, "overloaded")
         assert 1 <= int(many.headers["retry-after"]) <= 75
         assert "x-should-retry" not in many.headers
+        back = {**JSON, names.HEADER_REFER: "http://gateway/v1/completions"}
+        referred = server.ask("/v1/completions", put(COMPLETION, n=6), headers=back)
+        assert (referred.status, referred.headers["location"]) == (307, "http://gateway/v1/completions")
+        assert referred.error["code"] == "overloaded"
         gate.touch()
         assert server.ask("/v1/completions", put(COMPLETION, n=5)).status == 200
 

@@ -43,6 +43,7 @@ OWN_HEADERS = (
     names.HEADER_BACKEND,
     names.HEADER_BACKEND_MODEL,
     names.HEADER_KV_PEER,
+    names.HEADER_REFER,
     *names.HEADERS_RATE_LIMIT,
 )
 """Set by the picker."""

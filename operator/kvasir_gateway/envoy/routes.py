@@ -26,6 +26,9 @@ FROM_REQUEST: Final = (names.HEADER_SERVICE, names.HEADER_FALLBACK, *names.HEADE
 """Headers of an answer that the picker sets in the request, of which it has the head."""
 SECRETS: Final = ("api-key", "authorization", "cookie", "proxy-authorization", "x-api-key")
 """Headers of a client that the server for external backends does not get: it has no use for them."""
+MOST_REFERRALS: Final = 3
+"""How often a request comes back from replicas that have no room for it; then their refusal is the answer."""
+REFERRALS: Final[Config] = {"max_internal_redirects": MOST_REFERRALS, "redirect_response_codes": [307]}
 CORS_FILTER: Final = "envoy.filters.http.cors"
 CORS_MAX_AGE_S: Final = 600
 
@@ -49,6 +52,7 @@ def route_configuration(settings: RouteSettings) -> Config:
     relayed = {"name": names.HEADER_CLUSTER, "string_match": {"exact": RELAY}}
     external = {"name": names.HEADER_CLUSTER, "string_match": {"exact": BACKENDS}}
     streams = {"name": names.HEADER_STREAM, "present_match": True}
+    refers = {"name": names.HEADER_REFER, "present_match": True}
     host: Config = {
         "name": "all",
         "domains": ["*"],
@@ -68,7 +72,12 @@ def route_configuration(settings: RouteSettings) -> Config:
                 },
                 "request_headers_to_remove": list(SECRETS),
             },
+            {
+                "match": {"prefix": "/", "headers": [streams, refers]},
+                **_to_named_cluster(settings.idle_timeout_s, follows=True),
+            },
             {"match": {"prefix": "/", "headers": [streams]}, **_to_named_cluster(settings.idle_timeout_s)},
+            {"match": {"prefix": "/", "headers": [refers]}, **_to_named_cluster(MAX_ANSWER_S, follows=True)},
             {"match": {"prefix": "/"}, **_to_named_cluster(MAX_ANSWER_S)},
         ],
         "response_headers_to_add": [_from_request(name) for name in FROM_REQUEST],
@@ -108,14 +117,16 @@ def _from_request(name: str) -> Config:
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD", "keep_empty_value": False}
 
 
-def _to_named_cluster(idle_timeout_s: int) -> Config:
-    """By the picker's headers, which also have the timeout of the whole answer."""
+def _to_named_cluster(idle_timeout_s: int, *, follows: bool = False) -> Config:
+    """By the picker's headers, which also have the timeout of the whole answer. follows: a replica without room sends
+    the request back, with its body, and the picker decides again."""
     return {
         "route": {
             "cluster_header": names.HEADER_CLUSTER,
             "timeout": f"{MAX_ANSWER_S}s",
             "idle_timeout": f"{idle_timeout_s}s",
             "retry_policy": _retries(),
+            **({"internal_redirect_policy": REFERRALS} if follows else {}),
         },
     }
 

@@ -22,7 +22,7 @@ class Destination:
 
     streams: it is a stream of events. service: NAMESPACE/NAME, "" for the relay. fallback: why its route's target does
     not answer. retries_refusals: where its first address refuses it for want of room, the next one may have it. body:
-    that it has instead of its own, None for that. headers: that it gets.
+    that it has instead of its own, None for that. headers: that it gets. comes_back: it has those of another try too.
     """
 
     cluster: str
@@ -34,6 +34,7 @@ class Destination:
     retries_refusals: bool = False
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    comes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class RoutableRequest:
     it, else empty. within: addresses that it may go to, None for all. client: its headers as the client sent them.
     caller: who sends it. limits: headers of its answer that tell what is left of them. priority: of its body, None for
     none. is_ours: our own Envoy has it. tried: external backends (NAMESPACE/ROUTE/BACKEND) that failed under it.
+    avoided: addresses that have just refused it.
     """
 
     id: str
@@ -66,6 +68,12 @@ class RoutableRequest:
     priority: int | None = None
     is_ours: bool = True
     tried: frozenset[str] = frozenset()
+    avoided: frozenset[str] = frozenset()
+
+    @property
+    def is_referred(self) -> bool:
+        """Whether it comes back from a replica that had no room for it."""
+        return self.is_ours and names.HEADER_ORIGINAL_URL in self.client
 
     @property
     def answer(self) -> str:
@@ -76,7 +84,7 @@ class RoutableRequest:
     def is_retry(self) -> bool:
         """Whether its client, or the relay, has sent it before, so that it is no further request of the service."""
         tries = self.client.get(names.HEADER_RETRY_COUNT, "").strip()
-        return bool(self.answer or self.tried or (tries.isdecimal() and tries.strip("0")))
+        return bool(self.answer or self.tried or self.is_referred or (tries.isdecimal() and tries.strip("0")))
 
     def left_s(self, now_s: float) -> float:
         """For the rest of the answer: never 0, which would be without an end to Envoy."""
@@ -84,7 +92,10 @@ class RoutableRequest:
 
     def part_of(self, service: RoutedService) -> RoutedService:
         """A service with those endpoints alone that it may go to."""
-        return service if self.within is None else service.within(self.within)
+        part = service if self.within is None else service.within(self.within)
+        if not self.avoided:
+            return part
+        return part.within({endpoint.address for endpoint in part.endpoints} - self.avoided)
 
     def body_for(self, service: RoutedService, table: RoutingTable) -> bytes | None:
         """The body with a name that the service's pods know; None where it has one."""
@@ -95,7 +106,13 @@ class RoutableRequest:
 
 def to_relay(request: RoutableRequest, now_s: float) -> Destination:
     """By the relay, which sends the request again."""
-    return Destination(cluster=RELAY, timeout_s=request.left_s(now_s), streams=request.streams, headers=request.limits)
+    return Destination(
+        cluster=RELAY,
+        timeout_s=request.left_s(now_s),
+        streams=request.streams,
+        headers=request.limits,
+        comes_back=request.is_referred,
+    )
 
 
 def to_backend(service: RoutedService, request: RoutableRequest, now_s: float) -> Destination:

@@ -9,6 +9,17 @@ from kvasir_gateway.picker.request_parser import ImmediateResponse
 from kvasir_gateway.proto import ext_proc_pb2 as proc
 
 PROCESS = "envoy.service.ext_proc.v3.ExternalProcessor"
+OF_ONE_TRY = (
+    names.HEADER_RETRIED_STATUSES,
+    names.HEADER_STREAM,
+    names.HEADER_SERVICE,
+    names.HEADER_FALLBACK,
+    names.HEADER_BACKEND,
+    names.HEADER_BACKEND_MODEL,
+    names.HEADER_KV_PEER,
+    names.HEADER_REFER,
+)
+"""What a request that comes back from a replica may still have of its first try."""
 OVERWRITE = proc.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -43,7 +54,9 @@ def forwarded(outcome: Destination, *, to_headers: bool) -> proc.ProcessingRespo
         **({} if outcome.body is None else {"content-length": str(len(outcome.body))}),
     }
     body = None if outcome.body is None else proc.BodyMutation(body=outcome.body)
-    common = proc.CommonResponse(header_mutation=mutation(destination), body_mutation=body, clear_route_cache=True)
+    stale = [name for name in OF_ONE_TRY if name not in destination] if outcome.comes_back else []
+    mutated = mutation(destination, stale)
+    common = proc.CommonResponse(header_mutation=mutated, body_mutation=body, clear_route_cache=True)
     if to_headers:
         return proc.ProcessingResponse(request_headers=proc.HeadersResponse(response=common))
     return proc.ProcessingResponse(request_body=proc.BodyResponse(response=common))

@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 CONTINUE = proc.ProcessingResponse(request_headers=proc.HeadersResponse()).SerializeToString()
 WAIT = proc.ProcessingResponse(override_message_timeout=Duration(seconds=MAX_HOLD_S)).SerializeToString()
+REFERRED = "internal_redirect"
+"""Details of a try that a replica sent back: the request goes on with the same id."""
 FRAME_BYTES = 1 << 16
 """Room for the fields around the body in its message."""
 MOST_VERSIONS_BYTES = 1 << 24
@@ -88,7 +90,7 @@ class ExtProcServer:
         async for message in messages:
             for entry in message.http_logs.log_entry:
                 inflight_id = entry.request.request_headers.get(names.HEADER_INFLIGHT_ID, "")
-                if inflight_id:
+                if inflight_id and entry.response.response_code_details != REFERRED:
                     flags = entry.common_properties.response_flags
                     upstream = entry.common_properties.upstream_remote_address.socket_address
                     self._picker.request_ended(

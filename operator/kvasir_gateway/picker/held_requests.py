@@ -6,6 +6,7 @@ Pure but for its counters: the picker decides where one request goes, and calls 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from kvasir_api import names, openai_errors
 from kvasir_api.openai_errors import ApiError
@@ -21,6 +22,8 @@ from kvasir_gateway.routing_table import RoutedService, RoutingTable, StateReadi
 from kvasir_gateway.wake_forecast import TurnForecast, WakeForecast
 
 Outcome = Destination | ImmediateResponse
+ASIDE_S: Final = 1.0
+"""For which a refused request waits: within that the replica has reported again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class HeldRequests:
         self._queue, self._rules, self._metrics = queue, rules, metrics
         self._waiting: dict[str, RoutableRequest] = {}
         self._gave_way: list[HeldRequest] = []
+        self._aside: dict[str, tuple[HeldRequest, RoutableRequest]] = {}
         self._wakes, self._turns = WakeForecast(), TurnForecast()
 
     def may_hold(self, service: RoutedService) -> bool:
@@ -66,15 +70,50 @@ class HeldRequests:
             until_s=request.until_s,
             due_s=self._rules.due_s(service, request) if service.ready else inf,
         )
-        gave_way = self._queue.add(held)
-        if gave_way is None:
+        if request.avoided:
+            return self._set_aside(service, held, request)
+        if not self._queued(service, held, request):
             return self.refuse(service, request, refusals.queue_full(service))
-        self._gave_way += gave_way
-        self._waiting[held.id] = request
-        self._rules.counts(service.key).held_retried += request.is_retry
         if not service.ready:
             self._wakes.begin(service.key, now_s)
         return held
+
+    def _queued(self, service: RoutedService, held: HeldRequest, request: RoutableRequest) -> bool:
+        gave_way = self._queue.add(held)
+        if gave_way is None:
+            return False
+        self._gave_way += gave_way
+        self._waiting[held.id] = request
+        self._rules.counts(service.key).held_retried += request.is_retry
+        return True
+
+    def _set_aside(
+        self, service: RoutedService, held: HeldRequest, request: RoutableRequest
+    ) -> HeldRequest | ImmediateResponse:
+        """A replica has refused the request that had room by its last report: it waits for the next one, beside the
+        queue, so that one that is refused for what it is keeps no other back."""
+        limits, num_bytes = self._queue.limits, sum(other.num_bytes for other, _ in self._aside.values())
+        if len(self._aside) >= limits.max_requests or num_bytes + held.num_bytes > limits.max_bytes:
+            return self.refuse(service, request, refusals.queue_full(service))
+        self._aside[held.id] = held, request
+        return held
+
+    def _back(self, by_key: dict[str, RoutedService], now_s: float) -> Iterator[tuple[str, Outcome]]:
+        """Those that were set aside until now: what becomes of them, where they do not join the queue."""
+        for held, request in list(self._aside.values()):
+            if now_s - held.since_s < ASIDE_S:
+                continue
+            del self._aside[held.id]
+            request, service = replace(request, avoided=frozenset()), by_key.get(held.service)
+            if service is None:
+                error = openai_errors.model_not_found(held.service)
+                yield held.id, self._rules.refuse(held.service, error, request.path)
+                continue
+            destination = self._rules.destination(service, request, now_s, held.due_s, True)
+            if destination is not None:
+                yield held.id, destination
+            elif not self.may_hold(service) or not self._queued(service, held, request):
+                yield held.id, self.refuse(service, request, refusals.queue_full(service))
 
     def refuse(self, service: RoutedService, request: RoutableRequest, error: ApiError) -> ImmediateResponse:
         """Refuse a request that cannot wait. Where replicas may come, it would have been one for them."""
@@ -89,6 +128,7 @@ class HeldRequests:
         found: list[tuple[str, Outcome]] = [
             *((held.id, self._end_wait(by_key, held, now_s, "gave_way")) for held in gave_way),
             *((held.id, self._end_wait(by_key, held, now_s, "expired")) for held in self._queue.expired(now_s)),
+            *self._back(by_key, now_s),
         ]
         for key in self._queue.services():
             while held := self._queue.first(key):
@@ -114,6 +154,7 @@ class HeldRequests:
 
     def stop_waiting(self, held: HeldRequest, now_s: float) -> None:
         """The client of a held request is gone; nothing happens where its wait has ended already."""
+        self._aside.pop(held.id, None)
         if self._waiting.pop(held.id, None) is not None:
             self._queue.remove(held.id)
             self._rules.counts(held.service).abandoned += 1

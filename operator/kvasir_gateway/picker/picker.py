@@ -5,6 +5,7 @@ Clock and randomness arrive through the constructor. Runs in one event loop, so 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 
 from kvasir_api import names, openai_errors
 from kvasir_api.model_route import Unavailability
@@ -15,13 +16,14 @@ from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.held_places import HeldPlaces
 from kvasir_gateway.hold_queue import HeldRequest, HoldLimits, HoldQueue
 from kvasir_gateway.model_routes import ServiceChoice, choose_service
-from kvasir_gateway.picker import refusals, request_parser, ttft_objective
+from kvasir_gateway.picker import referrals, refusals, request_parser, ttft_objective
 from kvasir_gateway.picker.destination import Destination, RoutableRequest, qualified, to_backend, to_relay
 from kvasir_gateway.picker.external_backends import ExternalBackends
 from kvasir_gateway.picker.gateway_state import gateway_state
 from kvasir_gateway.picker.held_ids import HeldIds, held_ids
 from kvasir_gateway.picker.held_requests import HeldRequests, HoldRules
 from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.referrals import Referrals
 from kvasir_gateway.picker.request_ends import RequestEnds
 from kvasir_gateway.picker.request_parser import ImmediateResponse, ParsedBody, RequestBounds
 from kvasir_gateway.picker.request_prefix import RequestPrefix
@@ -73,7 +75,10 @@ class Picker:
             counts=self.inflight.counts,
         )
         self._holds = HeldRequests(self.held, rules, metrics)
-        self.ends = RequestEnds(self.router, self.tenants, metrics, publish=publish, clock=clock)
+        self._referrals = Referrals()
+        self.ends = RequestEnds(
+            self.router, self.tenants, metrics, publish=publish, clock=clock, forget=self._referrals.forget
+        )
         self._metrics, self._publish = metrics, publish
         self._clock = clock
         self._bounds = bounds
@@ -81,6 +86,8 @@ class Picker:
     def respond_to_head(self, method: str, target: str, headers: Mapping[str, str]) -> ImmediateResponse | None:
         """The answer to a request's head; None when its body is needed."""
         path, most = target.partition("?")[0], self._bounds.max_body_bytes
+        if referrals.is_elsewhere(headers):
+            return request_parser.error_response(refusals.SENT_ELSEWHERE, path)
         table = self.tenants.listed(self.table, headers) if request_parser.lists_models(path) else self.table
         if not isinstance(table, RoutingTable):
             return request_parser.error_response(table, path)
@@ -154,6 +161,9 @@ class Picker:
         if isinstance(found, openai_errors.ApiError):
             return request_parser.error_response(found, path)
         service, request = found
+        if offer := self._referrals.take(request):
+            self.ends.referred(request.id)
+            return service, replace(request, began_s=offer.began_s, until_s=offer.until_s, avoided=offer.refused)
         if request.relayed:
             return found
         self._count_arrival(service, now_s)
@@ -325,6 +335,8 @@ class Picker:
         self.tenants.audit.forwarded(request.id, address, relayed=request.relayed)
         if service.backend:
             return to_backend(service, request, now_s)
+        may_refer = placement is not None and routed is not None and self._may_refer(service, request, routed)
+        refers = self._referrals.offer(request, address) if may_refer else {}
         # Services of a route may have different names for the header that names the tenant.
         caller = (
             request.caller
@@ -339,8 +351,15 @@ class Picker:
             service=qualified(service),
             retries_refusals=routed is not None and routed.choice.has_alternative,
             body=request.body_for(service, self.table),
-            headers={**caller.added, **request.limits, **_kv_peer(routed)},
+            headers={**caller.added, **request.limits, **_kv_peer(routed), **refers},
+            comes_back=request.is_referred,
         )
+
+    def _may_refer(self, service: RoutedService, request: RoutableRequest, routed: RoutedRequest) -> bool:
+        """Whether a replica without room sends the request back. One with an objective, and one with more sequences
+        than it ever takes, it refuses at once."""
+        fits = routed.num_taken(routed.choice.addresses[0]) == request.prefix.num_sequences
+        return request.is_ours and fits and self._holds.may_hold(service) and self._due_s(service, request) == inf
 
     def request_ended(self, inflight_id: str, *, status: int, client_left: bool, address: str = "") -> None:
         """Envoy has logged the end of a request. address: of the replica that had it last, "" for none."""

@@ -12,6 +12,10 @@ RETRY_AFTER_S: Final = 2.0
 """About one period of readings and readiness probes."""
 SPREAD_S: Final = 5
 """Clients that were refused at once come back one after another, within so many seconds."""
+SENT_ELSEWHERE: Final = openai_errors.unavailable(
+    "The replica gave no answer. Try again later.", retry_after_s=RETRY_AFTER_S, code="upstream_unavailable"
+)
+"""It sent the request to another address than that from which it came."""
 _OWN: Final = frozenset({NO_REPLICA, openai_errors.OVERLOADED})
 
 

@@ -106,7 +106,8 @@ class RequestAudit:
         if followed is None:
             return
         followed.address = address
-        followed.ids.append(inflight_id)
+        if inflight_id not in followed.ids:  # else a replica has sent it back
+            followed.ids.append(inflight_id)
         self._first_id[inflight_id] = relayed or inflight_id
         if followed.forwarded_s < 0:
             followed.forwarded_s = self._clock()

@@ -21,7 +21,8 @@ BROKEN: Final = outcome(0, client_left=False)
 
 
 class RequestEnds:
-    """clock: monotonic seconds. publish: sends to the other gateways that a request has ended."""
+    """clock: monotonic seconds. publish: sends to the other gateways that a request has ended. forget: of what else is
+    kept of it, by its id."""
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class RequestEnds:
         *,
         publish: Callable[[PlacementEvent], None],
         clock: Callable[[], float],
+        forget: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._forget = forget
         self._router, self._tenants, self._metrics = router, tenants, metrics
         self._publish, self._clock = publish, clock
         self._active, self._elsewhere = ActiveRequests(), dict[str, str]()
@@ -49,12 +52,18 @@ class RequestEnds:
         """By the log of Envoy, or the stream of another proxy. address: of the replica that had it, "" for none."""
         ending = outcome(status, client_left=client_left)
         self._elsewhere.pop(inflight_id, None)
+        self._forget(inflight_id)
         self._tenants.ended(inflight_id)
         self._tenants.audit.ended(inflight_id, status=status, outcome=ending, address=address)
         request = self._router.ended(inflight_id, now_s=self._clock())
         if request is not None:
             self._publish(PlacementEnd(id=inflight_id))
             self._metrics.count_request(request.service, ending)
+
+    def referred(self, inflight_id: str) -> None:
+        """Its replica has sent a request back, which goes on."""
+        if self._router.inflight.has(inflight_id) and self._router.ended(inflight_id, now_s=self._clock()):
+            self._publish(PlacementEnd(id=inflight_id))
 
     def envoy_restarted(self, *, before_s: float) -> int:
         """A new Envoy runs, started at before_s. Returns how many requests broke with the previous one."""
@@ -74,6 +83,7 @@ class RequestEnds:
 
     def _count_broken(self, requests: Iterable[InflightRequest]) -> None:
         for request in requests:
+            self._forget(request.id)
             self._tenants.ended(request.id)
             self._tenants.audit.ended(request.id, status=0, outcome=BROKEN)
             self._publish(PlacementEnd(id=request.id))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%kvasir_gateway/proto/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\":\n\rResponseFlags\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"\x9a\x01\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\"\xae\x01\n\x15HTTPRequestProperties\x12^\n\x0frequest_headers\x18\r \x03(\x0b\x32\x45.envoy.service.accesslog.v3.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x04\x43ode\x12\r\n\x05value\x18\x01 \x01(\r\"Q\n\x16HTTPResponseProperties\x12\x37\n\rresponse_code\x18\x01 \x01(\x0b\x32 .envoy.service.accesslog.v3.Code\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%kvasir_gateway/proto/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\":\n\rResponseFlags\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"\x9a\x01\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\"\xae\x01\n\x15HTTPRequestProperties\x12^\n\x0frequest_headers\x18\r \x03(\x0b\x32\x45.envoy.service.accesslog.v3.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x04\x43ode\x12\r\n\x05value\x18\x01 \x01(\r\"p\n\x16HTTPResponseProperties\x12\x37\n\rresponse_code\x18\x01 \x01(\x0b\x32 .envoy.service.accesslog.v3.Code\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,13 +48,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CODE']._serialized_start=595
   _globals['_CODE']._serialized_end=616
   _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=618
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=699
-  _globals['_HTTPACCESSLOGENTRY']._serialized_start=702
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=932
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=935
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1144
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=1055
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=1144
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1146
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1172
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=730
+  _globals['_HTTPACCESSLOGENTRY']._serialized_start=733
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=963
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=966
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1175
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=1086
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=1175
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1177
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1203
 # @@protoc_insertion_point(module_scope)

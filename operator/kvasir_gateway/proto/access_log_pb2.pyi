@@ -54,10 +54,12 @@ class Code(_message.Message):
     def __init__(self, value: _Optional[int] = ...) -> None: ...
 
 class HTTPResponseProperties(_message.Message):
-    __slots__ = ("response_code",)
+    __slots__ = ("response_code", "response_code_details")
     RESPONSE_CODE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_CODE_DETAILS_FIELD_NUMBER: _ClassVar[int]
     response_code: Code
-    def __init__(self, response_code: _Optional[_Union[Code, _Mapping]] = ...) -> None: ...
+    response_code_details: str
+    def __init__(self, response_code: _Optional[_Union[Code, _Mapping]] = ..., response_code_details: _Optional[str] = ...) -> None: ...
 
 class HTTPAccessLogEntry(_message.Message):
     __slots__ = ("common_properties", "request", "response")

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ MAX_NAMES: Final = 20
 MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 RETRY_COUNT: Final = names.HEADER_RETRY_COUNT.encode()
+REFER: Final = names.HEADER_REFER.encode()
 ATTEMPT: Final = names.HEADER_ATTEMPT.encode()
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
@@ -85,8 +87,12 @@ class Middleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 elapsed_ms = round((self._clock() - started) * 1000)
+                referred = _referred(scope["headers"]) if status == HTTPStatus.TOO_MANY_REQUESTS else []
+                if referred:
+                    message["status"] = int(HTTPStatus.TEMPORARY_REDIRECT)
                 message["headers"] = [
                     *message.get("headers", ()),
+                    *referred,
                     *((name, request_id.encode()) for name in id_headers),
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
                     *(orca.headers(load_format, self._snapshot()) if load_format else ()),
@@ -111,7 +117,7 @@ class Middleware:
             route = getattr(scope.get("route"), "path", "none")
             self._measure(route, method, status or 500, elapsed_s, _sent_again(scope["headers"]))
             trace, tracing = scope["state"].get("summary"), self._tracing()
-            if trace is not None:
+            if trace is not None and not (status == HTTPStatus.TOO_MANY_REQUESTS and _referred(scope["headers"])):
                 self._ended(scope["headers"], trace)
             if trace is not None and tracing is not None:
                 tracing.record(
@@ -161,6 +167,11 @@ def _sent_again(headers: Iterable[tuple[bytes, bytes]]) -> bool:
         if (name == RETRY_COUNT and number.isdigit()) or (name == ATTEMPT and number.isdigit() and number != b"1"):
             return True
     return False
+
+
+def _referred(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Of a response that would be 429: where a gateway decides about the request again. Empty without one."""
+    return [(b"location", value) for name, value in headers if name == REFER][:1]
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:

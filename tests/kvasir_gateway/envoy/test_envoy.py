@@ -76,12 +76,24 @@ def test_headers_of_ours_are_removed_before_anything_reads_them():
     stamped = {m["append"]["header"]["key"]: m["append"]["append_action"] for m in mutations[0] if "append" in m}
     prefixes = [m["remove_on_match"] for m in mutations[0] if "remove_on_match" in m]
     ours = {names.HEADER_DESTINATION, names.HEADER_CLUSTER, names.HEADER_STREAM, names.HEADER_FALLBACK}
-    ours |= {names.HEADER_BACKEND, names.HEADER_BACKEND_MODEL, names.HEADER_KV_PEER}
+    ours |= {names.HEADER_BACKEND, names.HEADER_BACKEND_MODEL, names.HEADER_KV_PEER, names.HEADER_REFER}
     assert of_relay == ours | set(names.HEADERS_RATE_LIMIT)
     relays = {names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_TRIED, names.HEADER_ANSWER}
     assert removed == of_relay | relays
     assert prefixes == [{"key_matcher": {"prefix": "x-envoy-"}}], "Envoy's own, by which timeouts and retries are set"
     assert stamped == {names.HEADER_INFLIGHT_ID: "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def test_a_request_comes_back_from_a_replica_only_where_the_picker_says_so():
+    (host,) = routes.route_configuration(RouteSettings(max_body_bytes=1, idle_timeout_s=1))["virtual_hosts"]
+    follows = [route for route in host["routes"] if "internal_redirect_policy" in route["route"]]
+    assert len(follows) == 2
+    for route in follows:
+        assert {"name": names.HEADER_REFER, "present_match": True} in route["match"]["headers"]
+        assert route["route"]["internal_redirect_policy"] == {
+            "max_internal_redirects": 3,
+            "redirect_response_codes": [307],
+        }
 
 
 def test_the_server_for_external_backends_gets_no_key():

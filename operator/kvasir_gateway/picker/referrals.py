@@ -1,0 +1,77 @@
+"""Requests that a replica refuses although it had room by its last report: Envoy brings each back, to be decided again.
+
+What a request had when it came first is kept while it may come back, since Envoy sends it as the replica got it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvasir_api import names
+from kvasir_gateway.envoy.routes import MOST_REFERRALS
+from kvasir_gateway.picker.destination import RoutableRequest
+
+MOST_OFFERS: Final = 65_536
+"""Of requests that may come back; where there are more, their ends were lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferralOffer:
+    """A request that may come back. refused: addresses of the replicas that have just refused it, with that of the one
+    that has it. refusals: how often it came back."""
+
+    began_s: float
+    until_s: float
+    refused: frozenset[str]
+    refusals: int = 0
+
+
+class Referrals:
+    """Of one gateway, by the in-flight ids of requests."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, ReferralOffer] = {}
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def offer(self, request: RoutableRequest, address: str) -> dict[str, str]:
+        """Headers with which a request goes to a replica that may send it back; of one that came back too often those
+        of another try alone."""
+        offered, url = self._offers.pop(request.id, None), _url(request.client)
+        refusals = offered.refusals if offered is not None else 0
+        again = {names.HEADER_RETRY_COUNT: "1"} if refusals else {}
+        if refusals >= MOST_REFERRALS or not url:
+            return again
+        self._offers[request.id] = ReferralOffer(
+            began_s=request.began_s,
+            until_s=request.until_s,
+            refused=request.avoided | {address},
+            refusals=refusals,
+        )
+        if len(self._offers) > MOST_OFFERS:
+            del self._offers[next(iter(self._offers))]
+        return {**again, names.HEADER_REFER: url}
+
+    def take(self, request: RoutableRequest) -> ReferralOffer | None:
+        """What a request had that comes back; None for one that does not, and for one that an earlier picker sent."""
+        offer = self._offers.get(request.id) if request.is_referred else None
+        if offer is not None:
+            self._offers[request.id] = replace(offer, refusals=offer.refusals + 1)
+        return offer
+
+    def forget(self, inflight_id: str) -> None:
+        """The request has ended."""
+        self._offers.pop(inflight_id, None)
+
+
+def is_elsewhere(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes back with another address than it had. A replica could have its client's key used so."""
+    came_from = headers.get(names.HEADER_ORIGINAL_URL)
+    return came_from is not None and came_from != _url(headers)
+
+
+def _url(headers: Mapping[str, str]) -> str:
+    """Where Envoy brings a request back: to itself."""
+    scheme, authority, target = (headers.get(name, "") for name in (":scheme", ":authority", ":path"))
+    return f"{scheme}://{authority}{target}" if scheme and authority and target.startswith("/") else ""
