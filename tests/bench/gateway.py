@@ -17,6 +17,7 @@ from typing import Any, Final
 from bench import gateway_rig, neighbours
 from bench import gateway_scenarios as scenarios
 from bench.gateway_changes import changes
+from bench.gateway_replacements import replacements
 from bench.gateway_reuse import reuse
 from bench.neighbour_scenarios import Figure
 
@@ -48,6 +49,9 @@ def catalogue(length: float) -> dict[str, Scenario]:
         "memory": Scenario(run=partial(scenarios.memory, seconds=3600 * length), replicas=4, by_name=True),
         "moved": Scenario(run=partial(scenarios.moved, keys=part(2000, 100)), replicas=8),
         "changes": Scenario(run=partial(changes, services=part(1000, 20), pods=4, count=part(40, 4))),
+        "replacements": Scenario(
+            run=partial(replacements, rollouts=part(20, 1), scale_downs=part(100, 2)), replicas=4, by_name=True
+        ),
         "reuse": Scenario(
             run=partial(reuse, customers=12, turns=part(2, 1), at_once=8, rounds=part(3, 1)),
         ),
@@ -67,7 +71,8 @@ async def measured(scenario: Scenario, *, profile: str = "") -> list[Figure]:
 def main() -> int:
     """Runs what was asked for, one scenario after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(catalogue(1))}; by default all but memory")
+    named = ", ".join(catalogue(1))
+    parser.add_argument("scenarios", nargs="*", help=f"of {named}; by default all but memory and replacements")
     parser.add_argument("--length", type=float, default=1.0, help="of each run, as a share of the full one")
     parser.add_argument("--profile", default="", help="a file for what Python's profiler counts in the picker")
     parser.add_argument("--write", action="store_true", help=f"keep the figures in docs/benchmarks/{PAGE.name}")

@@ -9,6 +9,7 @@ import json
 import sys
 
 from aiohttp import web
+from msgspec import structs
 
 from kvasir_api import ended_requests, names, state
 from kvasir_kube import process
@@ -27,7 +28,8 @@ class BenchmarkPod:
     def __init__(self, name: str) -> None:
         self._headers, self._ended = {"x-pod": name}, EndedRequestLog(name)
         rates = state.MeasuredRates(prefill_tokens_per_s=5000.0, stall_fraction=0.5, decode_slope_s=0.001)
-        self._state = state.encode(state.RuntimeState(phase="ready", instance=name, rates=rates))
+        self._state = state.RuntimeState(phase="ready", instance=name, rates=rates)
+        self._open = 0
 
     async def run(self) -> None:
         """Serve until killed."""
@@ -35,11 +37,17 @@ class BenchmarkPod:
         clients.router.add_post("/v1/completions", self._answer)
         control.router.add_get(names.PATH_STATE, self._get_state)
         control.router.add_get(names.PATH_ENDED_REQUESTS, self._get_ended)
+        control.router.add_route("*", names.PATH_DRAIN, self._drain)
         print(await _port(clients), await _port(control), flush=True)
         await asyncio.Event().wait()
 
     async def _get_state(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._state)
+        return web.Response(body=state.encode(structs.replace(self._state, running=self._open)))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        phase = "draining" if request.method == "POST" else "ready"
+        self._state = structs.replace(self._state, phase=phase)
+        return web.Response(status=202)
 
     async def _get_ended(self, request: web.Request) -> web.Response:
         found = self._ended.after(int(request.query.get("after", 0)), request.query.get("instance", ""))
@@ -47,6 +55,9 @@ class BenchmarkPod:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
+        if self._state.phase == "draining":
+            return web.json_response({"error": {"code": "draining"}}, status=503)
+        self._open += 1
         try:
             if not body.get("stream"):
                 return web.Response(body=WHOLE, content_type="application/json", headers=self._headers)
@@ -59,6 +70,7 @@ class BenchmarkPod:
             await response.write_eof(LAST)
             return response
         finally:
+            self._open -= 1
             self._ended.add(request.raw_headers, RequestTrace(prompt_tokens=PROMPT_TOKENS, completion_tokens=1))
 
 

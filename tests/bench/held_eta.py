@@ -234,7 +234,9 @@ def page() -> str:
 While all replicas are busy the gateway announces to each stream the seconds until a replica computes it (`eta_s`,
 [busy replicas](../gateway.md#busy-replicas)). `PYTHONPATH=tests python -m bench.held_eta` runs the picker's own code
 before replicas with bounded queues in virtual time. Median of how far off each announcement was, as a fraction of what
-was left; over all runs {middle:.2f} (goal 0.20):
+was left; over all runs {middle:.2f} (goal 0.20). What is known is how fast others went. Where few answers run at once
+and their lengths are far apart (`spread`: four at once), the next ones take another time than the last, and a run may
+be off by twice the goal; predictions by half as many or twice as many turns are off by as much:
 
 | overload | |{head}
 | --- | --- |{" --- |" * len(SEEDS)}

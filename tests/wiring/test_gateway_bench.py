@@ -7,6 +7,7 @@ import pytest
 from bench import gateway as bench
 from bench import gateway_scenarios as scenarios
 from bench.gateway_changes import changes
+from bench.gateway_replacements import replacements
 
 pytestmark = pytest.mark.xdist_group("gateway-bench")
 
@@ -31,6 +32,13 @@ async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
     left, moved = await bench.measured(bench.Scenario(run=run, replicas=3))
     assert 0 < left.value < 40, left
     assert moved.is_met, moved
+
+
+async def test_replicas_are_replaced_and_leave_under_streams_and_no_client_notices():
+    run = partial(replacements, rollouts=1, scale_downs=2, per_s=10.0)
+    streams, *failed = await bench.measured(bench.Scenario(run=run, replicas=3))
+    assert streams.value > 10
+    assert [figure.value for figure in failed] == [0, 0], failed
 
 
 async def test_a_change_has_its_cost_for_both():
