@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,12 +23,20 @@ _LOOK_S: Final = 0.05
 Loaded = TypeVar("Loaded")
 
 
+class Shards(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of shards that are not there, by name. headers: their beginning, length and JSON. sizes: bytes."""
+
+    headers: dict[str, bytes]
+    sizes: dict[str, int]
+
+
 class ArrivingFolder:
     """Made beside a folder that is being filled; it goes with this object."""
 
-    def __init__(self, real: Path, headers: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
-        """real: with all other files of the model. headers, sizes: of the shards that are not there, by name."""
-        self._real, self._headers = real.absolute(), dict(headers)
+    def __init__(self, real: Path, shards: Shards) -> None:
+        """real: with all other files of the model."""
+        headers = shards.headers
+        self._real, self._headers = real.absolute(), headers
         self.path = Path(tempfile.mkdtemp(prefix="kvasir-arriving-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         for there in self._real.iterdir():
@@ -36,7 +44,7 @@ class ArrivingFolder:
                 (self.path / there.name).symlink_to(there)
         for name, header in headers.items():
             (self.path / name).write_bytes(header)
-        (self.path / _MARK).write_bytes(msgspec.json.encode(sizes))
+        (self.path / _MARK).write_bytes(msgspec.json.encode(shards.sizes))
 
     def arrived(self, name: str) -> None:
         """A shard is whole in the real folder. Where its header was another one, `awaited` raises."""

@@ -59,7 +59,7 @@ def _fetched(model: str, revision: str, on_bytes: OnBytes | None, arrival: Arriv
     if named is None and revision:
         raise ModelError(f"--revision {revision} is for models on the hub; the uri {model} has its own version")
     if (cache := shared_cache.read_only()) is not None:
-        return _lone_file(shared_cache.awaited(cache, model, on_bytes))
+        return _lone_file(shared_cache.awaited(cache, model, on_bytes, arrival=arrival))
     if named is not None:
         return hub.fetch(named, on_bytes, arrival=arrival)
     from kvasir_runtime.fetch import fetched_model  # most starts have their model

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kvasir_runtime import arriving
-from kvasir_runtime.arriving import ArrivingFolder
+from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelError
 
 HEADER = b"header: "
@@ -20,7 +20,7 @@ def real(tmp_path):
 
 
 def test_a_shard_is_its_header_until_it_is_there(real):
-    made = ArrivingFolder(real, {"a": HEADER, "b": HEADER}, {"a": 20, "b": 30})
+    made = ArrivingFolder(real, Shards(headers={"a": HEADER, "b": HEADER}, sizes={"a": 20, "b": 30}))
     shard = made.path / "a"
     assert (made.path / "config.json").read_text() == "{}"
     assert (arriving.is_here(made.path / "config.json"), arriving.is_here(shard)) == (True, False)
@@ -40,7 +40,7 @@ def test_a_shard_is_its_header_until_it_is_there(real):
 
 
 def test_all_are_awaited(real):
-    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
+    made = ArrivingFolder(real, Shards(headers={"a": HEADER}, sizes={"a": 8}))
     done = threading.Event()
     waiter = threading.Thread(target=lambda: (arriving.all_awaited(made.path), done.set()))
     waiter.start()
@@ -53,7 +53,7 @@ def test_all_are_awaited(real):
 
 
 def test_a_shard_that_begins_otherwise_is_told_to_who_read_its_header(real):
-    made = ArrivingFolder(real, {"a": HEADER}, {"a": 8})
+    made = ArrivingFolder(real, Shards(headers={"a": HEADER}, sizes={"a": 8}))
     (real / "a").write_bytes(b"HEADER: ")
     made.arrived("a")
     with pytest.raises(ModelError, match="a was sent with two different beginnings"):
@@ -66,7 +66,7 @@ def test_a_shard_that_begins_otherwise_is_told_to_who_read_its_header(real):
 @pytest.mark.parametrize("is_read", [True, False])
 def test_what_cannot_be_loaded_is_loaded_again_when_all_is_there(real, is_read):
     """Where a header is damaged on its way, whether it can be read or not."""
-    made, asked = ArrivingFolder(real, {"a": b"damaged "}, {"a": 8}), []
+    made, asked = ArrivingFolder(real, Shards(headers={"a": b"damaged "}, sizes={"a": 8})), []
 
     def load(folder):
         asked.append(folder)
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_a_whole_model_is_told_at_once(real):
 
 
 def test_what_nothing_fetches_any_more_ends_the_wait(real):
-    made = [ArrivingFolder(real, {"a": HEADER}, {"a": 8})]
+    made = [ArrivingFolder(real, Shards(headers={"a": HEADER}, sizes={"a": 8}))]
     shard = made[0].path / "a"
     with pytest.raises(ModelError, match="a is not fetched any more"):
         arriving.awaited(shard, lambda _: made.clear())

@@ -100,7 +100,7 @@ def _ahead(resolved: Resolved, count: int) -> Iterable[_Fetch]:
 def _waits(replica: Replica) -> bool:
     """Whether a replica has its node and, as far as is known, not its model."""
     said = replica.reading
-    begins = said is None or said.phase == "starting"
+    begins = said is None or said.phase == "starting" or replica.downloads
     return bool(begins and replica.live and replica.node and replica.ready_at is None and replica.phase != "draining")
 
 

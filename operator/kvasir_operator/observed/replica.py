@@ -37,6 +37,8 @@ FAILED_WAITS: Final = IMAGE_WAITS | frozenset(
     }
 )
 """Reasons for which a container waits that do not pass by waiting alone."""
+_STARTS: Final = ("starting", "loading", "warming")
+"""What a runtime says while its model may still come."""
 OUT_OF_MEMORY: Final = "OOMKilled"
 MOST_IMAGE_WORDS: Final = 600
 """A registry's words name the image several times before they come to the cause."""
@@ -114,9 +116,9 @@ class Replica(Struct, frozen=True, kw_only=True):
 
     @property
     def downloads(self) -> bool:
-        """Whether it fetches its model."""
+        """Whether it fetches its model, or waits for what another pod fetches; it may load meanwhile."""
         said = self.reading
-        return said is not None and said.phase == "starting" and 0 <= said.downloaded_bytes < said.download_bytes
+        return said is not None and said.phase in _STARTS and 0 <= said.downloaded_bytes < said.download_bytes
 
     @property
     def downloaded_bytes(self) -> int:

@@ -106,7 +106,7 @@ def _refused(found: StatusInputs) -> Summary | None:
 
 def _not_fetched(found: StatusInputs) -> Summary | None:
     """A replica waits for its model, which the pod that fetches it on its node does not get."""
-    nodes = {r.node for r in found.updated if r.phase == "starting" and r.node}
+    nodes = {r.node for r in found.updated if (r.phase == "starting" or r.downloads) and r.node}
     pod = next((pod for pod in found.seen.fetches if pod.node in nodes and _fails(pod, found.now)), None)
     if pod is None or found.updated_ready >= found.minimum:
         return None

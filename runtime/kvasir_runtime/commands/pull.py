@@ -11,7 +11,7 @@ from kvasir_api.forecast import readable
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.fetch.shared_cache import Recorder
+from kvasir_runtime.fetch.shared_cache import RecordedArrival, Recorder
 from kvasir_runtime.server.console import Console
 
 
@@ -43,7 +43,7 @@ def _pull(model: tuple[str, ...], revision: str, record: Path | None) -> None:
             recorder.progress(done_bytes, total_bytes)
             show(done_bytes, total_bytes)
 
-        folder = source.resolve(name, revision, on_bytes)
+        folder = source.resolve(name, revision, on_bytes, RecordedArrival(recorder))
         try:
             recorder.whole(folder)
         except (OSError, ValueError) as error:

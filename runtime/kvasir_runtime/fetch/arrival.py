@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from kvasir_runtime.arriving import ArrivingFolder
+from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelUnavailableError
-from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile
+from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, is_inside
 
 WEIGHTS: Final = ".safetensors"
 MOST_HEADER_BYTES: Final = 100_000_000
@@ -29,17 +29,20 @@ class Arrival:
     def begun(self, folder: Path, rest: Sequence[RemoteFile]) -> None:
         """folder: where the files are or will be. rest: those that are not there. A checkpoint in one file, or with
         other files to come than shards, is waited for."""
-        is_sharded = len(rest) > 1 and all(file.name.endswith(WEIGHTS) and "/" not in file.name for file in rest)
+        is_sharded = len(rest) > 1 and all(is_shard(file.name) for file in rest)
         if not is_sharded or not (folder / "config.json").is_file():
             return
         try:
             with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
                 headers = list(threads.map(_header, rest))
-            names = [file.name for file in rest]
-            sizes = {file.name: file.size for file in rest}
-            self._folder = ArrivingFolder(folder, dict(zip(names, headers, strict=True)), sizes)
+            named = {file.name: header for file, header in zip(rest, headers, strict=True)}
+            self.expect(folder, Shards(headers=named, sizes={file.name: file.size for file in rest}))
         except (BrokenTransferError, ModelUnavailableError, OSError):
             return  # it is fetched whole then, and the download says what is wrong, if it is still so
+
+    def expect(self, folder: Path, shards: Shards) -> None:
+        """These shards of a folder are to come; all else of it is there. Raises OSError."""
+        self._folder = ArrivingFolder(folder, shards)
         self._on_begun(self._folder.path)
 
     def arrived(self, name: str) -> None:
@@ -55,6 +58,11 @@ class Arrival:
         """Raises ModelUnavailableError for a download that was abandoned."""
         if self._abandoned:
             raise ModelUnavailableError("the download was abandoned, since the start ended")
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file of a checkpoint may be waited for: a shard in the model's own folder."""
+    return is_inside(name) and "/" not in name and name.endswith(WEIGHTS)
 
 
 def _header(file: RemoteFile) -> bytes:

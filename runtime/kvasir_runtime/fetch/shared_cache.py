@@ -1,7 +1,8 @@
 """A cache of models that this process only reads: another one fetches, and leaves a record for each name of a model.
 
 Called by `source` where KVASIR_MODEL_CACHE_READ_ONLY names the directory, and by `kvasir pull --record`, which writes
-there. A record says where the files are once all are there and compared with their checksums.
+there. A record says where the files are once all are there and compared with their checksums. Beside it lies, while
+shards of a checkpoint still come, which these are, so that processes that read can load those that are there.
 """
 
 import hashlib
@@ -15,7 +16,10 @@ from typing import Final
 import msgspec
 
 from kvasir_api import names
+from kvasir_runtime.arriving import Shards
+from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
+from kvasir_runtime.fetch.arrival import Arrival, is_shard
 from kvasir_runtime.fetch.model_files import is_inside
 from kvasir_runtime.fetch.progress import OnBytes
 
@@ -32,28 +36,56 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
 
 
+class ExpectedShards(msgspec.Struct, frozen=True, kw_only=True):
+    """path: of the folder, in the cache, in which all but these shards is there, and each of them once it is whole."""
+
+    path: str
+    shards: Shards
+
+
 class Recorder:
     """Writes the record of one model. root: the cache. name: as processes that only read it are given."""
 
     def __init__(self, root: Path, name: str) -> None:
+        """A download begins: what an earlier one expected counts no more."""
         self._root, self._place, self._last = root, _place(root, name), Record()
+        with suppress(OSError):
+            _expected_place(self._place).unlink(missing_ok=True)
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         """A disk without room for that is reported by the download."""
         with suppress(OSError):
             self._write(Record(done_bytes=done_bytes, total_bytes=total_bytes))
 
+    def expect(self, folder: Path, shards: Shards) -> None:
+        """These shards are to come, see `Arrival.expect`. A cache that does not take it has readers wait for all."""
+        with suppress(OSError, ValueError):
+            expected = ExpectedShards(path=self._within(folder), shards=shards)
+            _replace(_expected_place(self._place), msgspec.msgpack.encode(expected))
+
     def whole(self, path: Path) -> None:
         """All files are there. path: what was fetched, in the cache. Raises OSError, ValueError for one outside."""
-        within = str(path.absolute().relative_to(self._root.absolute()))
-        self._write(msgspec.structs.replace(self._last, path=within))
+        self._write(msgspec.structs.replace(self._last, path=self._within(path)))
+        _expected_place(self._place).unlink(missing_ok=True)
+
+    def _within(self, path: Path) -> str:
+        return str(path.absolute().relative_to(self._root.absolute()))
 
     def _write(self, record: Record) -> None:
         self._last = record
-        self._place.parent.mkdir(exist_ok=True)
-        new = self._place.with_name(f"{self._place.name}.{os.getpid()}.tmp")
-        new.write_bytes(msgspec.json.encode(record))
-        new.replace(self._place)
+        _replace(self._place, msgspec.json.encode(record))
+
+
+class RecordedArrival(Arrival):
+    """Of a process that fetches for others, which load while shards come."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(lambda _: None)
+        self._recorder = recorder
+
+    def expect(self, folder: Path, shards: Shards) -> None:
+        """See Recorder."""
+        self._recorder.expect(folder, shards)
 
 
 def read_only(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -62,20 +94,86 @@ def read_only(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(given) if given else None
 
 
-def awaited(root: Path, name: str, on_bytes: OnBytes | None, sleep: Callable[[float], None] = time.sleep) -> Path:
+def awaited(
+    root: Path,
+    name: str,
+    on_bytes: OnBytes | None,
+    sleep: Callable[[float], None] = time.sleep,
+    arrival: Arrival | None = None,
+) -> Path:
     """The folder or file of a model that another process fetches, once it is whole; none removes it from then on.
 
-    on_bytes: called with what that process has written, each time it changes.
+    on_bytes: called with what that process has written, each time it changes; with all of them once it has compared
+    them, and not before. arrival: of a start that goes on while shards come. Raises ModelUnavailableError where such a
+    start ends, or another folder is whole than that which it loads from.
     """
-    last = Record()
+    last, watch = Record(), None if arrival is None else _ShardWatch(root, name, arrival)
     while True:
         record = _read(root, name)
         if record is not None and record.path and (found := _held(root, record.path)) is not None:
+            if watch is not None:
+                watch.ended(found)
+            if on_bytes is not None and last.total_bytes:
+                on_bytes(last.total_bytes, last.total_bytes)
             return found
         if record is not None and record != last and on_bytes is not None and record.total_bytes:
-            on_bytes(min(record.done_bytes, record.total_bytes), record.total_bytes)
+            on_bytes(min(record.done_bytes, record.total_bytes - 1), record.total_bytes)
         last = record or last
+        if watch is not None:
+            watch.look(may_begin=last.total_bytes > 0)
         sleep(_LOOK_S)
+
+
+class _ShardWatch:
+    """Reports to a start which shards of a folder have come that another process fills."""
+
+    def __init__(self, root: Path, name: str, arrival: Arrival) -> None:
+        self._root, self._name, self._arrival = root, name, arrival
+        self._folder: Path | None = None
+        self._missing = set[str]()
+
+    def look(self, *, may_begin: bool) -> None:
+        """Begin as soon as it is known which are to come; then report those that are there. Raises as Arrival.check.
+
+        may_begin: whether bytes were reported, by which the operator knows that a start that loads still waits.
+        """
+        self._arrival.check()
+        if self._folder is None and may_begin:
+            self._begin()
+        if self._folder is not None:
+            for shard in sorted(self._missing):
+                if (self._folder / shard).exists():
+                    self._missing.discard(shard)
+                    self._arrival.arrived(shard)
+
+    def ended(self, whole: Path) -> None:
+        """All of the model is there. Raises ModelUnavailableError where a start loads from another folder."""
+        if self._folder is None:
+            return
+        self.look(may_begin=False)
+        if self._missing or whole != self._folder:
+            raise ModelUnavailableError(
+                f"model {self._name} has become another one while it was fetched and loaded; start again"
+            )
+
+    def _begin(self) -> None:
+        expected = _expected(self._root, self._name)
+        if expected is None or (folder := _held(self._root, expected.path)) is None:
+            return
+        with suppress(OSError):  # it is loaded when all is there
+            self._arrival.expect(folder, expected.shards)
+            self._folder, self._missing = folder, {*expected.shards.sizes}
+
+
+def _expected(root: Path, name: str) -> ExpectedShards | None:
+    """What a download expects, if these are shards by their names."""
+    try:
+        found = msgspec.msgpack.decode(_expected_place(_place(root, name)).read_bytes(), type=ExpectedShards)
+    except (OSError, msgspec.DecodeError):
+        return None
+    shards = found.shards
+    are_shards = shards.headers.keys() == shards.sizes.keys() and all(map(is_shard, shards.sizes))
+    return found if are_shards and (root / found.path / "config.json").is_file() else None
 
 
 def _held(root: Path, within: str) -> Path | None:
@@ -94,6 +192,17 @@ def _read(root: Path, name: str) -> Record | None:
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(_place(root, name).read_bytes(), type=Record)
     return None
+
+
+def _expected_place(record: Path) -> Path:
+    return record.with_suffix(".shards")
+
+
+def _replace(place: Path, content: bytes) -> None:
+    place.parent.mkdir(exist_ok=True)
+    new = place.with_name(f"{place.name}.{os.getpid()}.tmp")
+    new.write_bytes(content)
+    new.replace(place)
 
 
 def _place(root: Path, name: str) -> Path:

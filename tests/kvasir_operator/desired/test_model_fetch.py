@@ -100,8 +100,9 @@ def test_a_draft_model_of_a_hub_is_fetched_too_and_taints_are_borne():
         replica(phase="draining"),
         replica(terminating=True),
         replica(phase="loading", reading=RuntimeState(phase="loading")),
+        replica(phase="loading", reading=RuntimeState(phase="loading", downloaded_bytes=9, download_bytes=9)),
     ],
-    ids=["without a node", "ready", "leaves", "ends", "has its model"],
+    ids=["without a node", "ready", "leaves", "ends", "has its model", "has all of it"],
 )
 def test_a_replica_that_needs_nothing_gets_none(one):
     assert plan(world(one)).create == ()
@@ -111,6 +112,17 @@ def test_replicas_of_one_node_share_one_and_nodes_have_one_each():
     found = plan(world(replica("a"), replica("b"), replica("c", "n1"))).create
     assert sorted(pod["spec"]["nodeName"] for pod in found) == ["n0", "n1"]
     assert len({pod["metadata"]["name"] for pod in found}) == 2
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "warming"])
+def test_a_replica_that_loads_while_shards_come_keeps_the_pod_that_fetches(phase):
+    """It would wait for good for the shards that nothing fetches."""
+    pod = fetched(world(WAITING))
+    reading = RuntimeState(phase=phase, downloaded_bytes=8, download_bytes=9)
+    loads = replica(phase="starting" if phase == "starting" else "loading", reading=reading)
+    found = plan(world(loads, fetches=[pod]))
+    assert (found.create, found.delete) == ((), ())
+    assert len(plan(world(loads)).create) == 1
 
 
 def test_it_is_deleted_when_no_replica_waits_any_more():

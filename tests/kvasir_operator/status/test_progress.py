@@ -1,5 +1,7 @@
 """When a rollout that makes no progress is overdue, and when its clock starts again."""
 
+import pytest
+
 from fakes.situations import again, findings, replica
 from kvasir_api.state import RuntimeState
 from kvasir_operator.stages import RolloutTarget
@@ -27,9 +29,12 @@ def test_the_deadline_starts_again_with_each_step():
     assert overdue(progressed(state, better, 1800.0), better.seen, 1800.0) is False
 
 
-def test_bytes_of_a_download_are_progress_until_it_begins_again():
+@pytest.mark.parametrize("phase", ["starting", "loading"])
+def test_bytes_of_a_download_are_progress_until_it_begins_again(phase):
+    """Also where shards are loaded while others come."""
+
     def fetching(done):
-        return findings(replica("starting", reading=RuntimeState(downloaded_bytes=done, download_bytes=9)))
+        return findings(replica(phase, reading=RuntimeState(phase=phase, downloaded_bytes=done, download_bytes=9)))
 
     state = progressed(None, fetching(0), 0.0)
     state = progressed(state, fetching(5), 1800.0)

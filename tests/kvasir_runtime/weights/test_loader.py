@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fakes import checkpoints
 from fakes.checkpoints import Shape
-from kvasir_runtime.arriving import ArrivingFolder
+from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
@@ -221,7 +221,7 @@ def test_shards_are_read_while_others_come(tmp_path: Path) -> None:
     real.mkdir()
     for name in ("config.json", "model.safetensors.index.json"):
         (real / name).write_bytes((whole / name).read_bytes())
-    coming = ArrivingFolder(real, headers, {path.name: path.stat().st_size for path in shards})
+    coming = ArrivingFolder(real, Shards(headers=headers, sizes={path.name: path.stat().st_size for path in shards}))
     reads: list[tuple[int, int]] = []
     found: dict[str, Tensor] = {}
     loading = threading.Thread(target=lambda: found.update(loaded(coming.path, reads)))

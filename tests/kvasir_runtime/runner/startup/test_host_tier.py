@@ -182,7 +182,9 @@ def test_a_model_that_still_came_has_the_commit_of_the_folder_where_it_lies(mode
     there = shutil.copytree(model, tmp_path / "models--a--b" / "snapshots" / ("c" * 40))
     raw = (there / "model.safetensors").read_bytes()
     header = raw[: 8 + int.from_bytes(raw[:8], "little")]
-    coming = arriving.ArrivingFolder(there, {"model.safetensors": header}, {"model.safetensors": len(raw)})
+    coming = arriving.ArrivingFolder(
+        there, arriving.Shards(headers={"model.safetensors": header}, sizes={"model.safetensors": len(raw)})
+    )
     coming.arrived("model.safetensors")
     given = options(model, "/kv")
     assert host_tier.peer_facts(given, coming.path, facts, 5000) == host_tier.peer_facts(given, there, facts, 5000)

@@ -129,7 +129,9 @@ def test_shards_that_still_come_are_awaited_before_they_are_compared(
     folder = checkpoints.write(tmp_path / "m", Shape(std=0.2), num_shards=2)
     shards = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     headers = {name: raw[: 8 + int.from_bytes(raw[:8], "little")] for name, raw in shards.items()}
-    made = arriving.ArrivingFolder(folder, headers, {name: len(raw) for name, raw in shards.items()})
+    made = arriving.ArrivingFolder(
+        folder, arriving.Shards(headers=headers, sizes={name: len(raw) for name, raw in shards.items()})
+    )
     monkeypatch.setattr(arriving, "all_awaited", lambda _: [made.arrived(name) for name in shards])
     facts = node_group.facts_of(options_of(tmp_path), made.path)
     assert facts == node_group.facts_of(options_of(tmp_path), folder)
