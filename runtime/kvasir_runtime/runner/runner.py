@@ -264,7 +264,7 @@ class ModelRunner:
         if plan.copies:
             pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
             self._model.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
-        sampling.masks = self._grammar_masks.batch_of(plan.chunks)
+        sampling.masks = self._grammar_masks.batch_of(step.plan.chunks)  # with what was drafted
         if sampling.masks is not None:
             self._prepare_masks(step)
         sampling.owners = self._requested_logprobs.of_samples(sampling.chunks)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fakes import checkpoints, grammars
-from fakes.by_hand import runner_of, scheduler_of
+from fakes.by_hand import runner_of, scheduler_of, use_draft_model
 from fakes.checkpoints import EOS_TOKEN_ID, Shape
 from fakes.drafter import RecordedDrafter
 from fakes.grammars import of_schema
 from fakes.mixtures import Story, request, served, told
 from kvasir_api.state import RequestTotals, RuntimeState
 from kvasir_runtime.core.plan import Chunk, SampledTokens
-from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
+from kvasir_runtime.core.speculation.drafters import Draft, ModelDrafter, TokenHistory
 from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.drafted_masks import drafted_masks
@@ -78,11 +78,14 @@ def answers(
     name: str = "recorded",
     num_blocks: int = 1024,
     budget: int = 64,
+    model: Path | None = None,
 ) -> tuple[Story, RequestTotals]:
-    """drafter: None for no drafts, unless the name is of one."""
+    """drafter: None for no drafts, unless the name is of one. model: that drafts."""
     compiler = GrammarCompiler(lambda: words, (EOS_TOKEN_ID,))
     ops, dtype = cpu_ops(batch_invariant=True), WAYS[way]
     made = runner_of(folder, num_blocks=num_blocks, max_sequences=8, ops=ops, dtype=dtype, grammars=compiler)
+    if model is not None:
+        use_draft_model(made, model, ops=ops, dtype=dtype)
     scheduler = scheduler_of(made, budget=budget, speculation=name, drafter=drafter)
     story = served(made, list(requests), depth=1, scheduler=scheduler)
     return story, scheduler.report(RuntimeState()).totals
@@ -127,6 +130,15 @@ def test_drafts_from_the_text_change_no_long_answer(folder: Path, words, long, p
     story, totals = answers(folder, words, "whole-step", long, name=name)
     assert heard(story) == heard(plain("whole-step"))
     assert totals.accepted_tokens > 50
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_of_a_model_change_no_long_answer(folder: Path, words, long, plain, way: str):
+    """The model drafts for itself, and knows no grammar; what is forced it reads with the next drafts."""
+    story, totals = answers(folder, words, way, long, drafter=ModelDrafter(), model=folder)
+    assert heard(story) == heard(plain(way))
+    assert totals.drafted_tokens > 500
+    assert 8 < totals.accepted_tokens < totals.drafted_tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
