@@ -130,6 +130,12 @@ class ModelShape:
             block_size=cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes),
         )
 
+    def block_bytes(self, dtype: str, block_size: int) -> int:
+        """Of a block of one cache group, of block_size tokens or as many as a state takes. dtype: as above."""
+        token_bytes = self.layer_bytes_per_token(dtype)
+        least = cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes)
+        return max(block_size, least) * self.kv_bytes_per_token(dtype) // len(self.attentions)
+
     def layer_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values of one token in one layer; 0 of a model that keeps none. dtype: as above."""
         if self.keeps_nothing:
@@ -325,7 +331,7 @@ def fit(
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
-    the model's own longest; without a step's tokens its activations are left out). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
+    the model's own longest; without a step's tokens its activations are left out). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone, and of copies of states.
     cache_limit_bytes: what the cache may take in any case, None for all that is left. weights_host_bytes: as of the option.
     drafter: what a draft model takes beside. max_sequences: that run at once; all that bounds a model without a cache.
     """

@@ -7,12 +7,12 @@ see the model itself. Pure; the arithmetic is forecast.py's, which the runtime u
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal
 
 import msgspec
 
-from kvasir_api import forecast, hf_config
+from kvasir_api import forecast, hf_config, state_copies
 from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
@@ -236,8 +236,9 @@ def _of_what_is_left(
 ) -> Prediction:
     """The cache takes what weights, a step and the process leave of the share of memory."""
     drafter = _drafter(facts, options, dtype, device)
-    likely = _fit(facts.shape, options, dtype, memory_bytes, device=device, drafter=drafter)
-    certain = _fit(facts.shape, options, dtype, memory_bytes, device=None, drafter=drafter)
+    copies_bytes = copies_of_states(facts.shape, options, dtype, device)
+    fitted = partial(_fit, facts.shape, options, dtype, memory_bytes, drafter=drafter, copies_bytes=copies_bytes)
+    likely, certain = fitted(device=device), fitted(device=None)
     block_size = _block_size(facts.shape, options)
     tokens = likely.kv_tokens // block_size * block_size
     chunk_tokens = _batch_tokens(facts.shape, options, device)
@@ -279,6 +280,15 @@ def drafter_size(
     )
 
 
+def copies_of_states(shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, device: Compute) -> int:
+    """Bytes of the copies of states of sequences with drafts, which a start counts before the cache gets the rest."""
+    block_bytes = shape.block_bytes(
+        dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype, options.block_size
+    )
+    on_cpu, ranks = device == "cpu", options.tensor_parallel_size
+    return state_copies.expected_bytes(shape.attentions, block_bytes, options.speculation, on_cpu=on_cpu, ranks=ranks)
+
+
 def _block_size(shape: forecast.ModelShape, options: RuntimeOptions) -> int:
     """Tokens of a block: those of the option, more where a state would not fit."""
     return max(options.block_size, shape.block_tokens)
@@ -313,9 +323,11 @@ def _fit(
     *,
     device: Compute | None,
     drafter: DraftModelSize,
+    copies_bytes: int,
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
     batch_tokens = _batch_tokens(shape, options, device) if device else 0
+    process_bytes = options.tensor_parallel_size * forecast.PROCESS_BYTES[device] if device else 0
     longest = max(options.max_model_len - 1, _block_size(shape, options))
     return forecast.fit(
         shape,
@@ -324,7 +336,7 @@ def _fit(
         dtype=dtype,
         max_model_len=options.max_model_len if shape.keeps_nothing else longest,
         max_batch_tokens=batch_tokens,
-        process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device] if device else 0,
+        process_bytes=process_bytes + copies_bytes,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
         weights_host_bytes=options.weights_host_bytes,

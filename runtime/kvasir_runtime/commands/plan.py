@@ -85,6 +85,7 @@ def fit_report(
     longest = options.max_model_len or shape.max_positions
     beside = _drafter_size(config, drafter, shape, device, options)
     batch_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
+    copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
     return FitReport(
         model=model,
         architecture=architecture,
@@ -110,7 +111,7 @@ def fit_report(
             dtype=dtype,
             max_model_len=longest,
             max_batch_tokens=batch_tokens,
-            process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device],
+            process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device] + copies_bytes,
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
             weights_host_bytes=options.weights_host_bytes,

@@ -14,6 +14,7 @@ from kvasir_api.speculation import NO_DRAFTER
 from kvasir_runtime.commands.plan import fit_report
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.runner.state import state_snapshots
 
 LARGE = {"hidden_size": 128, "num_layers": 3, "head_dim": 32, "intermediate_size": 256, "vocab_size": 512}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -110,6 +111,27 @@ def test_the_forecast_of_a_head_holds(tmp_path: Path, speculation: str, dtype: s
     else:
         with pytest.raises(ValueError, match="is for CPUs; choose auto or off"):
             fit_report("m", model, memory_bytes=2**32, device="cuda", options=options, drafter=drafter)
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_forecast_of_copies_of_states_holds(tmp_path: Path, dtype: str) -> None:
+    """The runner allocates as much as was taken from the cache, and a replica without drafts has the memory for it."""
+    shape = Shape(family="qwen3_next", max_position_embeddings=512, extra={"linear_value_head_dim": 32})
+    folder = checkpoints.write(tmp_path / "next", shape)
+    model = json.loads((folder / "config.json").read_text())
+
+    def planned(speculation: str, device: Any = "cpu") -> Any:
+        options = RuntimeOptions(dtype=dtype, speculation=speculation, max_model_len=512)
+        return fit_report("m", model, memory_bytes=2**32, device=device, options=options).fit
+
+    given = ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=1024, dtype=dtype, speculation="suffix")
+    made = build(given, lambda _: None)
+    copies = 8 * made.facts.block_bytes  # of the one group with states, for 8 sequences
+    assert state_snapshots.expected_bytes(made.facts, given) == copies
+    fewer = planned("off").kv_tokens - planned("suffix").kv_tokens
+    assert fewer * planned("off").kv_bytes_per_token == pytest.approx(copies, abs=planned("off").kv_bytes_per_token)
+    assert planned("suffix", "cuda").kv_tokens == planned("off", "cuda").kv_tokens
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ given.
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from kvasir_api import state_copies
 from kvasir_api.state import SpeculationState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
@@ -56,7 +57,7 @@ class Speculation:
         self._accepted, self._drafted = DecayingMean(), DecayingMean()
         self._most = max(limits.num_rows, 1 + MAX_DRAFTS)
         """Positions that a step may sample from: there is memory for the logits of all rows."""
-        self._most_with_state = kept_states.num_rows(limits.attentions, limits.block_bytes)
+        self._most_with_state = state_copies.num_rows(limits.attentions, limits.block_bytes)
         self._rest, self._next_rest = 0, LEAST_REST
 
     def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:

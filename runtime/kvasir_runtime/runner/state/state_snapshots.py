@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvasir_api import state_copies
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, SampledTokens
-from kvasir_runtime.core.speculation import kept_states
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
@@ -25,7 +25,7 @@ class StateSnapshots:
     def __init__(self, cache: KvCache, rows: RowState, facts: EngineFacts) -> None:
         self._cache, self._rows = cache, rows
         self._groups = [group for group, attention in enumerate(facts.attentions) if attention.kind == "state"]
-        self._num_copies = kept_states.num_rows(facts.attentions, facts.block_bytes) * len(self._groups)
+        self._num_copies = state_copies.num_rows(facts.attentions, facts.block_bytes) * len(self._groups)
         self._copies: Tensor | None = None
         """(copies, block_bytes) uint8, allocated with the first draft: most models have none."""
         self._kept: dict[int, list[tuple[int, Tensor]]] = {}
@@ -67,5 +67,6 @@ class StateSnapshots:
 
 def expected_bytes(facts: EngineFacts, options: ServeOptions) -> int:
     """Of the copies that a runner will hold; 0 where its sequences have no drafts."""
-    may_draft = options.speculation != "off" and facts.device.lower().startswith("cpu") and options.local_ranks == 1
-    return kept_states.num_bytes(facts.attentions, facts.block_bytes) if may_draft else 0
+    on_cpu, ranks = facts.device.lower().startswith("cpu"), options.tensor_parallel_size
+    attentions, block_bytes = facts.attentions, facts.block_bytes
+    return state_copies.expected_bytes(attentions, block_bytes, options.speculation, on_cpu=on_cpu, ranks=ranks)

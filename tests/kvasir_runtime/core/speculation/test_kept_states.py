@@ -5,8 +5,8 @@ import pytest
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api import state_copies
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_runtime.core.speculation import kept_states
 
 STATE = LayerAttention("state")
 MIB = 1 << 20
@@ -24,8 +24,8 @@ MIB = 1 << 20
     ],
 )
 def test_copies_take_no_more_than_a_bound_or_one_sequence(attentions, block_bytes, rows, num_bytes):
-    assert kept_states.num_rows(attentions, block_bytes) == rows
-    assert kept_states.num_bytes(attentions, block_bytes) == num_bytes
+    assert state_copies.num_rows(attentions, block_bytes) == rows
+    assert state_copies.num_bytes(attentions, block_bytes) == num_bytes
 
 
 @pytest.mark.parametrize(("attention", "most"), [(STATE, 2), (FULL, 5)])
