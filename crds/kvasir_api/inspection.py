@@ -254,7 +254,7 @@ def _of_what_is_left(
 def _drafter(facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute) -> DraftModelSize:
     """What the drafter takes; nothing on cards, where none drafts, and where what was read is not of this one."""
     drafter = facts.drafter if facts.draft_model == draft_model(options.speculation) else None
-    if reads_own_layer(options.speculation, ranks=options.tensor_parallel_size):
+    if reads_own_layer(options.speculation, ranks=options.ranks):
         drafter = facts.own_drafter
     if device != "cpu" or drafter is None:
         return NO_DRAFTER
@@ -285,7 +285,7 @@ def copies_of_states(shape: forecast.ModelShape, options: RuntimeOptions, dtype:
     block_bytes = shape.block_bytes(
         dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype, options.block_size
     )
-    on_cpu, ranks = device == "cpu", options.tensor_parallel_size
+    on_cpu, ranks = device == "cpu", options.ranks
     return state_copies.expected_bytes(shape.attentions, block_bytes, options.speculation, on_cpu=on_cpu, ranks=ranks)
 
 
@@ -327,7 +327,7 @@ def _fit(
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
     batch_tokens = _batch_tokens(shape, options, device) if device else 0
-    process_bytes = options.tensor_parallel_size * forecast.PROCESS_BYTES[device] if device else 0
+    process_bytes = options.ranks * forecast.PROCESS_BYTES[device] if device else 0
     longest = max(options.max_model_len - 1, _block_size(shape, options))
     return forecast.fit(
         shape,

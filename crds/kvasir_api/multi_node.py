@@ -8,36 +8,51 @@ from kvasir_api.option_fields import option
 
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
-        "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) == 1",
-        "message": "runtime.kvHostBytes needs runtime.tensorParallelSize 1",
+        "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) == 1",
+        "message": "runtime.kvHostBytes needs one rank",
         "fieldPath": ".kvHostBytes",
     },
     {
-        "rule": "self.?tensorParallelSize.orValue(1) % self.?nnodes.orValue(1) == 0",
-        "message": "runtime.nnodes must divide tensorParallelSize",
+        "rule": "self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) <= 8 && (self.?pipelineParallelSize.orValue(1) == 1 ? self.?tensorParallelSize.orValue(1) % self.?nnodes.orValue(1) == 0 : self.?nnodes.orValue(1) in [1, self.pipelineParallelSize])",
+        "message": "at most 8 ranks; runtime.nnodes must divide tensorParallelSize, or be pipelineParallelSize",
         "fieldPath": ".nnodes",
     },
 )
 """What the custom resource says of several ranks."""
 
 
-def check(ranks: int, nodes: int) -> None:
-    """Raises ValueError where nodes cannot have as many of the ranks each."""
-    if ranks % nodes:
-        raise ValueError(f"nnodes {nodes} does not divide tensorParallelSize {ranks}: each has as many ranks")
+def check(tensor: int, stages: int, nodes: int) -> None:
+    """Raises ValueError where nodes cannot have as many of the ranks each: of all stages one part, or one stage."""
+    if stages == 1 and tensor % nodes:
+        raise ValueError(f"nnodes {nodes} does not divide tensorParallelSize {tensor}: each has as many ranks")
+    if stages > 1 and nodes not in (1, stages):
+        raise ValueError(
+            f"nnodes {nodes} is not pipelineParallelSize {stages}: each node has one stage, or one has all"
+        )
+    if tensor * stages > MOST_RANKS:
+        raise ValueError(
+            f"tensorParallelSize {tensor} times pipelineParallelSize {stages} is more than {MOST_RANKS} ranks"
+        )
 
 
+MOST_RANKS: Final = 8
 TENSOR_PARALLEL_SIZE: int = option(
     1,
-    "Processes (ranks) that compute each layer together, a part of its heads and matrices each, and share cores and memory. On CPUs only.",
+    "Processes (ranks) that compute each layer together, a part of it each. On CPUs only.",
     unit="processes",
+    ge=1,
+    le=8,
+)
+PIPELINE_PARALLEL_SIZE: int = option(
+    1,
+    "Stages of consecutive layers, each with ranks of its own.",
     ge=1,
     le=8,
 )
 ENABLE_EXPERT_PARALLEL: bool = option(False, "Ranks have whole experts, in place of a part of each.")
 NNODES: int = option(
     1,
-    "Hosts (nodes) that compute the model together, each with as many of the ranks; in a service the pods of a replica, each with its resources.",
+    "Hosts (nodes), each with as many of the ranks; in a service the pods of a replica, each with its resources.",
     unit="nodes",
     ge=1,
     le=8,

@@ -55,14 +55,14 @@ class RuntimeOptions(OptionsBase):
     )
     quantization: Quantization = option(
         "auto",
-        "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading (in-place quantization, ISQ), also what has other bits; fp8 is made for cards.",
+        "Bits of the weights in memory; auto keeps what the checkpoint has in 8 or 4 bits, fp8, int8 and int4 quantize while loading (ISQ), also what has other bits; fp8 is made for cards.",
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=16_777_216
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",
-        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included, int4 a quarter, and is coarser (no latent attention), fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
+        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, int4 a quarter, and is coarser (no latent attention), fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
     )
     kv_cache_tokens: int = option(
         0,
@@ -73,19 +73,20 @@ class RuntimeOptions(OptionsBase):
     )
     kv_host_bytes: int = option(
         0,
-        "Memory of the host for a second tier of the KV cache: computed blocks are copied there beside the steps and come back where that is quicker than computing them. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
+        "Memory of the host for a second tier of the KV cache: computed blocks are copied there and come back where that is quicker than computing them. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
     )
     weights_host_bytes: int = option(
         0,
-        "Memory of the host for weights of a model that does not fit on its device: as many whole layers as it holds are copied to the device in every step, which takes as long at least. CUDA only; the memory is pinned. 0 keeps all weights on the device.",
+        "Memory of the host for weights that do not fit on the device: as many whole layers as it holds are copied there in every step. CUDA only; the memory is pinned. 0 keeps none.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
     )
     tensor_parallel_size: int = multi_node.TENSOR_PARALLEL_SIZE
+    pipeline_parallel_size: int = multi_node.PIPELINE_PARALLEL_SIZE
     enable_expert_parallel: bool = multi_node.ENABLE_EXPERT_PARALLEL
     nnodes: int = multi_node.NNODES
     memory_percent: int = option(
@@ -126,12 +127,12 @@ class RuntimeOptions(OptionsBase):
     )
     batch_invariant: bool = option(
         False,
-        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where kernels cannot, as on CUDA, and with such layers.",
+        "Compute a token with the same bits whatever else its step computes. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer. Rejected where kernels cannot, as on CUDA, and with such layers.",
     )
     speculation: str = OPTION
     suffix_decoding_max_cached_requests: int = option(
         0,
-        "Recent answers of each tenant that speculation suffix and auto draft from too, beside the text itself; never another tenant's. 0 keeps none.",
+        "Recent answers of each tenant that speculation suffix and auto draft from too; never another tenant's. 0 keeps none.",
         unit="requests",
         ge=0,
         le=100_000,
@@ -155,7 +156,7 @@ class RuntimeOptions(OptionsBase):
     )
     max_waiting_seconds: int = option(
         30,
-        "Predicted time to the first token up to which a request may wait, by the median of what such predictions were off; further ones get 429 with Retry-After. It counts once predictions are calibrated. 0 sets no bound.",
+        "Predicted time to the first token up to which a request may wait; further ones get 429 with Retry-After. It counts once predictions are calibrated. 0 sets no bound.",
         unit="seconds",
         ge=0,
         le=3600,
@@ -190,7 +191,7 @@ class RuntimeOptions(OptionsBase):
     hf_overrides: str = option(
         "",
         'Fields that replace those of the checkpoint\'s config.json, as a JSON object, for example {"rope_scaling": '
-        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}} for a longer context.',
+        '{"rope_type": "linear", "factor": 4.0}} for a longer context.',
         metavar="JSON",
         max_length=65_536,
     )
@@ -218,9 +219,14 @@ class RuntimeOptions(OptionsBase):
         return self.memory_percent / 100
 
     @property
+    def ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def local_ranks(self) -> int:
         """Ranks on each node."""
-        return self.tensor_parallel_size // self.nnodes
+        return self.ranks // self.nnodes
 
     @model_validator(mode="after")
     def _overrides_are_an_object(self) -> Self:
@@ -240,15 +246,15 @@ class RuntimeOptions(OptionsBase):
 
     @model_validator(mode="after")
     def _nodes_divide_the_ranks(self) -> Self:
-        multi_node.check(self.tensor_parallel_size, self.nnodes)
+        multi_node.check(self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes)
         return self
 
     @model_validator(mode="after")
     def _host_tier_is_possible(self) -> Self:
         if self.kv_host_bytes and not self.prefix_cache:
             raise ValueError("kvHostBytes needs prefixCache: blocks on the host are found by their prefix")
-        if self.kv_host_bytes and self.tensor_parallel_size > 1:
-            raise ValueError("kvHostBytes needs tensorParallelSize 1: copies are not made of several ranks' blocks yet")
+        if self.kv_host_bytes and self.ranks > 1:
+            raise ValueError("kvHostBytes needs one rank: copies are not made of several ranks' blocks yet")
         return self
 
 

@@ -120,15 +120,15 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
         ({**MODEL, "runtime": {"maxBatchTokens": 8}}, "maxBatchTokens must be 0 or at least runtime.blockSize"),
         (
             {**MODEL, "runtime": {"tensorParallelSize": 2}, "resources": {"accelerator": {"count": 1}}},
-            "runtime.tensorParallelSize is for replicas on CPUs",
+            "several ranks are for replicas on CPUs",
         ),
         (
             {**MODEL, "runtime": {"tensorParallelSize": 4, "nnodes": 3}},
-            "runtime.nnodes must divide tensorParallelSize",
+            "runtime.nnodes must divide tensorParallelSize, or be pipelineParallelSize",
         ),
         (
             {**MODEL, "runtime": {"tensorParallelSize": 2, "kvHostBytes": 1}},
-            "kvHostBytes needs runtime.tensorParallelSize",
+            "kvHostBytes needs one rank",
         ),
         ({**MODEL, "runtime": {"blockSize": 17}}, "Unsupported value: 17"),
         ({**MODEL, "resources": {"memory": "lots"}}, "spec.resources.memory"),

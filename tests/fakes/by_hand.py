@@ -24,7 +24,7 @@ from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import sharding
+from kvasir_runtime.layers import sharding, stages
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.ranks import LeadingDecoder, NewCache, follow
 from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
@@ -38,7 +38,8 @@ from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.launched_step import LaunchedStep
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.runner.startup.build import allocate_cache, assemble
+from kvasir_runtime.runner.startup.build import assemble
+from kvasir_runtime.runner.startup.cache_allocation import allocate_cache
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.text_draft_model import TextDraftModel
 from kvasir_runtime.runner.vocabulary_pair import VocabularyPair
@@ -69,12 +70,13 @@ def runner_of(
     grammars: GrammarCompiler | None = None,
     group: Sequence[Collectives] = (),
     whole_experts: bool = False,
+    num_stages: int = 1,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
 
     num_blocks: for each cache group. attentions: of each layer, in place of the family's. group: of ranks, each
     of which computes its part; those behind the first do so in threads, until `fakes.ranks.group_of` ends.
-    whole_experts: as of `Rank`.
+    whole_experts: as of `Rank`. num_stages: that the ranks form, of about equally many layers.
     """
     config = read_config(folder, hf_overrides)
     whole = family_of(config).spec(config)
@@ -84,12 +86,14 @@ def runner_of(
 
     def decoder_of(index: int) -> Decoder:
         own = replace(ops, collectives=group[index]) if group else ops
-        rank = Rank(index, max(len(group), 1), whole_experts)
-        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit)
+        each = max(len(group), 1) // num_stages
+        rank = Rank(index % each, each, whole_experts)
+        layers = stages.divided([1] * whole.num_layers, 0, num_stages)[index // each] if num_stages > 1 else None
+        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, layers)
 
     model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
     for decoder, rank in zip(others, group[1:], strict=True):
-        threading.Thread(target=_follow, args=(decoder, rank, dtype), daemon=True).start()
+        threading.Thread(target=_follow, args=(decoder, rank), daemon=True).start()
     return runner_with(
         model,
         eos_token_ids=read_eos_token_ids(folder, config),
@@ -185,24 +189,28 @@ def _decoder(
     quantization: Quantization,
     dtype: torch.dtype,
     limit: int,
+    layers: range | None = None,
 ) -> Decoder:
     spec, family = sharding.shard(whole, rank), family_of(read_config(folder, ""))
-    of_rank, shapes = sharded_places(family.places, whole, spec), parameter_shapes(spec)
+    of_rank = sharded_places(family.places, whole, spec)
+    spec = spec if layers is None else stages.staged(spec, layers)
+    shapes = parameter_shapes(spec)
     formats = weight_formats.formats(quantization, spec, shapes, of_rank, kinds(folder))
     tensors = load(
         folder, of_rank, shapes, dtype, device, lambda read, total: None, formats, ops.quantize, unused=family.unused
     )
-    return (LeadingDecoder if ops.collectives and not rank.index else Decoder)(spec, ops, tensors, num_positions=limit)
+    leads = ops.collectives is not None and ops.collectives.rank == 0
+    return (LeadingDecoder if leads else Decoder)(spec, ops, tensors, num_positions=limit)
 
 
-def _follow(decoder: Decoder, rank: Collectives, dtype: torch.dtype) -> None:
+def _follow(decoder: Decoder, rank: Collectives) -> None:
     """One rank behind the first. What it raises ends the others."""
 
     def allocate(made: NewCache) -> KvCache:
         return allocate_cache(decoder.spec, made.num_blocks, made.block_size, getattr(torch, made.dtype), CPU_DEVICE)
 
     try:
-        follow(decoder, rank, allocate, dtype)
+        follow(decoder, rank, allocate)
     except RankLostError:
         return
     except BaseException as error:

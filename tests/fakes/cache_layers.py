@@ -22,6 +22,7 @@ def cache_of(content: Tensor) -> KvCache:
         layouts=[layout] * 3,
         num_blocks=num_blocks,
         block_size=block_size,
+        dtype=content.dtype,
         device=content.device,
     )
     made.blocks.fill_(FILL)

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.kvHostBytes": (0, 1_073_741_824),
     "runtime.weightsHostBytes": (0, 8_589_934_592),
     "runtime.tensorParallelSize": (1, 2),
+    "runtime.pipelineParallelSize": (1, 2),
     "runtime.enableExpertParallel": (
         {"tensorParallelSize": 2},
         {"tensorParallelSize": 2, "enableExpertParallel": True},

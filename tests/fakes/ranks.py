@@ -19,12 +19,12 @@ KEY = b"a key that only nodes of tests have"
 
 
 @contextmanager
-def group_of(ranks: int, nodes: int = 1) -> Iterator[tuple[Collectives, ...]]:
-    """So many ranks, whose operations end with the block; on so many nodes, which meet on loopback."""
+def group_of(ranks: int, nodes: int = 1, stages: int = 1) -> Iterator[tuple[Collectives, ...]]:
+    """So many ranks, whose operations end with the block; on so many nodes, which meet on loopback. stages: of them."""
     links = links_of(nodes) if nodes > 1 else (None,)
     group: list[Collectives] = []
     for node, own in enumerate(links):
-        locals_ = _of_one_host(ranks // nodes)
+        locals_ = _of_one_host(ranks // nodes, stages if nodes == 1 else 1)
         if own is None:
             group += [local for local in locals_ if local is not None]
             continue
@@ -68,11 +68,11 @@ def together(*joining: Future[NodeLinks]) -> tuple[NodeLinks, ...]:
     return tuple(future.result() for future in ([failed] if failed else joining))
 
 
-def _of_one_host(ranks: int) -> tuple[Collectives | None, ...]:
+def _of_one_host(ranks: int, stages: int) -> tuple[Collectives | None, ...]:
     if ranks == 1:
         return (None,)
-    descriptor = backends.rank_memory(ranks)
-    group = tuple(backends.collectives_of(descriptor, rank, ranks) for rank in range(ranks))
+    descriptor = backends.rank_memory(ranks, stages)
+    group = tuple(backends.collectives_of(descriptor, rank, ranks, stages) for rank in range(ranks))
     os.close(descriptor)
     return group
 

@@ -23,6 +23,7 @@ CHANGED = {
     "kv_host_bytes": 1 << 30,
     "weights_host_bytes": 4_096,
     "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
     "enable_expert_parallel": True,
     "max_batch_tokens": 256,
     "max_sequences": 7,
@@ -132,4 +133,4 @@ def test_contradiction_is_described_in_one_line() -> None:
     assert command.describe(caught.value) == "maxBatchTokens 8 is less than blockSize 16"
     with pytest.raises(ValidationError) as caught:
         ServeOptions(model="m", kv_host_bytes=1, tensor_parallel_size=2)
-    assert command.describe(caught.value).startswith("kvHostBytes needs tensorParallelSize 1")
+    assert command.describe(caught.value).startswith("kvHostBytes needs one rank")

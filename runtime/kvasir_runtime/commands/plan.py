@@ -20,7 +20,14 @@ from kvasir_runtime.server.banner import size
 
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
-    | {"weights_host_bytes", "tensor_parallel_size", "enable_expert_parallel", "nnodes", "speculation"}
+    | {
+        "weights_host_bytes",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "enable_expert_parallel",
+        "nnodes",
+        "speculation",
+    }
 )
 
 
@@ -102,7 +109,7 @@ def fit_report(
         shared=shared,
         max_model_len=longest,
         max_sequences=options.max_sequences,
-        ranks=options.tensor_parallel_size,
+        ranks=options.ranks,
         step_tokens=shape.step_tokens(batch_tokens, longest),
         fit=forecast.fit(
             shape,
@@ -111,7 +118,7 @@ def fit_report(
             dtype=dtype,
             max_model_len=longest,
             max_batch_tokens=batch_tokens,
-            process_bytes=options.tensor_parallel_size * forecast.PROCESS_BYTES[device] + copies_bytes,
+            process_bytes=options.ranks * forecast.PROCESS_BYTES[device] + copies_bytes,
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
             weights_host_bytes=options.weights_host_bytes,
@@ -127,8 +134,10 @@ def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: 
     """Raises ValueError for what the runtime refuses at start."""
     if options.weights_host_bytes and device == "cpu":
         raise ValueError(weight_offload.NOT_ON_CPU)
-    if options.tensor_parallel_size > 1 and device != "cpu":
-        raise ValueError("--tensor-parallel-size is for CPUs: on CUDA one device computes")
+    if options.ranks > 1 and device != "cpu":
+        raise ValueError(
+            "--tensor-parallel-size and --pipeline-parallel-size are for CPUs: on CUDA one device computes"
+        )
     refusal = inspection.cache_refusal(shape, options, device)
     if refusal:
         raise ValueError(refusal)
@@ -142,7 +151,7 @@ def _drafter_size(
     options: RuntimeOptions,
 ) -> DraftModelSize:
     """Of its config, where there is one, or of the layer that drafts in the model's checkpoint."""
-    reads_own = reads_own_layer(options.speculation, ranks=options.tensor_parallel_size)
+    reads_own = reads_own_layer(options.speculation, ranks=options.ranks)
     own = model_facts.own_drafter(config) if reads_own else None
     shape = own if drafter is None else model_facts.drafter_shape(drafter)
     if shape is None or (device != "cpu" and options.speculation == "auto"):

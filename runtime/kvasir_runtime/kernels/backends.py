@@ -13,6 +13,7 @@ import torch
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu import collectives as cpu_collectives
 from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.kernels.cpu import stages as cpu_stages
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
@@ -34,20 +35,24 @@ def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     return triton_ops(device)
 
 
-def rank_memory(ranks: int) -> int:
+def rank_memory(ranks: int, stages: int = 1) -> int:
     """A descriptor of the memory through which so many processes on this host exchange what they compute.
 
+    stages: that they form, as of `StageCollectives`.
     Raises RuntimeError with a line for a person where there are no kernels for it, and OSError.
     """
     found = library.library()
     if found is None:
         raise RuntimeError(f"several ranks need the C++ kernels: {library.absence()}")
-    return cpu_collectives.shared_memory(found, ranks)
+    size = cpu_stages.num_bytes(found, ranks, stages) if stages > 1 else cpu_collectives.num_bytes(found, ranks)
+    return cpu_collectives.shared_memory(size)
 
 
-def collectives_of(descriptor: int, rank: int, ranks: int) -> Collectives:
+def collectives_of(descriptor: int, rank: int, ranks: int, stages: int = 1) -> Collectives:
     """One rank's part of a group, in a process that has the descriptor of its memory."""
     found = library.library()
     if found is None:
         raise RuntimeError(f"several ranks need the C++ kernels: {library.absence()}")
+    if stages > 1:
+        return cpu_stages.SharedMemoryStages(found, descriptor, rank, ranks, stages)
     return cpu_collectives.SharedMemoryCollectives(found, descriptor, rank, ranks)

@@ -4,7 +4,7 @@ The processes of a model are its ranks, from 0. All of them call the same operat
 once all have called it.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -40,3 +40,24 @@ class Collectives(Protocol):
 
     def abort(self, why: str) -> None:
         """End all operations of all ranks, those that wait too. Any thread may call it; the first reason counts."""
+
+
+@runtime_checkable
+class StageCollectives(Collectives, Protocol):
+    """Of ranks in stages, which follow one another in order: the first of `ranks / stages` ranks are stage 0, and so
+    on. Sums and gathers are of the ranks of one stage; the broadcast is of all.
+    """
+
+    @property
+    def stages(self) -> int:
+        """At least 2."""
+
+    def send(self, x: Tensor) -> None:
+        """To all ranks of the next stage; of the last stage to rank 0. All ranks of a stage have the same x, and the
+        first one's goes. May wait until it is received.
+        """
+
+    def receive(self, x: Tensor) -> Tensor:
+        """What `send` gives of the stage before, of the shape and type of x, in x or another tensor. At rank 0 what the
+        last stage gives; at other ranks of stage 0 any numbers.
+        """

@@ -24,22 +24,16 @@ from kvasir_runtime.kernels import host_memory
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """blocks and layers as in the module docstring; both are the same memory. groups: of each layer its cache group."""
+    """blocks and layers as in the module docstring; both are the same memory. groups: of each layer its cache group.
+    num_groups: cache groups, each with a block table for every sequence. dtype: of keys and values.
+    """
 
     blocks: Tensor
     layers: tuple[Tensor, ...]
     groups: tuple[int, ...]
     block_size: int
-
-    @property
-    def num_groups(self) -> int:
-        """Cache groups, each with a block table for every sequence."""
-        return max(self.groups) + 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys and values, or of the states where there is nothing else."""
-        return next((layer.dtype for layer in self.layers if layer.dim() > 2), torch.float32)
+    num_groups: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,26 +68,28 @@ def allocate(
     layouts: Sequence[BlockLayout],
     num_blocks: int,
     block_size: int,
+    dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KvCache:
     """A cache of undefined content. groups: the layers of each cache group, by index, every layer in one of them.
 
-    layouts: of each layer; of layers of a group the same. Raises RuntimeError or MemoryError where memory does not
-    suffice.
+    layouts: of each layer; of layers of a group the same. dtype: of keys and values. Raises RuntimeError or MemoryError
+    where memory does not suffice.
     """
-    block_bytes = max(len(layers) * layouts[layers[0]].num_bytes for layers in groups)
+    block_bytes = max(len(layers) * layouts[layers[0]].num_bytes for layers in groups if layers)
     if torch.device(device).type == "cpu":
         blocks = host_memory.allocate(num_blocks * block_bytes).view(num_blocks, block_bytes)
     else:
         blocks = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, device=device)
     at = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
     views = tuple(_view(blocks, layout, at[layer][1]) for layer, layout in enumerate(layouts))
-    return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))), block_size)
+    return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))), block_size, len(groups), dtype)
 
 
 def empty(*, num_layers: int, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> KvCache:
     """That of a model which keeps nothing: blocks without memory."""
-    return KvCache(torch.empty((num_blocks, 0), dtype=torch.uint8, device=device), (), (0,) * num_layers, block_size)
+    blocks = torch.empty((num_blocks, 0), dtype=torch.uint8, device=device)
+    return KvCache(blocks, (), (0,) * num_layers, block_size, 1, torch.float32)
 
 
 def _view(blocks: Tensor, layout: BlockLayout, place: int) -> Tensor:

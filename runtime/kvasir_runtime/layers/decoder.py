@@ -87,13 +87,15 @@ class Decoder:
         layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed. offload: of the layers whose tensors are on the host.
         self.step is the forward pass as one operation, None where the table has none for these weights. Where spec is
-        one rank's part, the ranks of ops.collectives compute together: all call each method in the same order.
+        one rank's part, the ranks of ops.collectives compute together: all call each method in the same order. A stage
+        behind the first is given the hidden states before its first layer as embeddings.
         """
         self.spec = spec
         self._ops = ops
         self._group = ops.collectives if spec.rank.count > 1 else None
         own = "embedding" in tensors  # else embeddings are given, and the table has no rows
-        table = plain(tensors, "embedding") if own else cast("Tensor", tensors["norm"]).new_empty(0, spec.hidden_size)
+        table = plain(tensors, "embedding") if own else norms.any_of(tensors).new_empty(0, spec.hidden_size)
+        self.dtype = table.dtype
         self._angles = rotary.angles(spec.rope, spec.head_dim, num_positions, table)
         self._local_angles = (
             rotary.angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
@@ -101,9 +103,7 @@ class Decoder:
         self._slopes = torch.tensor(spec.alibi, device=table.device) if spec.alibi else None
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._offload = offload
-        self._layers = tuple(
-            self._layer(index, attention, tensors, table) for index, attention in enumerate(spec.attentions)
-        )
+        self._layers = tuple(self._layer(index, spec.attentions[index], tensors, table) for index in spec.layers)
         self._embedding_norm = norms.taken(tensors, "embedding_norm", spec)
         self._norm = norms.taken(tensors, "norm", spec)
         self._input = None if spec.encoder is None else encoder.build_input(spec.encoder, tensors)
@@ -126,7 +126,7 @@ class Decoder:
     @property
     def failure(self) -> str:
         """Why nothing can be computed any more, in one line; "" while it can."""
-        return "" if self._group is None else self._group.failure
+        return ""
 
     def keep(self, layers: tuple[int, ...]) -> None:
         """From now on `forward` gives the hidden states that these layers read, in this order, by the number of layers
@@ -247,7 +247,7 @@ class Decoder:
             else:
                 place, growth = (cache.layers[index], slots[group]), None if layer.attention.span else grown
                 attended = self._attend(layer, projected, turned, *place, attn_metadata, growth)
-            if index == spec.num_layers - 1 and rows is not None and not behind:
+            if index == len(self._layers) - 1 and rows is not None and not behind:
                 # Only the wanted rows go on: nothing later reads the others.
                 attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
                 normed = normed.index_select(0, rows) if spec.shared_norm else normed

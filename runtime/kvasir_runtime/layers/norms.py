@@ -1,6 +1,6 @@
 """Norms of the hidden state, with the residual addition before them. Built by `decoder` from a layer's tensors."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,11 @@ def taken(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) ->
         return rms(tensors, name, spec)
     bias = plain(tensors, f"{name}.bias") if spec.norm_bias else None
     return LayerNorm(weight=plain(tensors, name), bias=bias)
+
+
+def any_of(tensors: Mapping[str, Weight]) -> Tensor:
+    """The weight of one of a model's norms, which have the type to compute in and are where it computes."""
+    return next(weight for name, weight in tensors.items() if name.endswith("norm") and isinstance(weight, Tensor))
 
 
 def rms(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> Tensor:

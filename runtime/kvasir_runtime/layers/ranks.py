@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.collectives import Collectives, StageCollectives
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.layers import pipeline
 from kvasir_runtime.layers.decoder import Batch, Decoder
+from kvasir_runtime.layers.pipeline import Compute
 
 Numbers = tuple[tuple[int, ...], bytes]
 """A tensor of int64, as shape and little-endian bytes."""
@@ -70,6 +72,16 @@ class LeadingDecoder(Decoder):
 
     _cache: tuple[int, int] = (0, 0)
 
+    @property
+    def failure(self) -> str:
+        """Why the group was aborted."""
+        return self._ranks.failure
+
+    @property
+    def _ranks(self) -> Collectives:
+        assert self._ops.collectives is not None
+        return self._ops.collectives
+
     def forward(self, batch: Batch, cache: KvCache) -> ForwardOutput:
         """Of all ranks; a cache that they do not know yet is made by them first."""
         known = cache.blocks.data_ptr(), cache.blocks.shape[0]
@@ -78,15 +90,19 @@ class LeadingDecoder(Decoder):
             with self._led(NewCache(num_blocks=cache.blocks.shape[0], block_size=cache.block_size, dtype=dtype)):
                 self._cache = known
         with self._led(_forward_pass(batch)):
-            return super().forward(batch, cache)
+            return _forward(super().forward, self, self._ranks, batch, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the whole vocabulary."""
+        if self._group is None:
+            return super().logits(hidden)
         with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=False)):
             return super().logits(hidden)
 
     def greedy_ids(self, hidden: Tensor) -> Tensor:
         """Of the whole vocabulary."""
+        if self._group is None:
+            return super().greedy_ids(hidden)
         with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=True)):
             return super().greedy_ids(hidden)
 
@@ -100,19 +116,18 @@ class LeadingDecoder(Decoder):
         """Send what the others compute during the block. Exchanges are counted, not named: after a failure within one
         computation, the next would get its numbers.
         """
-        assert self._group is not None
         encoded = msgspec.msgpack.encode(message)
         try:
-            self._group.broadcast(encoded)
+            self._ranks.broadcast(encoded)
             yield
         except BaseException as error:
-            self._group.abort(f"rank {self._group.rank}: {' '.join(str(error).split()) or type(error).__name__}")
+            self._ranks.abort(f"rank {self._ranks.rank}: {' '.join(str(error).split()) or type(error).__name__}")
             raise
 
 
 @torch.inference_mode()
-def follow(decoder: Decoder, group: Collectives, allocate: Allocate, dtype: torch.dtype) -> NoReturn:
-    """Compute this rank's part of what the leader computes. dtype: of the model.
+def follow(decoder: Decoder, group: Collectives, allocate: Allocate) -> NoReturn:
+    """Compute this rank's part of what the leader computes.
 
     Raises RankLostError where another rank has ended, and what the operations raise.
     """
@@ -124,13 +139,14 @@ def follow(decoder: Decoder, group: Collectives, allocate: Allocate, dtype: torc
             cache = None  # before the next takes its place
             cache = allocate(message)
         elif isinstance(message, HeadOf):
-            hidden = torch.frombuffer(bytearray(message.hidden), dtype=dtype).view(message.rows, -1)
-            _ = decoder.greedy_ids(hidden) if message.greedy else decoder.logits(hidden)
+            if decoder.spec.is_first:  # where the head is
+                hidden = torch.frombuffer(bytearray(message.hidden), dtype=decoder.dtype).view(message.rows, -1)
+                _ = decoder.greedy_ids(hidden) if message.greedy else decoder.logits(hidden)
         elif cache is not None:
-            _compute(decoder, cache, message)
+            _compute(decoder, group, cache, message)
 
 
-def _compute(decoder: Decoder, cache: KvCache, message: ForwardPass | CopyBlocks) -> None:
+def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: ForwardPass | CopyBlocks) -> None:
     if isinstance(message, CopyBlocks):
         decoder.copy_blocks(cache, *_tensor(message.pairs).unbind(1))
         return
@@ -143,7 +159,15 @@ def _compute(decoder: Decoder, cache: KvCache, message: ForwardPass | CopyBlocks
         attn_metadata=(metadata, *(metadata.with_tables(table) for table in others)),
         logit_rows=None if message.logit_rows is None else _tensor(message.logit_rows),
     )
-    decoder.forward(batch, cache)
+    _forward(decoder.forward, decoder, group, batch, cache)
+
+
+def _forward(compute: Compute, decoder: Decoder, group: Collectives, batch: Batch, cache: KvCache) -> ForwardOutput:
+    """Of this rank, with the other stages where there are any. compute: the decoder's own."""
+    if decoder.spec.stage is None:
+        return compute(batch, cache)
+    assert isinstance(group, StageCollectives)
+    return pipeline.forward(compute, decoder.spec, decoder.dtype, group, batch, cache)
 
 
 def _forward_pass(batch: Batch) -> ForwardPass:

@@ -79,7 +79,7 @@ class DecoderSpec:
     residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
     and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
     encoder has beside. rank: whose part this is. Heads and intermediate sizes are those of the part, all other sizes
-    those of the decoder.
+    those of the decoder. stage: the consecutive layers that a process has where others have the rest; None: all.
     """
 
     vocab_size: int
@@ -129,6 +129,27 @@ class DecoderSpec:
     doubled_input: bool = False
     encoder: EncoderSpec | None = None
     rank: Rank = Rank()
+    stage: range | None = None
+
+    @property
+    def layers(self) -> range:
+        """Those of this process."""
+        return range(self.num_layers) if self.stage is None else self.stage
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process has the table of embeddings and the head."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this process has the last norm."""
+        return self.layers.stop == self.num_layers
+
+    @property
+    def divided(self) -> bool:
+        """Whether other processes have parts of this decoder."""
+        return self.rank.count > 1 or self.stage is not None
 
     @property
     def usual(self) -> bool:
@@ -137,7 +158,7 @@ class DecoderSpec:
         """
         parts = (self.state, self.latent, self.encoder, self.temperature)
         scores = self.gated_attention or self.sinks or bool(self.alibi or self.qkv_clip or self.plain_qk_norm)
-        others = scores or any(part is not None for part in parts) or self.rank.count > 1 or self.embedding_norm
+        others = scores or any(part is not None for part in parts) or self.divided or self.embedding_norm
         norms = self.norm == "rms" and self.pre_norms and not self.wide_qk_norm
         plain = self.activation in ("silu", "gelu") and self.gated_mlp and not (self.parallel or self.doubled_input)
         return plain and norms and not others
@@ -209,15 +230,21 @@ class DecoderSpec:
         """Which layers share blocks of the cache."""
         return cache_groups.group_layers(self.attentions)
 
+    @property
+    def cached_layers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each cache group the layers of this process, counted from its first one; a stage may lack a group."""
+        own = self.layers
+        return tuple(tuple(own.index(layer) for layer in group.layers if layer in own) for group in self.cache_groups)
+
     def kv_bytes_per_token(self, element_bytes: float, scale_bytes: int = 0, block_size: int = 16) -> int:
-        """Bytes of KV cache of one token in every layer, and what blocks leave empty for it.
+        """Bytes of KV cache of one token in every layer of this process, and what blocks leave empty for it.
 
         scale_bytes: beside each head's numbers. block_size: matters only to layers with a state.
         """
         groups = self.cache_groups
         return cache_groups.bytes_per_token(
             [group.attention for group in groups],
-            [len(group.layers) for group in groups],
+            [len(layers) for layers in self.cached_layers],
             token_bytes=self._token_bytes(element_bytes, scale_bytes),
             state_bytes=self.state_bytes,
             block_size=block_size,
@@ -245,17 +272,19 @@ class DecoderSpec:
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a decoder is built from, merged groups as one tensor."""
     hidden, shapes = spec.hidden_size, dict[str, tuple[int, ...]]()
-    shapes["embedding"] = (spec.vocab_rows, hidden)
-    if spec.embedding_norm:
+    if spec.is_first:
+        shapes["embedding"] = (spec.vocab_rows, hidden)
+    if spec.embedding_norm and spec.is_first:
         shapes |= _norm("embedding_norm", spec)
-    for layer in range(spec.num_layers):
+    for layer in spec.layers:
         prefix = f"layers.{layer}."
         for name in layer_norms(spec):
             shapes |= _norm(prefix + name, spec)
         shapes |= {prefix + name: shape for name, shape in _attention(spec, spec.attentions[layer].kind).items()}
         experts = spec.experts_of(layer)
         shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
-    shapes |= _norm("norm", spec)
+    if spec.is_last:
+        shapes |= _norm("norm", spec)
     if spec.head_rows:
         shapes["head.weight"] = (spec.head_rows, hidden)
     if (own := spec.encoder) is not None:

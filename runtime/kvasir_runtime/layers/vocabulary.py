@@ -26,10 +26,10 @@ def embedded(embed: Callable[[Tensor], Tensor], spec: DecoderSpec, group: Collec
 
 def joined(logits: Tensor, spec: DecoderSpec, group: Collectives) -> Tensor:
     """(rows, vocab) at rank 0, and (rows, own ids) as they are at the others. logits: (rows, own ids) of each rank."""
-    ids = [spec.vocabulary_of(rank) for rank in range(group.ranks)]
+    ids = [spec.vocabulary_of(rank) for rank in range(spec.rank.count)]
     widest = max(len(of_rank) for of_rank in ids)
     parts = group.gather(F.pad(logits, (0, widest - logits.shape[1])))
-    if group.rank:
+    if spec.rank.index:
         return logits
     return torch.cat([part[:, : len(of_rank)] for part, of_rank in zip(parts, ids, strict=True)], dim=1)
 
@@ -38,7 +38,7 @@ def greedy_ids(logits: Tensor, spec: DecoderSpec, group: Collectives) -> Tensor:
     """`kernels.argmax` of the joined logits at rank 0; at the others of no meaning. logits: as above."""
     index = logits.argmax(dim=-1, keepdim=True)  # of a NaN, which torch takes for the largest
     largest = logits.gather(1, index)
-    first = spec.vocabulary_of(group.rank).start
+    first = spec.vocabulary_of(spec.rank.index).start
     candidates = group.gather(torch.cat((largest.double(), (index + first).double()), dim=1))
     best = candidates[..., 0].argmax(dim=0, keepdim=True)  # the first rank of equals, which has the lower ids
     value, chosen = candidates.gather(0, best.unsqueeze(2).expand(-1, -1, 2))[0].unbind(1)

@@ -36,16 +36,16 @@ NewPlanDrafter = Callable[[HostRowState, HostSampler, EngineFacts], PlanDrafter]
 """From the rows, the sampler and the facts of a runner that verifies the drafts."""
 
 
-def refusal(facts: EngineFacts, *, overlaps: bool, in_cpp: bool, ranks: int = 1) -> str:
+def refusal(facts: EngineFacts, *, overlaps: bool, in_cpp: bool, divided: bool = False) -> str:
     """Why drafts cannot be verified here; "" where they can.
 
     overlaps: as of the device's stream. in_cpp: rows are sampled by the C++ kernels, which read what penalties and bad
-    words refer to from the row, drafts included; the operations of torch keep counts that know no drafts. ranks: that
-    compute the model; each has states of its own.
+    words refer to from the row, drafts included; the operations of torch keep counts that know no drafts. divided:
+    among ranks, each of which has states of its own.
     """
     if facts.head != "vocabulary":
         return "the model generates no tokens"
-    if ranks > 1 and any(attention.kind == "state" for attention in facts.attentions):
+    if divided and any(attention.kind == "state" for attention in facts.attentions):
         return "the recurrent states of several ranks are not taken back behind a wrong draft"
     if overlaps:
         return "on CUDA the next step is launched before it is known which drafts of this one are right"

@@ -88,8 +88,8 @@ class ModelRunner:
         self._pooler = Pooler(model.logits, stream)
         self._other_cores = not stream.overlaps and model.begins(cache)
         self._host_sampler = host_sampler_of(ops, rows, facts.eos_token_ids)
-        in_cpp, ranks = self._host_sampler is not None, model.spec.rank.count
-        no_drafts = drafts.refusal(facts, overlaps=stream.overlaps, in_cpp=in_cpp, ranks=ranks)
+        in_cpp, divided = self._host_sampler is not None, model.spec.divided
+        no_drafts = drafts.refusal(facts, overlaps=stream.overlaps, in_cpp=in_cpp, divided=divided)
         self.facts = msgspec.structs.replace(facts, no_drafts=no_drafts)
         self._fast_path = fast_path_of(model, rows, self._host_sampler, cache, facts.max_batch_tokens)
         self._sampler = Sampler(

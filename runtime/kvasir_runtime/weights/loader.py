@@ -80,12 +80,14 @@ def load(
         if name not in formats
     }
     for name, format_ in formats.items():
-        rows, columns = shapes.get(name, shapes[TABLE])
+        rows, columns = shapes[name if name in shapes else TABLE]
         tensors[name] = quantized.empty(format_, rows, columns, torch.device("cpu") if name in on_host else device)
     copies = {TABLE: [HEAD]} if HEAD in formats and HEAD not in shapes else {}
     pieces: list[FilePiece] = []
     for stored in found:
         place = places[stored.name]
+        if place.tensor not in tensors:
+            continue  # of layers that another process has
         into = [tensors[name] for name in (place.tensor, *copies.get(place.tensor, ()))]
         elements = CPU_ELEMENTS if device.type == "cpu" else CUDA_ELEMENTS
         for part, first_row in _taken(stored, place):

@@ -8,7 +8,7 @@ from kvasir_runtime.kernels import copy_blocks, kv_cache, kv_quant
 
 def made(dtype: torch.dtype) -> kv_cache.KvCache:
     layout = kv_cache.keys_and_values(block_size=4, kv_heads=2, row=kv_quant.width(8, dtype), dtype=dtype)
-    return kv_cache.allocate(groups=[(0, 1, 2)], layouts=[layout] * 3, num_blocks=5, block_size=4)
+    return kv_cache.allocate(groups=[(0, 1, 2)], layouts=[layout] * 3, num_blocks=5, block_size=4, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, kv_quant.INT4, kv_quant.FLOAT8])
@@ -35,7 +35,8 @@ def test_layers_and_halves_lie_one_behind_the_other_in_each_block(dtype: torch.d
 
 def test_groups_share_all_blocks_and_small_ones_leave_the_end_empty() -> None:
     layout = kv_cache.keys_and_values(block_size=4, kv_heads=1, row=8, dtype=torch.float32)
-    cache = kv_cache.allocate(groups=[(0, 2), (1,)], layouts=[layout] * 3, num_blocks=2, block_size=4)
+    sizes = {"num_blocks": 2, "block_size": 4, "dtype": torch.float32}
+    cache = kv_cache.allocate(groups=[(0, 2), (1,)], layouts=[layout] * 3, **sizes)
     assert (cache.groups, cache.num_groups) == ((0, 1, 0), 2)
     assert tuple(cache.blocks.shape) == (2, 2 * 2 * 4 * 8 * 4)
     offsets = [layer.data_ptr() - cache.blocks.data_ptr() for layer in cache.layers]

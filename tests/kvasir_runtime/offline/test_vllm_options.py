@@ -52,7 +52,7 @@ def test_options_in_our_terms(given: dict[str, Any], want: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not supported, only 1"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 is not supported, only 1"),
         ({"load_format": "pt"}, "only 'auto' or 'safetensors' or 'gguf'"),
         ({"tokenizer": "other"}, "the model's own tokenizer"),
         ({"enable_lora": True}, "enable_lora=True is not supported"),

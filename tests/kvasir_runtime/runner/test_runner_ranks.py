@@ -4,6 +4,7 @@ The ranks are threads here, with the memory and the code of processes. Processes
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,10 @@ def prompts_of(count: int) -> list[tuple[int, ...]]:
 
 
 def answers(
-    runner: ModelRunner, samplings: list[SamplingConfig], count: int = 12
+    runner: ModelRunner, samplings: list[SamplingConfig], count: int = 12, budget: int = 40
 ) -> tuple[list[list[int]], list[float], int]:
     """Ids of answers to `prompts_of`, all at once, the logprobs of all together, and how many were preempted."""
-    scheduler, prompts = scheduler_of(runner, budget=40), prompts_of(count)
+    scheduler, prompts = scheduler_of(runner, budget=budget), prompts_of(count)
     found: list[list[int]] = [[] for _ in prompts]
     logprobs: list[float] = []
     for index, prompt in enumerate(prompts):
@@ -102,6 +103,32 @@ def test_ranks_answer_as_one_process_does(root: Path, name: str, ranks: int, nod
         assert found == pytest.approx(logprobs, abs=1e-3)
         assert bool(found) == (samplings == DRAWN)
     assert num_preempted > 0 or name in ("mistral", "qwen3_next")  # which free blocks behind windows and states
+
+
+DEEP = {"qwen3_next": 8, "gemma3": 8}
+"""Layers of models whose stages shall have layers of each kind, or only of some."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "stages"),
+    [
+        *((name, 2, 2) for name in SHAPES if name != "qwen3_next"),
+        *[("llama of odd vocabulary", 4, 2), ("qwen3_moe", 4, 2), ("deepseek_v2", 4, 2)],
+        *((name, 4, 4) for name in ("llama", "qwen3_moe", "deepseek_v2")),
+        ("qwen3_next", 8, 8),
+    ],
+)
+def test_stages_answer_as_one_process_does(root: Path, name: str, ranks: int, stages: int) -> None:
+    """Steps are cut into up to six parts, sequences too, where no layer has a state. Of 8 stages some lack a group."""
+    folder, sizes = root / f"{stages} stages of {name}", {"num_blocks": 26, "max_sequences": 8, "ops": cpu_ops()}
+    checkpoints.write(folder, replace(SHAPES[name], num_layers=max(stages, DEEP.get(name, 3))))
+    for samplings in ([GREEDY], DRAWN):
+        alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings, budget=200)
+        with group_of(ranks, stages=stages) as group:
+            runner = runner_of(folder, **sizes, group=group, num_stages=stages)
+            together, found, _ = answers(runner, samplings, budget=200)
+        assert together == alone
+        assert found == pytest.approx(logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=lambda ops: ops.name)

@@ -20,11 +20,11 @@ _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 class SharedMemoryCollectives:
     """One rank's part of a group; see `kernels.collectives`."""
 
-    def __init__(self, found: Library, descriptor: int, rank: int, ranks: int) -> None:
-        """descriptor: as `shared_memory` made it; this object needs it only until it is made."""
+    def __init__(self, found: Library, descriptor: int, rank: int, ranks: int, offset: int = 0) -> None:
+        """descriptor: as `shared_memory` made it; this object needs it only until it is made. offset: of the group."""
         self.rank, self.ranks, self.failure = rank, ranks, ""
-        self._memory = mmap.mmap(descriptor, num_bytes(found, ranks))
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._memory = mmap.mmap(descriptor, offset + num_bytes(found, ranks))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory, offset))
         self._all_reduce = _function(found, "all_reduce", _POINTER, _SIZE, _INT)
         self._gather = _function(found, "gather", _POINTER, _SIZE, _POINTER)
         self._broadcast = _function(found, "broadcast", _POINTER, _SIZE)
@@ -58,6 +58,12 @@ class SharedMemoryCollectives:
         self._check(self._broadcast(self._address, self.rank, self.ranks, ctypes.addressof(held), len(room)))
         return bytes(room)
 
+    def share(self, x: Tensor) -> Tensor:
+        """Rank 0's x, in place of every rank's, of the same shape and type."""
+        x = x.contiguous()
+        self._check(self._broadcast(self._address, self.rank, self.ranks, x.data_ptr(), x.nbytes))
+        return x
+
     def end_start(self) -> None:
         """Each waits for as long as the others take."""
 
@@ -80,10 +86,10 @@ def num_bytes(found: Library, ranks: int) -> int:
     return size
 
 
-def shared_memory(found: Library, ranks: int) -> int:
-    """A descriptor of new memory for a group, zeroed, which goes with the last process that has it. Raises OSError."""
+def shared_memory(size: int) -> int:
+    """A descriptor of new memory for groups, zeroed, which goes with the last process that has it. Raises OSError."""
     descriptor = os.memfd_create("kvasir-ranks")
-    os.truncate(descriptor, num_bytes(found, ranks))
+    os.truncate(descriptor, size)
     return descriptor
 
 

@@ -19,9 +19,8 @@ from kvasir_runtime import arriving, source
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
-from kvasir_runtime.kernels import kv_cache, kv_quant
 from kvasir_runtime.kernels.backends import ops_for
-from kvasir_runtime.kernels.kv_cache import BlockLayout, KvCache
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec
@@ -31,6 +30,7 @@ from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
 from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import (
+    cache_allocation,
     capacity,
     draft_head,
     draft_model,
@@ -38,6 +38,7 @@ from kvasir_runtime.runner.startup import (
     host_resources,
     host_tier,
     kernel_cache,
+    model_parts,
     placement,
     rank_processes,
     startup_cache,
@@ -74,7 +75,7 @@ def build(
     kernel_cache.use(options.startup_cache, startup_cache_key.compiler(device))
     ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
     threads = max(host_resources.num_threads() // options.local_ranks, 1)
-    if options.tensor_parallel_size > 1 or options.nnodes > 1:
+    if options.ranks > 1:
         ops = replace(ops, collectives=rank_processes.start(options, device, threads, on_progress))
     try:
         runner = _built(options, device, on_progress, device_stream, new_capturer, ops, threads, weight_copies)
@@ -137,7 +138,7 @@ def _built(
         new_runner = partial(_with_draft_model, new_runner, drafter)
     key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
     compiler = grammars.compiler(folder, facts, at_once=options.nnodes > 1)
-    runner = _with_kv_cache(new_runner, facts, options, device, key, compiler)
+    runner = _with_kv_cache(new_runner, facts, options, device, key, compiler, loaded.other_bytes)
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
         runner.use_host_tier(transfers)
@@ -166,8 +167,7 @@ def _one_line(error: BaseException) -> str:
 def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device) -> EngineFacts:
     """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
     spec, cache_dtype, batch_tokens = loaded.model.spec, loaded.cache_dtype, _batch_tokens(options, loaded, device)
-    row_bytes = kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
-    block_size = spec.block_size(options.block_size, *row_bytes)
+    block_size = model_parts.block_size(options, spec, cache_dtype)
     return EngineFacts(
         device=placement.device_name(device),
         kernels=loaded.kernels(ops),
@@ -183,7 +183,7 @@ def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, d
         weights_bytes=loaded.weights_bytes,
         host_weights_bytes=loaded.host_weights_bytes,
         weights_copy_s=loaded.weights_copy_s,
-        kv_bytes_per_token=spec.kv_bytes_per_token(*row_bytes, block_size),
+        kv_bytes_per_token=loaded.token_bytes,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
@@ -221,11 +221,12 @@ def _with_kv_cache(
     device: torch.device,
     key: dict[str, str],
     grammars: GrammarCompiler,
+    other_bytes: int,
 ) -> ModelRunner:
     """A runner with the KV cache that memory allows beside a step, measured now or by an earlier start.
 
     new_runner: `assemble` without sizes. key: under which a start with the same model, options and machine finds what
-    this one measures.
+    this one measures. other_bytes: of weights that another process has more than this one, which leaves it less room.
     """
     cache = StartupCache(startup_cache.directory(options.startup_cache))
 
@@ -237,7 +238,7 @@ def _with_kv_cache(
         cache.store(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
         return runner
 
-    held, known = warmup.held(device), cache.find(key)
+    held, known = warmup.held(device) + other_bytes, cache.find(key)
     if known is not None:
         warmup.short(new_runner, facts, device)
         try:
@@ -268,7 +269,7 @@ def fitted_facts(facts: EngineFacts, options: ServeOptions, memory: capacity.Mea
 
 def _with_sizes_of(drafter: LoadedModel | draft_head.LoadedHead, facts: EngineFacts) -> EngineFacts:
     """With what a drafter takes beside the model: a block of its cache for each of the model's."""
-    layouts = _layouts(drafter.model.spec, facts.block_size, drafter.cache_dtype)
+    layouts = cache_allocation.layouts(drafter.model.spec, facts.block_size, drafter.cache_dtype)
     token_bytes = sum(layout.num_bytes for layout in layouts) // facts.block_size
     taken = DraftModelSize(weights_bytes=drafter.weights_bytes, kv_bytes_per_token=token_bytes * len(facts.attentions))
     return msgspec.structs.replace(facts, drafter=taken)
@@ -338,49 +339,15 @@ def _allocated(
     device: torch.device,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> KvCache:
-    """`allocate_cache`. Raises StartError where memory does not suffice."""
+    """`cache_allocation`. Raises StartError where memory does not suffice."""
     try:
-        return allocate_cache(spec, num_blocks, facts.block_size, dtype, device, groups)
+        return cache_allocation.allocate_cache(spec, num_blocks, facts.block_size, dtype, device, groups)
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"a KV cache of {facts.capacity_tokens} tokens does not fit beside what others hold"
         ) from error
     except (RuntimeError, MemoryError) as error:
         raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
-
-
-def allocate_cache(
-    spec: DecoderSpec,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    groups: Sequence[Sequence[int]] | None = None,
-) -> KvCache:
-    """A KV cache of undefined content for a decoder, or for a rank's part. groups: by default the cache groups of spec.
-
-    Raises as `kv_cache.allocate`.
-    """
-    if spec.encoder is not None:
-        return kv_cache.empty(num_layers=spec.num_layers, num_blocks=num_blocks, block_size=block_size, device=device)
-    return kv_cache.allocate(
-        groups=groups or [group.layers for group in spec.cache_groups],
-        layouts=_layouts(spec, block_size, dtype),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        device=device,
-    )
-
-
-def _layouts(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> list[BlockLayout]:
-    """What a block of the cache holds of each layer. dtype: of keys and values."""
-    if spec.latent is not None:
-        rows = kv_cache.latents(block_size=block_size, row=kv_quant.width(spec.latent.row, dtype), dtype=dtype)
-    else:
-        width = kv_quant.width(spec.head_dim, dtype)
-        rows = kv_cache.keys_and_values(block_size=block_size, kv_heads=spec.num_kv_heads, row=width, dtype=dtype)
-    state = kv_cache.state(block_size=block_size, numbers=spec.state.numbers) if spec.state is not None else rows
-    return [state if attention.kind == "state" else rows for attention in spec.attentions]
 
 
 def _rows(facts: EngineFacts, ops: Ops, device_stream: DeviceStream) -> HostRowState | DeviceRowState:

@@ -146,7 +146,7 @@ def head_files(
         own_config = None if gguf.is_gguf(named) else read_config(named)
         is_head = own_config is not None and draft_heads.is_eagle3(own_config)
         return _eagle3(named, own_config, target) if own_config is not None and is_head else None
-    if not reads_own_layer(options.speculation, ranks=options.tensor_parallel_size):
+    if not reads_own_layer(options.speculation, ranks=options.ranks):
         return None
     family = declared(config.architectures)
     names = None if family is None else family.drafts
@@ -177,7 +177,7 @@ def refusal(options: ServeOptions, facts: EngineFacts, *, overlaps: bool, in_cpp
     """Why a head cannot draft here; "" where it can."""
     if why := drafts.refusal(facts, overlaps=overlaps, in_cpp=in_cpp):
         return why
-    if options.tensor_parallel_size > 1:
+    if options.ranks > 1:
         return "a head reads hidden states of the model, of which ranks have theirs in several processes"
     try:
         whole_group(facts)

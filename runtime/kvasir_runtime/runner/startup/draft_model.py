@@ -80,7 +80,14 @@ def load(
     own_options = {"max_model_len": 0, "hf_overrides": "", "batch_invariant": False, "weights_host_bytes": 0}
     model_impl = "kvasir" if options.model_impl == "kvasir" else "auto"
     given = options.model_copy(
-        update=own_options | {"tensor_parallel_size": 1, "enable_expert_parallel": False, "model_impl": model_impl}
+        update=own_options
+        | {
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "nnodes": 1,
+            "enable_expert_parallel": False,
+            "model_impl": model_impl,
+        }
     )
     alone = replace(ops, collectives=None)
     loaded = load_model(given, own, device, alone, on_progress, beside_bytes=facts.weights_bytes)

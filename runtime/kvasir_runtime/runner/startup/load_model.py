@@ -15,22 +15,19 @@ from kvasir_api.roofline import StepWork, table_bytes
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.collectives import StageCollectives
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.quantized import QuantFormat
-from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.ranks import LeadingDecoder
-from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models import registry
 from kvasir_runtime.models.config import ModelConfig, read_document, read_longest_text
-from kvasir_runtime.models.family import Family, Place
-from kvasir_runtime.models.sharded_places import sharded_places
-from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, placement
+from kvasir_runtime.models.family import Family
+from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, model_parts, placement
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
-from kvasir_runtime.weights.loader import kinds as stored_kinds
 
 ETA_FRACTION: Final = 0.05
 ETA_AFTER_S: Final = 1.0
@@ -41,7 +38,8 @@ POLL_S: Final = 0.001
 class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
-    model: this rank's part; weights_bytes: of all ranks together.
+    model: this rank's part; weights_bytes: of all ranks together; other_bytes: what the largest stage has of them more
+    than this one. token_bytes: of the KV cache, of one token in the stage that has most.
 
     folder: of its checkpoint. quantization: which weights are stored in which format, for the banner.
     host_weights_bytes: of weights_bytes, what is on the host; weights_copy_s: seconds in which that is copied to the
@@ -55,17 +53,21 @@ class LoadedModel:
     cache_dtype: torch.dtype
     max_model_len: int
     weights_bytes: int
+    token_bytes: int
     host_weights_bytes: int
     weights_copy_s: float
     quantization: str
     work: StepWork | None
+    other_bytes: int = 0
     through_transformers: bool = False
 
     def kernels(self, ops: Ops) -> str:
         """What computes it, for the banner; blocks on disk that another version wrote are not read."""
         if self.through_transformers:
             return f"{ops.name}, layers of transformers {metadata.version('transformers')}"
-        return ops.name if ops.collectives is None else f"{ops.name}, {ops.collectives.ranks} ranks"
+        ranks, is_staged = ops.collectives, self.model.spec.stage is not None
+        how = f" in {ranks.stages} stages" if is_staged and isinstance(ranks, StageCollectives) else ""
+        return ops.name if ranks is None else f"{ops.name}, {ranks.ranks} ranks{how}"
 
 
 def load_model(
@@ -84,35 +86,34 @@ def load_model(
     if load_transformers.is_chosen(options, folder):
         return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
     config, family = registry.read(folder, options.hf_overrides)
-    whole, rank = family.spec(config), _rank(options, ops)
-    spec, places = _part(family, whole, rank)
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
     dtype = placement.dtype_of(options, config.dtype or config.torch_dtype, device, packs_bfloat16=ops.packs_bfloat16)
+    part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, cuda=device.type == "cuda")
+    spec, formats, total_bytes = part.spec, part.formats, part.num_bytes
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)
-    formats = _formats(options, folder, whole, spec, places, floating=device.type == "cuda")
-    total_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
     layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers)
     on_host = _layers_on_host(options, layer_bytes, copies)
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
+    here_bytes = part.host_bytes(options)
     sizes = _sizes(document)
-    if rank.index % options.local_ranks == 0:  # before the others on this host have taken theirs
-        check_memory(weights_bytes * options.local_ranks, device, folder)
-        _check_forecast(options, sizes, device, dtype, total_bytes * options.local_ranks)
+    if ops.collectives is None or ops.collectives.rank % options.local_ranks == 0:
+        # Before the others on this host have taken theirs.
+        check_memory(weights_bytes - total_bytes + here_bytes, device, folder)
+        _check_forecast(options, sizes, device, dtype, here_bytes)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
-    row_bytes = kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
-    token_bytes = spec.kv_bytes_per_token(*row_bytes, spec.block_size(options.block_size, *row_bytes))
+    token_bytes = part.token_bytes(options, cache_dtype)
     capacity.check_cache(
         options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks
     )
     with torch.inference_mode():
         names = {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
         on_read, unused = loading_progress(on_progress), family.unused
-        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize, names, unused)
+        tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, unused)
         offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
-        model = _decoder_class(rank)(spec, ops, tensors, num_positions=limit, offload=offload)
+        model = _decoder_class(ops)(spec, ops, tensors, num_positions=limit, offload=offload)
         weights_copy_s = 0.0 if offload is None else _copy_s(offload)
     return LoadedModel(
         folder=folder,
@@ -121,11 +122,13 @@ def load_model(
         dtype=dtype,
         cache_dtype=cache_dtype,
         max_model_len=limit,
-        weights_bytes=total_bytes * rank.count,
+        weights_bytes=part.all_bytes,
+        other_bytes=max(part.stage_bytes) - total_bytes,
+        token_bytes=token_bytes,
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
-        work=None if sizes is None else _work(sizes, total_bytes * rank.count, dtype, cache_dtype),
+        work=None if sizes is None else _work(sizes, part.all_bytes, dtype, cache_dtype),
     )
 
 
@@ -165,6 +168,7 @@ def _through_transformers(
         cache_dtype=cache_dtype,
         max_model_len=found.max_model_len,
         weights_bytes=weights_bytes,
+        token_bytes=token_bytes,
         host_weights_bytes=0,
         weights_copy_s=0.0,
         quantization="",
@@ -184,57 +188,8 @@ def _buffer_bytes(on_host: Sequence[int], layer_bytes: Sequence[int]) -> int:
     return weight_offload.BUFFERS * max(layer_bytes) if on_host else 0
 
 
-def _decoder_class(rank: Rank) -> type[Decoder]:
-    return LeadingDecoder if rank.count > 1 and rank.index == 0 else Decoder
-
-
-def _rank(options: ServeOptions, ops: Ops) -> Rank:
-    """This process's."""
-    index, count = (0, 1) if ops.collectives is None else (ops.collectives.rank, ops.collectives.ranks)
-    return Rank(index, count, options.enable_expert_parallel)
-
-
-def _part(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:
-    """What this rank computes, and where it lies. Raises StartError where the model cannot be divided so."""
-    try:
-        spec = sharding.shard(whole, rank)
-        return spec, sharded_places(family.places, whole, spec)
-    except ValueError as error:
-        how = " with --enable-expert-parallel" if rank.whole_experts else ""
-        raise StartError(f"--tensor-parallel-size {rank.count}{how} is not possible: {error}") from error
-
-
-def _formats(
-    options: ServeOptions,
-    folder: Path,
-    whole: DecoderSpec,
-    part: DecoderSpec,
-    places: Mapping[str, Place],
-    *,
-    floating: bool,
-) -> dict[str, QuantFormat]:
-    """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
-    as the weight is: it would be held in more bits than requested.
-    """
-    kinds, shapes = stored_kinds(folder), (parameter_shapes(whole), parameter_shapes(part))
-    wanted, found = (
-        quant_formats.formats(options.quantization, spec, of_spec, places, kinds, floating=floating)
-        for spec, of_spec in zip((whole, part), shapes, strict=True)
-    )
-    cut = wanted.keys() - found.keys()
-    cut |= {
-        name
-        for name, format_ in found.items()
-        if format_.ordered and name in shapes[0] and shapes[0][name][1] != shapes[1][name][1]
-    }
-    if cut:
-        name = min(cut)
-        how = "in an order of their own" if wanted[name].ordered else f"no whole groups of {wanted[name].group}"
-        raise StartError(
-            f"--tensor-parallel-size {part.rank.count} is not possible in {wanted[name].name}: the columns of {name}"
-            f" are {how} for each rank"
-        )
-    return found
+def _decoder_class(ops: Ops) -> type[Decoder]:
+    return LeadingDecoder if ops.collectives is not None and ops.collectives.rank == 0 else Decoder
 
 
 def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: CopyStream | None) -> tuple[int, ...]:

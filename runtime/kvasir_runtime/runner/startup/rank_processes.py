@@ -32,8 +32,8 @@ STDERR: Final = 2
 
 
 class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank serves. options: those of the engine. rank, ranks: of those on this node. descriptor: of their
-    memory. threads: to compute with.
+    """What a rank serves. options: those of the engine. rank, ranks: of those on this node. stages: that these form.
+    descriptor: of their memory. threads: to compute with.
 
     last_words: descriptor of a pipe for one line about why it ended.
     """
@@ -41,6 +41,7 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     rank: int
     ranks: int
+    stages: int
     descriptor: int
     threads: int
     last_words: int
@@ -56,10 +57,13 @@ def start(
     a node is missing.
     """
     if device.type != "cpu":
-        ranks = options.tensor_parallel_size
-        raise StartError(f"--tensor-parallel-size {ranks} is not possible on CUDA yet: ranks compute on CPUs only")
+        raise StartError(f"{_named(options)} is not possible on CUDA yet: ranks compute on CPUs only")
     if options.nnodes == 1 and not options.node_rank:
         return _node(options, threads, lambda local: local)
+    if options.pipeline_parallel_size > 1:
+        raise StartError(
+            f"{_named(options)} with --nnodes {options.nnodes} is not possible yet: stages are of one host"
+        )
     folder = source.resolve(options.model)
 
     def on_wait(message: str) -> None:
@@ -78,19 +82,20 @@ def node_collectives(options: ServeOptions, local: Collectives | None, links: No
 
 def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives], Collectives]) -> Collectives:
     """Start the ranks of this node behind its first. group_of: the whole group, of that of this node."""
-    ranks = options.local_ranks
+    ranks, stages = options.local_ranks, options.pipeline_parallel_size if options.nnodes == 1 else 1
     try:
-        descriptor = backends.rank_memory(ranks)
+        descriptor = backends.rank_memory(ranks, stages)
     except (RuntimeError, OSError) as error:
-        raise StartError(f"--tensor-parallel-size {options.tensor_parallel_size} is not possible: {error}") from error
+        raise StartError(f"{_named(options)} is not possible: {error}") from error
     try:
-        group = group_of(backends.collectives_of(descriptor, 0, ranks))
+        group = group_of(backends.collectives_of(descriptor, 0, ranks, stages))
         for rank in range(1, ranks):
             words, last_words = os.pipe()
             args = RankArgs(
                 options=options.model_dump(mode="json"),
                 rank=rank,
                 ranks=ranks,
+                stages=stages,
                 descriptor=descriptor,
                 threads=threads,
                 last_words=last_words,
@@ -102,6 +107,13 @@ def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives],
     finally:
         os.close(descriptor)
     return group
+
+
+def _named(options: ServeOptions) -> str:
+    """The option by which there are several ranks."""
+    if options.pipeline_parallel_size > 1:
+        return f"--pipeline-parallel-size {options.pipeline_parallel_size}"
+    return f"--tensor-parallel-size {options.tensor_parallel_size}"
 
 
 def _start(args: RankArgs, words: int, number: int, group: Collectives) -> None:

@@ -26,7 +26,7 @@ from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.ranks import NewCache, follow
 from kvasir_runtime.runner.startup import host_resources, placement, rank_processes
-from kvasir_runtime.runner.startup.build import allocate_cache
+from kvasir_runtime.runner.startup.cache_allocation import allocate_cache
 from kvasir_runtime.runner.startup.load_model import load_model
 from kvasir_runtime.runner.startup.rank_processes import RankArgs
 
@@ -57,7 +57,7 @@ def serve(args: RankArgs) -> NoReturn:
     """Compute a rank's part. Raises StartError, RankLostError and what computing raises."""
     options = ServeOptions.model_validate(args.options)
     log_config.configure(options.log_format)
-    group = backends.collectives_of(args.descriptor, args.rank, args.ranks)
+    group = backends.collectives_of(args.descriptor, args.rank, args.ranks, args.stages)
     os.close(args.descriptor)
     if options.nnodes > 1:
         group = rank_processes.node_collectives(options, group, None)
@@ -85,7 +85,7 @@ def compute(
 
     on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0", computes=True))
     ops.collectives.end_start()
-    follow(loaded.model, ops.collectives, allocate, loaded.dtype)
+    follow(loaded.model, ops.collectives, allocate)
 
 
 def _check_cache(num_bytes: int) -> None:

@@ -42,6 +42,7 @@ def check(decoder: TransformersDecoder, reference: Sequence[Tensor], texts: Sequ
         layouts=[layout] * spec.num_layers,
         num_blocks=NUM_BLOCKS * len(groups),
         block_size=BLOCK_SIZE,
+        dtype=dtype,
         device=texts[0].device,
     )
     most, spread = _MOST.get(dtype, _MOST_OF_16_BITS), torch.cat([one.float() for one in reference]).std()

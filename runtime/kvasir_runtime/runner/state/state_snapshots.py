@@ -67,6 +67,6 @@ class StateSnapshots:
 
 def expected_bytes(facts: EngineFacts, options: ServeOptions) -> int:
     """Of the copies that a runner will hold; 0 where its sequences have no drafts."""
-    on_cpu, ranks = facts.device.lower().startswith("cpu"), options.tensor_parallel_size
+    on_cpu, ranks = facts.device.lower().startswith("cpu"), options.ranks
     attentions, block_bytes = facts.attentions, facts.block_bytes
     return state_copies.expected_bytes(attentions, block_bytes, options.speculation, on_cpu=on_cpu, ranks=ranks)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fakes.ranks import group_of, links_of
 from kvasir_runtime.errors import RankLostError
-from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.collectives import Collectives, StageCollectives
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.node_collectives import NodeCollectives
 
@@ -162,3 +162,32 @@ def test_the_memory_goes_with_its_last_user() -> None:
             pass
         del group
     assert num_open() <= before
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 2), (4, 2), (4, 4), (6, 3)])
+def test_hidden_states_go_from_stage_to_stage_and_back_to_the_first_rank(ranks: int, stages: int) -> None:
+    """Sums are of the ranks of a stage."""
+    each = ranks // stages
+
+    def call(member: StageCollectives) -> torch.Tensor:
+        x = torch.full((3, SLOT_BYTES // 8), float(member.rank))
+        if member.rank >= each:
+            x = member.receive(torch.empty_like(x)) + member.rank // each
+        member.send(member.all_reduce(x))
+        return member.receive(torch.empty_like(x)) if member.rank == 0 else x
+
+    with group_of(ranks, stages=stages) as group:
+        found = on_all(group, call)
+    expected = float(sum(range(each)))
+    for stage in range(1, stages):
+        expected = (expected + stage) * each
+        assert bool((found[stage * each + each - 1] == expected).all())
+    assert bool((found[0] == expected).all())
+
+
+def test_the_end_reaches_groups_of_which_the_first_rank_is_no_member() -> None:
+    with group_of(3, stages=3) as group, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(group[2].receive, torch.empty(8))
+        group[0].abort("rank 1 has ended")
+        with pytest.raises(RankLostError):
+            waiting.result(60)

@@ -21,6 +21,8 @@ from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import host_resources, placement
 from kvasir_runtime.runner.startup.load_model import load_model, loading_progress
 
+ALONE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+
 
 def reported(reads: list[tuple[float, int]]) -> list[tuple[float, float]]:
     """Fraction and time left of each report. reads: seconds, and bytes of 1000 that were read by then."""
@@ -212,3 +214,38 @@ def test_an_encoder_is_not_divided_among_ranks(tmp_path: Path) -> None:
     config = read_config(tmp_path)
     with pytest.raises(ValueError, match="encoders are computed by one process"):
         sharding.shard(family_of(config).spec(config), Rank(0, 2))
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+@pytest.mark.parametrize(("tensor", "quantization"), [(1, "auto"), (2, "auto"), (1, "int8")])
+def test_a_stage_holds_its_layers_alone(tmp_path: Path, tensor: int, quantization: str) -> None:
+    """Cut where the first, which has table and head too, has about as many bytes as the other."""
+    shape = Shape(num_layers=6, vocab_size=1000, tied=True)
+    given = {"tensor_parallel_size": tensor, "pipeline_parallel_size": 2, "quantization": quantization}
+    model = str(checkpoints.write(tmp_path / "m", shape))
+    options = ServeOptions.model_validate({"model": model, "device": "cpu", "dtype": "float32", **given})
+    device = placement.choose_device("cpu")
+    with group_of(2 * tensor, stages=2) as group:
+        first, last = (
+            load_model(options, Path(model), device, replace(REFERENCE, collectives=group[rank]), lambda _: None)
+            for rank in (0, tensor)
+        )
+    alone = load_model(options.model_copy(update=ALONE), Path(model), device, REFERENCE, lambda _: None)
+    cut = first.model.spec.layers.stop
+    assert (first.model.spec.layers, last.model.spec.layers) == (range(cut), range(cut, 6))
+    assert 0 < cut < 3
+    assert (first.model.spec.head, last.model.spec.head) == ("vocabulary", "none")
+    norms = (tensor - 1) * (2 * 6 + 1) * shape.hidden_size * 4
+    assert first.weights_bytes == last.weights_bytes == alone.weights_bytes + norms
+    assert first.token_bytes == last.token_bytes == alone.token_bytes * (6 - cut) // 6 // tensor
+    assert min(first.other_bytes, last.other_bytes) == 0 < max(first.other_bytes, last.other_bytes)
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    model = str(checkpoints.write(tmp_path / "m", Shape()))
+    options = ServeOptions(model=model, device="cpu", pipeline_parallel_size=3)
+    with group_of(3, stages=3) as group:
+        ops = replace(REFERENCE, collectives=group[0])
+        with pytest.raises(StartError, match=r"^--pipeline-parallel-size 3 is not possible: 2 layers are fewer than 3"):
+            load_model(options, Path(model), placement.choose_device("cpu"), ops, lambda _: None)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def children() -> set[int]:
     return {int(pid) for path in found for pid in path.read_text().split()}
 
 
+def children_end(started: set[int]) -> bool:
+    """Whether all of them end."""
+    deadline = time.monotonic() + DEADLINE_S
+    while children() & started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not children() & started
+
+
 def answer(runner: ModelRunner, num_tokens: int) -> list[int]:
     stream = Stream(prompt=tuple(range(3, 40)))
     Hand(runner).run([stream], num_tokens, chunk=16)
@@ -55,6 +64,21 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
     assert runner.failure == "rank 1 was killed by SIGKILL"
 
 
+def test_a_stage_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path) -> None:
+    """Of three, of which the last waits for the one between, in a group that rank 0 is no member of."""
+    folder, before = checkpoints.write(tmp_path / "m", Shape(num_layers=4, std=0.2)), children()
+    alone = answer(build(options_of(folder, tensor_parallel_size=1), lambda _: None), 12)
+    staged = options_of(folder, tensor_parallel_size=1, pipeline_parallel_size=3)
+    runner = build(staged, lambda _: None)
+    started = sorted(children() - before)
+    assert answer(runner, 12) == alone
+    assert runner.facts.kernels.endswith(", 3 ranks in 3 stages")
+    os.kill(started[0], signal.SIGKILL)
+    with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
+        answer(runner, 900)
+    assert children_end(set(started))
+
+
 def test_a_rank_that_fails_ends_the_model_with_its_last_words(tmp_path: Path) -> None:
     group = rank_processes.start(options_of(tmp_path / "none"), torch.device("cpu"), 1, lambda _: None)
     with pytest.raises(RankLostError, match=r"^rank 1: [A-Za-z]+Error: .*none"):
@@ -69,10 +93,10 @@ def test_a_node_of_no_nodes_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert children() == before
 
 
-def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path) -> None:
-    options, before = options_of(tmp_path), children()
-    with pytest.raises(
-        StartError, match=r"^--tensor-parallel-size 2 is not possible on CUDA yet: ranks compute on CPUs"
-    ):
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path, option: str) -> None:
+    options, before = options_of(tmp_path, **{"tensor_parallel_size": 1, option: 2}), children()
+    named = option.replace("_", "-")
+    with pytest.raises(StartError, match=rf"^--{named} 2 is not possible on CUDA yet: ranks compute on CPUs"):
         rank_processes.start(options, torch.device("cuda"), 1, lambda _: None)
     assert children() == before

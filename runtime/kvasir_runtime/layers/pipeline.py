@@ -1,0 +1,46 @@
+"""The forward pass of one stage of a decoder: hidden states come from the stage before, and go to the one behind.
+
+Called at the same time in the processes of all stages, by `ranks`. Parts of a step are in the stages at once; what the
+last stage computed for the wanted rows goes to rank 0 when it has all.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from kvasir_runtime.kernels.collectives import StageCollectives
+from kvasir_runtime.kernels.decoder_step import ForwardOutput
+from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.layers import micro_batches
+from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.spec import DecoderSpec
+
+Compute = Callable[[Batch, KvCache], ForwardOutput]
+
+
+def forward(
+    compute: Compute, spec: DecoderSpec, dtype: torch.dtype, group: StageCollectives, batch: Batch, cache: KvCache
+) -> ForwardOutput:
+    """What `Decoder.forward` gives, at rank 0; elsewhere hidden states of no meaning.
+
+    compute: this stage's layers, which gives all tokens where it has no wanted rows.
+    """
+    rows = batch.logit_rows
+    rows = torch.arange(batch.token_ids.shape[0]) if rows is None else rows
+    given = replace(batch, logit_rows=rows)
+    whole = spec.state is not None
+    result = torch.empty(rows.shape[0], spec.hidden_size, dtype=dtype)
+    for part in micro_batches.cut(given, group.stages, whole_sequences=whole):
+        of_stage = part.batch if spec.is_last else replace(part.batch, logit_rows=None)
+        if not spec.is_first:
+            received = torch.empty(of_stage.token_ids.shape[0], spec.hidden_size, dtype=dtype)
+            of_stage = replace(of_stage, embeddings=group.receive(received))
+        hidden = compute(of_stage, cache).hidden
+        if spec.is_last:
+            result[part.places] = hidden
+        else:
+            group.send(hidden)
+    if spec.is_last:
+        group.send(result)
+    return ForwardOutput(hidden=group.receive(result) if spec.is_first else result)

@@ -1,0 +1,170 @@
+"""Which part of a model a process of several computes, in which formats, and what all of them take. Called by
+`load_model`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.quantized import QuantFormat
+from kvasir_runtime.layers import sharding, stages
+from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, Place
+from kvasir_runtime.models.sharded_places import sharded_places
+from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights.loader import kinds as stored_kinds
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPart:
+    """spec, places, formats: of this process. num_bytes: of its weights; stage_bytes: of each stage's, in a rank like
+    this one. stages: the specs of a rank like this one in each stage; this one alone where there is one.
+    """
+
+    spec: DecoderSpec
+    places: dict[str, Place]
+    formats: dict[str, QuantFormat]
+    num_bytes: int
+    stages: tuple[DecoderSpec, ...]
+    stage_bytes: tuple[int, ...]
+
+    @property
+    def all_bytes(self) -> int:
+        """Of the weights of all ranks."""
+        return sum(self.stage_bytes) * self.spec.rank.count
+
+    def token_bytes(self, options: ServeOptions, cache_dtype: torch.dtype) -> int:
+        """Of the KV cache, of one token in the stage that has most."""
+        size = block_size(options, self.spec, cache_dtype)
+        return max(spec.kv_bytes_per_token(*_row_bytes(cache_dtype), size) for spec in self.stages)
+
+    def host_bytes(self, options: ServeOptions) -> int:
+        """Of the weights of the ranks on this node."""
+        if options.nnodes == 1 and self.spec.stage is not None:
+            return self.all_bytes
+        return self.num_bytes * options.local_ranks
+
+
+def part_of(
+    options: ServeOptions,
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    ops: Ops,
+    element_bytes: int,
+    *,
+    cuda: bool,
+) -> ModelPart:
+    """This process's. Raises StartError where the model cannot be divided so."""
+    whole = family.spec(config)
+    rank, stage = _rank(options, ops)
+    part, places = _divided(family, whole, rank)
+    formats = _formats(options, folder, whole, part, places, floating=cuda)
+    specs = [part]
+    if options.pipeline_parallel_size > 1:
+        specs = _stages(options, folder, family, whole, part, element_bytes)
+    of_stages = [_of_stage(formats, spec) for spec in specs]
+    shapes = [parameter_shapes(spec) for spec in specs]
+    sizes = [quant_formats.num_bytes(*pair, element_bytes) for pair in zip(shapes, of_stages, strict=True)]
+    return ModelPart(
+        spec=specs[stage],
+        places=places,
+        formats=of_stages[stage],
+        num_bytes=sizes[stage],
+        stages=tuple(specs),
+        stage_bytes=tuple(sizes),
+    )
+
+
+def block_size(options: ServeOptions, spec: DecoderSpec, cache_dtype: torch.dtype) -> int:
+    """Tokens of a block of the KV cache."""
+    return spec.block_size(options.block_size, *_row_bytes(cache_dtype))
+
+
+def _row_bytes(cache_dtype: torch.dtype) -> tuple[float, int]:
+    """Of a number, and of the scale beside those of a head."""
+    return kv_quant.number_bytes(cache_dtype), kv_quant.scale_bytes(cache_dtype)
+
+
+def _rank(options: ServeOptions, ops: Ops) -> tuple[Rank, int]:
+    """This process's, within its stage, and the number of the stage."""
+    index, count = (0, 1) if ops.collectives is None else (ops.collectives.rank, ops.collectives.ranks)
+    each = count // options.pipeline_parallel_size
+    return Rank(index % each, each, options.enable_expert_parallel), index // each
+
+
+def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:
+    """What this rank computes of each layer, and where it lies. Raises StartError."""
+    try:
+        spec = sharding.shard(whole, rank)
+        return spec, sharded_places(family.places, whole, spec)
+    except ValueError as error:
+        how = " with --enable-expert-parallel" if rank.whole_experts else ""
+        raise StartError(f"--tensor-parallel-size {rank.count}{how} is not possible: {error}") from error
+
+
+def _stages(
+    options: ServeOptions, folder: Path, family: Family, whole: DecoderSpec, part: DecoderSpec, element_bytes: int
+) -> list[DecoderSpec]:
+    """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
+    shapes, kinds = parameter_shapes(whole), stored_kinds(folder)
+    formats = quant_formats.formats(options.quantization, whole, shapes, family.places(whole), kinds, floating=False)
+    of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers)
+    beside = quant_formats.num_bytes(shapes, formats, element_bytes) - sum(of_layers)
+    count = options.pipeline_parallel_size
+    try:
+        return [stages.staged(part, layers) for layers in stages.divided(of_layers, beside, count)]
+    except ValueError as error:
+        raise StartError(f"--pipeline-parallel-size {count} is not possible: {error}") from error
+
+
+def _of_stage(formats: Mapping[str, QuantFormat], spec: DecoderSpec) -> dict[str, QuantFormat]:
+    """Those of a stage's weights; a quantized copy of the table is a head."""
+    shapes = parameter_shapes(spec)
+    return {
+        name: format_
+        for name, format_ in formats.items()
+        if name in shapes or (name == quant_formats.HEAD and spec.is_first)
+    }
+
+
+def _formats(
+    options: ServeOptions,
+    folder: Path,
+    whole: DecoderSpec,
+    part: DecoderSpec,
+    places: Mapping[str, Place],
+    *,
+    floating: bool,
+) -> dict[str, QuantFormat]:
+    """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
+    as the weight is: it would be held in more bits than requested.
+    """
+    kinds, shapes = stored_kinds(folder), (parameter_shapes(whole), parameter_shapes(part))
+    wanted, found = (
+        quant_formats.formats(options.quantization, spec, of_spec, places, kinds, floating=floating)
+        for spec, of_spec in zip((whole, part), shapes, strict=True)
+    )
+    cut = wanted.keys() - found.keys()
+    cut |= {
+        name
+        for name, format_ in found.items()
+        if format_.ordered and name in shapes[0] and shapes[0][name][1] != shapes[1][name][1]
+    }
+    if cut:
+        name = min(cut)
+        how = "in an order of their own" if wanted[name].ordered else f"no whole groups of {wanted[name].group}"
+        raise StartError(
+            f"--tensor-parallel-size {part.rank.count} is not possible in {wanted[name].name}: the columns of {name}"
+            f" are {how} for each rank"
+        )
+    return found
