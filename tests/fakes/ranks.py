@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.node_collectives import NodeCollectives
+from kvasir_runtime.kernels.node_stages import NodeStages
 from kvasir_runtime.nodes import rendezvous
 from kvasir_runtime.nodes.handshake import Membership
 from kvasir_runtime.nodes.rendezvous import NodeLinks
@@ -23,15 +24,13 @@ def group_of(ranks: int, nodes: int = 1, stages: int = 1) -> Iterator[tuple[Coll
     """So many ranks, whose operations end with the block; on so many nodes, which meet on loopback. stages: of them."""
     links = links_of(nodes) if nodes > 1 else (None,)
     group: list[Collectives] = []
+    kind = NodeStages if stages > 1 else NodeCollectives
     for node, own in enumerate(links):
         locals_ = _of_one_host(ranks // nodes, stages if nodes == 1 else 1)
         if own is None:
             group += [local for local in locals_ if local is not None]
             continue
-        group += [
-            NodeCollectives(local, None if index else own, node=node, nodes=nodes)
-            for index, local in enumerate(locals_)
-        ]
+        group += [kind(local, None if index else own, node=node, nodes=nodes) for index, local in enumerate(locals_)]
     try:
         yield tuple(group)
     finally:

@@ -38,11 +38,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def nodes_of(folder: Path, ranks: int) -> Iterator[tuple[ApiProcess, ApiProcess]]:
+def nodes_of(
+    folder: Path, ranks: int, option: str = "--tensor-parallel-size"
+) -> Iterator[tuple[ApiProcess, ApiProcess]]:
     """The processes of node 0 and node 1, begun."""
     with socket.create_server((ADDRESS, 0)) as probe:
         port = str(probe.getsockname()[1])
-    shared = ("--nnodes", "2", "--tensor-parallel-size", str(ranks), "--master-addr", ADDRESS, "--master-port", port)
+    shared = ("--nnodes", "2", option, str(ranks), "--master-addr", ADDRESS, "--master-port", port)
     args = (*ARGS, *shared, "--node-key-file", str(folder.parent / "key"))
     first = api_process(folder, *args, command=REAL, wait="listening")
     second = api_process(folder, *args, "--node-rank", "1", command=REAL, wait="listening")
@@ -102,9 +104,10 @@ def test_a_node_that_is_stopped_ends_the_model_and_is_ended(folder: Path) -> Non
         assert "the engine process was stopped for 10 s" in follower.output()
 
 
-def test_a_node_that_is_told_to_end_computes_until_node_0_has_drained(folder: Path) -> None:
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_a_node_that_is_told_to_end_computes_until_node_0_has_drained(folder: Path, option: str) -> None:
     """As when the pod of one is evicted: what its replica answers is finished."""
-    with nodes_of(folder, 2) as (leader, follower):
+    with nodes_of(folder, 2, option) as (leader, follower):
         leader.wait_ready()
         follower.signal()
         follower.until("told", lambda: "this node ends with node 0" in follower.text())

@@ -56,7 +56,7 @@ class NodeCollectives:
             total = parts[0].float()
             for part in parts[1:]:
                 total = total + part.float()
-            raw = _bytes(total.to(x.dtype)).tobytes()
+            raw = bytes_of(total.to(x.dtype)).tobytes()
         raw = self._broadcast(raw, x.nbytes, exactly=True)
         return torch.frombuffer(bytearray(raw), dtype=x.dtype).view(x.shape) if raw else x
 
@@ -67,11 +67,11 @@ class NodeCollectives:
         if self._links is None or not x.nbytes:
             return x.unsqueeze(0) if self.rank else x.new_empty((self.ranks, *x.shape))
         if self.rank:
-            self._linked(lambda links: links.steps[0].send(_bytes(parts)))
+            self._linked(lambda links: links.steps[0].send(bytes_of(parts)))
             return x.unsqueeze(0)
         found = x.new_empty((self.ranks, *x.shape))
         found[: self._num_local] = parts
-        room, size = _bytes(found), x.nbytes * self._num_local
+        room, size = bytes_of(found), x.nbytes * self._num_local
 
         def receive(links: NodeLinks) -> None:
             for node, link in enumerate(links.steps, 1):
@@ -144,6 +144,6 @@ class NodeCollectives:
             raise RankLostError(self.failure) from error
 
 
-def _bytes(x: Tensor) -> memoryview:
+def bytes_of(x: Tensor) -> memoryview:
     """Of a contiguous tensor, which they share."""
     return x.view(-1).view(torch.uint8).numpy().data

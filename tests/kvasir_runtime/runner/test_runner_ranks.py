@@ -110,21 +110,21 @@ DEEP = {"qwen3_next": 8, "gemma3": 8}
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "stages"),
+    ("name", "ranks", "nodes", "stages"),
     [
-        *((name, 2, 2) for name in SHAPES if name != "qwen3_next"),
-        *[("llama of odd vocabulary", 4, 2), ("qwen3_moe", 4, 2), ("deepseek_v2", 4, 2)],
-        *((name, 4, 4) for name in ("llama", "qwen3_moe", "deepseek_v2")),
-        ("qwen3_next", 8, 8),
+        *((name, 2, 1, 2) for name in SHAPES if name != "qwen3_next"),
+        *[("llama of odd vocabulary", 4, 1, 2), ("qwen3_moe", 4, 1, 2), ("deepseek_v2", 4, 1, 2)],
+        *((name, 4, 1, 4) for name in ("llama", "qwen3_moe", "deepseek_v2")),
+        *[("qwen3_next", 8, 1, 8), ("llama", 2, 2, 2), ("qwen3_moe", 4, 2, 2), ("deepseek_v2", 3, 3, 3)],
     ],
 )
-def test_stages_answer_as_one_process_does(root: Path, name: str, ranks: int, stages: int) -> None:
+def test_stages_answer_as_one_process_does(root: Path, name: str, ranks: int, nodes: int, stages: int) -> None:
     """Steps are cut into up to six parts, sequences too, where no layer has a state. Of 8 stages some lack a group."""
     folder, sizes = root / f"{stages} stages of {name}", {"num_blocks": 26, "max_sequences": 8, "ops": cpu_ops()}
     checkpoints.write(folder, replace(SHAPES[name], num_layers=max(stages, DEEP.get(name, 3))))
     for samplings in ([GREEDY], DRAWN):
         alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings, budget=200)
-        with group_of(ranks, stages=stages) as group:
+        with group_of(ranks, nodes, stages) as group:
             runner = runner_of(folder, **sizes, group=group, num_stages=stages)
             together, found, _ = answers(runner, samplings, budget=200)
         assert together == alone
@@ -199,6 +199,18 @@ def test_ranks_compute_layers_of_other_families(root: Path, name: str) -> None:
     whole = runner_of(root / name, ops=cpu_ops()).logits(tokens)
     with group_of(2) as group:
         parts = runner_of(root / name, ops=cpu_ops(), group=group).logits(tokens)
+    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", family_configs.MODELS)
+def test_stages_compute_layers_of_other_families(root: Path, name: str) -> None:
+    """Those whose heads cannot be divided too; of a text of several parts, all of whose logits are wanted."""
+    folder = root / f"stages of {name}"
+    family_checkpoints.write(folder, name)
+    tokens = tuple(random.Random(5).choices(range(3, 100), k=100))
+    whole = runner_of(folder, ops=cpu_ops()).logits(tokens)
+    with group_of(2, stages=2) as group:
+        parts = runner_of(folder, ops=cpu_ops(), group=group, num_stages=2).logits(tokens)
     torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
 
 

@@ -23,6 +23,7 @@ from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.node_collectives import NodeCollectives
+from kvasir_runtime.kernels.node_stages import NodeStages
 from kvasir_runtime.nodes.rendezvous import NodeLinks
 from kvasir_runtime.runner.startup import node_group
 
@@ -60,10 +61,6 @@ def start(
         raise StartError(f"{_named(options)} is not possible on CUDA yet: ranks compute on CPUs only")
     if options.nnodes == 1 and not options.node_rank:
         return _node(options, threads, lambda local: local)
-    if options.pipeline_parallel_size > 1:
-        raise StartError(
-            f"{_named(options)} with --nnodes {options.nnodes} is not possible yet: stages are of one host"
-        )
     folder = source.resolve(options.model)
 
     def on_wait(message: str) -> None:
@@ -77,7 +74,8 @@ def start(
 
 def node_collectives(options: ServeOptions, local: Collectives | None, links: NodeLinks | None) -> Collectives:
     """A rank's part of a group over nodes, by its part in the group of its node. links: at the first rank of a node."""
-    return NodeCollectives(local, links, node=options.node_rank, nodes=options.nnodes)
+    kind = NodeStages if options.pipeline_parallel_size > 1 else NodeCollectives
+    return kind(local, links, node=options.node_rank, nodes=options.nnodes)
 
 
 def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives], Collectives]) -> Collectives:

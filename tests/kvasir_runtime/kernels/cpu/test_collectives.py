@@ -164,8 +164,9 @@ def test_the_memory_goes_with_its_last_user() -> None:
     assert num_open() <= before
 
 
+@pytest.mark.parametrize("hosts", ["one", "several"])
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 2), (4, 2), (4, 4), (6, 3)])
-def test_hidden_states_go_from_stage_to_stage_and_back_to_the_first_rank(ranks: int, stages: int) -> None:
+def test_hidden_states_go_from_stage_to_stage_and_back_to_the_first_rank(ranks: int, stages: int, hosts: str) -> None:
     """Sums are of the ranks of a stage."""
     each = ranks // stages
 
@@ -176,7 +177,7 @@ def test_hidden_states_go_from_stage_to_stage_and_back_to_the_first_rank(ranks: 
         member.send(member.all_reduce(x))
         return member.receive(torch.empty_like(x)) if member.rank == 0 else x
 
-    with group_of(ranks, stages=stages) as group:
+    with group_of(ranks, stages if hosts == "several" else 1, stages) as group:
         found = on_all(group, call)
     expected = float(sum(range(each)))
     for stage in range(1, stages):
