@@ -1,4 +1,4 @@
-"""The real server with two ranks: streams, grammars, and its end when a rank is lost."""
+"""The real server with two ranks or stages: streams, grammars, drafts, and its end when a rank is lost."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from fakes.api_process import ApiProcess, api_process
 from kvasir_runtime.kernels.cpu import library
 
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
-ARGS = ("--device", "cpu", "--kv-cache-tokens", "8192", "--tensor-parallel-size", "2", "--dtype", "float32")
+ARGS = ("--device", "cpu", "--kv-cache-tokens", "8192", "--dtype", "float32", "--speculation", "ngram")
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -27,9 +27,9 @@ SCHEMA = {
 pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ApiProcess]:
-    with api_process(checkpoints.write(tmp_path / "tiny"), *ARGS, command=REAL) as running:
+@pytest.fixture(params=["--tensor-parallel-size", "--pipeline-parallel-size"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ApiProcess]:
+    with api_process(checkpoints.write(tmp_path / "tiny"), *ARGS, request.param, "2", command=REAL) as running:
         yield running
 
 
@@ -55,6 +55,8 @@ def test_two_ranks_stream_guide_and_end_together(server: ApiProcess) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
         )
         assert 0 <= json.loads(guided.choices[0].message.content or "")["n"] <= 9
+        totals = server.state()["totals"]
+        assert totals["drafted_tokens"] >= totals["accepted_tokens"] > 0
 
         def stream_until_one_breaks() -> None:
             """The first one may have ended before the rank does."""

@@ -11,6 +11,7 @@ from fakes.by_hand import runner_of, scheduler_of, use_draft_model
 from fakes.checkpoints import EOS_TOKEN_ID, Shape
 from fakes.drafter import RecordedDrafter
 from fakes.mixtures import WISHES, Story, request, served, told
+from fakes.ranks import group_of
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, SampledTokens
 from kvasir_runtime.core.speculation.drafters import Draft, ModelDrafter, TokenHistory
@@ -123,8 +124,9 @@ def test_requests_that_lose_their_blocks_go_on_as_they_were(root: Path, plain):
     assert heard("dense", story) == heard("dense", want)
 
 
-def test_answers_of_grammars_beside_drafts_are_what_they_were(root: Path):
-    """A step samples several positions of one row and one, with a mask, of the other."""
+@pytest.mark.parametrize("stages", [1, 2])
+def test_answers_of_grammars_beside_drafts_are_what_they_were(root: Path, stages: int):
+    """A step samples several positions of one row and one, with a mask, of the other. stages: with drafts."""
     folder = checkpoints.write(root / "guided", Shape(std=0.3))
     words = vocabulary.load(folder, 320, (EOS_TOKEN_ID,))
     grammar = Grammar(kind="regex", text="[a-d]{90}")
@@ -135,16 +137,18 @@ def test_answers_of_grammars_beside_drafts_are_what_they_were(root: Path):
     ]
     stories, drafted = [], 0
     for name in ("off", "recorded"):
-        grammars = GrammarCompiler(lambda: words, (EOS_TOKEN_ID,))
-        made = runner_of(folder, ops=cpu_ops(), max_sequences=4, grammars=grammars)
+        sizes = {"max_sequences": 4, "grammars": GrammarCompiler(lambda: words, (EOS_TOKEN_ID,))}
         answered = [
             [*one.prompt, *(token for event in stories[0][one.request_id] for token in event.token_ids)]
             for one in asked
             if stories
         ]
-        drafter = RecordedDrafter(answered) if stories else None
-        scheduler = scheduler_of(made, budget=64, speculation=name, drafter=drafter)
-        stories.append(served(made, asked, depth=1, scheduler=scheduler))
+        drafter, used = RecordedDrafter(answered) if stories else None, stages if stories else 1
+        with group_of(used, stages=used) as group:
+            own = group if used > 1 else ()
+            made = runner_of(folder, ops=cpu_ops(), group=own, num_stages=used, **sizes)
+            scheduler = scheduler_of(made, budget=64, speculation=name, drafter=drafter)
+            stories.append(served(made, asked, depth=1, scheduler=scheduler))
         drafted = scheduler.report(RuntimeState()).totals.drafted_tokens
     assert drafted > 120
     assert heard("dense", stories[0]) == heard("dense", stories[1])
