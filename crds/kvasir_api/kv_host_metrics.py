@@ -57,6 +57,18 @@ KV_HOST: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(
+        name="kvasir_kv_handed_over_prompts_total",
+        kind="counter",
+        help="Prompts of which another replica computed a part for this one.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_kv_peer_prompts_total",
+        kind="counter",
+        help="Prompts that this replica computed for another one.",
+        labels=_MODEL,
+    ),
+    Metric(
         name="kvasir_kv_host_fetch_bytes_per_second",
         kind="gauge",
         help="Measured rate of fetches from other replicas.",

@@ -43,7 +43,8 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     It holds copies, so its tokens come on top of those of `KvState`. Other replicas on the node may share it. Counters
     of this process since its start: stored_tokens were copied there, loaded_tokens came back, missed_tokens should have
     and were computed, fetched_tokens came from other replicas, and failed_fetches brought less than was asked for, or
-    nothing, because a replica did not answer rightly. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
+    nothing, because a replica did not answer rightly. handed_over_prompts: of which another replica computed a part for
+    this one; peer_prompts: that this one computed for another. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
     0 until then.
     """
 
@@ -58,6 +59,8 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fetched_tokens: Count = 0
     failed_fetches: Count = 0
     fetch_bytes_per_s: float = 0.0
+    handed_over_prompts: Count = 0
+    peer_prompts: Count = 0
 
 
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -256,7 +259,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     and all numbers of documents and changes, begin again with another instance.
     sealing_key: public key to which keys of continuation tokens are sealed for this process (`sealed_keys`), empty where
     it takes none. continuation_keys: digest of those that it has, empty for none. kv_transfer_port: where other replicas
-    of the service fetch blocks, 0 for nowhere.
+    of the service fetch blocks, 0 for nowhere. kv_prefill: it computes prompts for them, and has them compute its own.
     """
 
     schema: Count = SCHEMA
@@ -301,6 +304,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sealing_key: str = ""
     continuation_keys: str = ""
     kv_transfer_port: Count = 0
+    kv_prefill: bool = False
 
 
 class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -139,7 +139,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admitted: it waits as long as it takes. The engine judged an earlier one of its HTTP request, or another engine has
     begun its answer.
     kv_peer: IP address and port where another replica gives out its blocks, which holds the beginning of the prompt, as
-    far as is known kv_peer_tokens of it (0: unknown); "" for none.
+    far as is known kv_peer_tokens of it (0: unknown); "" for none. kv_peer_computes: that replica is to compute the
+    whole prompt first. for_peer: the prompt alone is computed, for another replica, which fetches its blocks.
     """
 
     request_id: str
@@ -160,6 +161,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admitted: bool = False
     kv_peer: str = ""
     kv_peer_tokens: int = 0
+    kv_peer_computes: bool = False
+    for_peer: bool = False
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,7 +9,10 @@ from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
-OUTER = ("salt", "route_hashes", "beam", "priority", "ttft_s", "tenant", "weight", "kv_peer", "kv_peer_tokens")
+OUTER = (
+    *("salt", "route_hashes", "beam", "priority", "ttft_s", "tenant", "weight"),
+    *("kv_peer", "kv_peer_tokens", "kv_peer_computes", "for_peer"),
+)
 
 
 @dataclass(slots=True)

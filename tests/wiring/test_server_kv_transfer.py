@@ -1,6 +1,7 @@
 """Two real servers with tiers of their own: one fetches what the other has computed, and answers alike without it."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -82,6 +83,33 @@ def test_a_replica_fetches_what_another_has_computed_and_answers_alike(model, tm
         _, cached = asked(other, other_prompt, peer=gone)
         assert cached == 0
         assert time.monotonic() - begun < 60
+
+
+def test_a_replica_computes_a_prompt_for_another_which_answers_alike(model, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a key of thirty-two characters..\n")
+    with (
+        api_process(model, *args(tmp_path / "a", key), command=REAL) as prefill,
+        api_process(model, *args(tmp_path / "b", key), command=REAL) as decode,
+    ):
+        address = f"127.0.0.1:{prefill.state()['kv_transfer_port']};prefill"
+        assert prefill.state()["kv_prefill"] is True
+        text, cached = asked(decode, peer=address)
+        assert cached > 200
+        assert (decode.state()["kv_host"]["handed_over_prompts"], prefill.state()["kv_host"]["peer_prompts"]) == (1, 1)
+        assert decode.state()["kv_host"]["failed_fetches"] == 0
+        assert b"kvasir_kv_handed_over_prompts_total" in decode.ask("/metrics").body
+        assert prefill.state()["totals"]["completions"] == 1
+        assert asked(prefill)[0] == text, "as one replica alone"
+        # A replica that stands still is left after a moment.
+        os.kill(prefill.engine_pid, signal.SIGSTOP)
+        still = "what follows was never said to one of them before, so that it is computed " * 8
+        try:
+            assert asked(decode, still, peer=address)[1] == 0
+            assert decode.state()["kv_host"]["failed_fetches"] == 1
+        finally:
+            os.kill(prefill.engine_pid, signal.SIGCONT)
+        assert "Traceback" not in prefill.output() + decode.output()
 
 
 def test_a_replica_that_starts_fetches_what_its_peer_is_asked_most(model, tmp_path):

@@ -70,6 +70,7 @@ class HostTier:
         "_resident",
         "_store_cost",
         "_stored_blocks",
+        "num_for_peers",
     )
 
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
@@ -92,6 +93,8 @@ class HostTier:
         self._num_held = self._declined = 0
         self._load_cost, self._store_cost = DecayingMean(), DecayingMean()
         self._stored_blocks = self._loaded_blocks = self._missed_blocks = 0
+        self.num_for_peers = 0
+        """Prompts that other replicas had this one compute."""
 
     @property
     def is_enabled(self) -> bool:
@@ -126,6 +129,8 @@ class HostTier:
             store_bytes_per_s=self._bytes_per_s(self._store_cost.value),
             fetched_tokens=tokens_of(self._peers.num_fetched),
             failed_fetches=self._peers.num_failed,
+            handed_over_prompts=self._peers.num_handed_over,
+            peer_prompts=self.num_for_peers,
             fetch_bytes_per_s=self._bytes_per_s(self._peers.block_s),
         )
 
@@ -189,7 +194,7 @@ class HostTier:
         if not self._peers.may_ask(request.kv_peer, now):
             return
         end = min(limit, len(sequence.hashes), MOST_BLOCKS // len(self._groups))
-        if request.kv_peer_tokens:
+        if request.kv_peer_tokens and not request.kv_peer_computes:
             end = min(end, -(-request.kv_peer_tokens // size))
         start = self._reach(sequence.hashes, end)
         if end - start < self._limits.least_blocks or self.is_fetching(sequence.hashes[start:end]):

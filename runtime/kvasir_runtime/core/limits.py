@@ -100,6 +100,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, min(4, 64 // self.block_size))
 
     @property
+    def hands_over(self) -> bool:
+        """Whether a prompt may be computed by another replica, which gives its blocks, and for another one."""
+        return self.fetches_blocks and self.prefix_cache and not self.has_states
+
+    @property
     def has_states(self) -> bool:
         """Whether a layer has a state, which exists as of the end of a chunk and can be continued from there only."""
         return any(attention.kind == "state" for attention in self.attentions)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api.hashes import owner_of_block
-from kvasir_runtime.core.plan import BlockFetch, FetchResult, PeerBlock
+from kvasir_runtime.core.plan import BlockFetch, FetchResult, PeerBlock, PeerPrefill
 from kvasir_runtime.core.throughput import DecayingMean
 from kvasir_runtime.wire import EngineRequest
 
@@ -22,6 +22,11 @@ MOST_S: Final = 10.0
 """A fetch ends by then, however long computing would take, and where that was not measured yet."""
 LEAST_S: Final = 0.1
 """For a fetch where computing is quick: a peer that answers takes a few milliseconds."""
+MOST_PREFILL_S: Final = 30.0
+"""For a fetch of what the peer computes first."""
+LEAST_PREFILL_S: Final = 2.0
+PREFILL_TIMES: Final = 4.0
+"""Such a fetch may take so many times as long as computing here would: the peer may compute other prompts before."""
 REST_S: Final = 10.0
 """For so long a peer is not asked that gave no whole answer to the request before, nor for a block that did not come
 and without which those behind it are of no use."""
@@ -49,7 +54,7 @@ class PeerFetches:
     """token_s, load_s below: measured seconds to compute a token, and to copy a block from the host; 0 if unknown."""
 
     __slots__ = ("_block_size", "_coming", "_cost", "_declined", "_failed", "_new", "_number", "_resting", "_under_way",
-                 "num_failed", "num_fetched")  # fmt: skip
+                 "num_failed", "num_fetched", "num_handed_over")  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -62,8 +67,8 @@ class PeerFetches:
         """What is to rest from the next request on."""
         self._resting: dict[_Rest, float] = {}
         self._number = self._declined = 0
-        self.num_fetched = self.num_failed = 0
-        """Blocks that came, and fetches without a whole answer."""
+        self.num_fetched = self.num_failed = self.num_handed_over = 0
+        """Blocks that came, fetches without a whole answer, and prompts of which a peer has computed some."""
 
     @property
     def has_new(self) -> bool:
@@ -126,10 +131,11 @@ class PeerFetches:
         order = BlockFetch(
             number=self._number,
             peer=request.kv_peer,
-            within_s=min(MOST_S, max(LEAST_S, compute_s or MOST_S)),
+            within_s=_within_s(compute_s, is_prefill=request.kv_peer_computes),
             salt=request.salt,
             tokens=tokens,
             blocks=blocks,
+            prefill=_prefill_of(request) if request.kv_peer_computes else None,
         )
         keys = frozenset(block.key for block in blocks)
         self._new.append(_Fetch(order, keys))
@@ -151,6 +157,7 @@ class PeerFetches:
             if not self._coming[key]:
                 del self._coming[key]
         self.num_fetched += len(result.keys)
+        self.num_handed_over += fetch.order.prefill is not None and bool(result.keys)
         if result.seconds > 0 and result.keys:
             self._cost.add(result.seconds, len(result.keys), 1.0 / (1.0 + result.seconds / MEMORY_S))
         if result.failed:
@@ -165,3 +172,14 @@ class PeerFetches:
         """What comes is of no use. owner: only blocks with this mark."""
         for fetch in (*self._new, *self._under_way.values()):
             fetch.unwanted |= {key for key in fetch.keys if not owner or owner_of_block(key) == owner}
+
+
+def _within_s(compute_s: float, *, is_prefill: bool) -> float:
+    """Seconds that a fetch may take. compute_s: that computing here would, 0 if unknown."""
+    if is_prefill:
+        return min(MOST_PREFILL_S, max(LEAST_PREFILL_S, PREFILL_TIMES * compute_s or MOST_S))
+    return min(MOST_S, max(LEAST_S, compute_s or MOST_S))
+
+
+def _prefill_of(request: EngineRequest) -> PeerPrefill:
+    return PeerPrefill(tenant=request.tenant, weight=request.weight, priority=request.priority)

@@ -5,7 +5,7 @@ The runner owns the rows: token ids, block tables, sampling parameters and compu
 and sampled ids are appended to a row by the runner itself, so a plan never has to carry them.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -128,12 +128,20 @@ class PeerBlock(msgspec.Struct, frozen=True):
     key: bytes
 
 
+class PeerPrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose prompt another replica is to compute, as in `EngineRequest`."""
+
+    tenant: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0
+    priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] = 0
+
+
 class BlockFetch(msgspec.Struct, frozen=True, kw_only=True):
     """Fetch from another replica to the host what it holds of some blocks, within so many seconds.
 
     number: names the fetch in results. peer: IP address and port. tokens: ids of all columns from the first on, as
     little-endian uint32, and salt that of the request: a replica's own hashes of the blocks follow from them and from
-    its own secret.
+    its own secret. prefill: the peer computes them first, and gives each block when it has it; None for what it holds.
     """
 
     number: int
@@ -142,6 +150,7 @@ class BlockFetch(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes
     tokens: bytes
     blocks: tuple[PeerBlock, ...]
+    prefill: PeerPrefill | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,6 +96,7 @@ class Scheduler:
         self._requests[request.request_id] = kind
         self._queue(kind)
         self._counters.arrived(kind.request)
+        self.host.num_for_peers += request.for_peer
         return None
 
     def abort(self, request_id: str, now: float, *, success: bool = False) -> None:

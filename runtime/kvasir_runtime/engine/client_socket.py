@@ -16,6 +16,7 @@ class ClientSocket:
     """Bound at an address; the clients connect. close() delivers what was sent, within linger_s."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a token is never dropped; clients bound what they request

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
+from kvasir_runtime.runner.kv_transfer.interface import Prefill
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, FromEngine, Grammar, ToEngine
 
@@ -26,6 +27,9 @@ class Peers(Protocol):
 
     def use_keys(self, keys: tuple[bytes, ...]) -> None:
         """Keys that the replicas share, of which the first is used; never waits."""
+
+    def use_prefill(self, prefill: Prefill) -> None:
+        """Compute prompts for them in this way from now on; never waits."""
 
 
 class Runner(Protocol):

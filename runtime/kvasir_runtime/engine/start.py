@@ -21,6 +21,7 @@ from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.client_socket import ClientSocket
 from kvasir_runtime.engine.interfaces import Runner
 from kvasir_runtime.engine.loop import Engine
+from kvasir_runtime.engine.peer_prefills import PeerPrefills
 from kvasir_runtime.engine.trace import TraceFile
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
@@ -105,11 +106,13 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
         scheduler=Scheduler(limits, facts.work),
         runner=runner,
         clients=socket,
-        state=_state(options, facts),
+        state=_state(options, facts, computes_for_peers=limits.hands_over),
         depth=2 if on_gpu else 1,
         trace=trace,
         profiler=profiler,
     )
+    if runner.peers is not None and limits.hands_over:
+        runner.peers.use_prefill(PeerPrefills(socket.address, facts))
     for client in clients.present:
         engine.greet(client)
     return engine
@@ -186,7 +189,7 @@ def _drafter(options: ServeOptions, facts: EngineFacts) -> str:
     return "model" if draft_model(options.speculation) else options.speculation
 
 
-def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
+def _state(options: ServeOptions, facts: EngineFacts, *, computes_for_peers: bool) -> RuntimeState:
     name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
     return RuntimeState(
         model=name,
@@ -198,5 +201,6 @@ def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
         kernels=facts.kernels,
         fallback=facts.fallback,
         kv_transfer_port=facts.kv_transfer_port,
+        kv_prefill=computes_for_peers,
         speculation=SpeculationState(why=facts.no_drafts if options.speculation != "off" else ""),
     )

@@ -163,6 +163,7 @@ def _requests(
                 admitted=number + choice > 0,
                 kv_peer=sender.kv_peer,
                 kv_peer_tokens=peer_tokens,
+                kv_peer_computes=sender.kv_peer_computes,
             )
             for choice in range(num_drawn)
         ]

@@ -17,7 +17,7 @@ class RequestSender:
     weight: share among tenants that wait. priority: in place of the body's; None where the body decides. most_urgent:
     the lowest priority that counts, whatever is requested. ttft_s: objective from the arrival to the first token, 0 for
     none. kv_peer: IP address and port of another replica that holds blocks of the request's text, of its first
-    kv_peer_bytes as far as is known; "" for none.
+    kv_peer_bytes as far as is known; "" for none. kv_peer_computes: that replica is to compute the prompt.
     """
 
     tenant: str = ""
@@ -29,6 +29,7 @@ class RequestSender:
     ttft_s: float = 0.0
     kv_peer: str = ""
     kv_peer_bytes: int = 0
+    kv_peer_computes: bool = False
 
     def priority_of(self, of_body: int) -> int:
         """The priority that counts. of_body: `priority` of the request."""

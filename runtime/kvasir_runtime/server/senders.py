@@ -13,7 +13,9 @@ from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
 from kvasir_runtime.frontend.sender import RequestSender
 from kvasir_runtime.server.auth import ApiKeys, KeyNames
 
-_KV_PEER: Final = re.compile(r"(?P<peer>(\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]):\d{1,5});bytes=(?P<bytes>\d{1,10})")
+_KV_PEER: Final = re.compile(
+    r"(?P<peer>(\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]):\d{1,5});(bytes=(?P<bytes>\d{1,10})|prefill)"
+)
 
 
 class Senders:
@@ -41,7 +43,8 @@ class Senders:
             most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
             ttft_s=_ttft_s(request) or self._ttft_s,
             kv_peer=peer,
-            kv_peer_bytes=peer_bytes,
+            kv_peer_bytes=peer_bytes or 0,
+            kv_peer_computes=peer_bytes is None,
         )
 
     @property
@@ -103,18 +106,21 @@ def _ttft_s(request: Request) -> float:
     return ttft_ms / 1000
 
 
-def _kv_peer(request: Request, own_port: int) -> tuple[str, int]:
-    """Replicas of a service have the same port, unless each takes a free one (0): so that no caller has this one
-    connect to other programs' ports.
+def _kv_peer(request: Request, own_port: int) -> tuple[str, int | None]:
+    """Where blocks are, and of how much of the text; None where they are to be computed there first.
+
+    Replicas of a service have the same port, unless each takes a free one (0): so that no caller has this one connect
+    to other programs' ports.
     """
     value = _single(request, names.HEADER_KV_PEER)
     if value is None:
         return "", 0
     found = _KV_PEER.fullmatch(value)
     if found is None:
-        raise _refused(names.HEADER_KV_PEER, "an IP address and a port, and ;bytes= with a number")
+        raise _refused(names.HEADER_KV_PEER, "an IP address and a port, and ;bytes= with a number or ;prefill")
     port = int(found["peer"].rpartition(":")[2])
-    return (found["peer"], int(found["bytes"])) if own_port in (0, port) else ("", 0)
+    num_bytes = None if found["bytes"] is None else int(found["bytes"])
+    return (found["peer"], num_bytes) if own_port in (0, port) else ("", 0)
 
 
 def _single(request: Request, header: str) -> str | None:

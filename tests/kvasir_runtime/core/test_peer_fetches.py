@@ -9,8 +9,16 @@ from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 from kvasir_api.hashes import block_root, extend_block_hashes, owner_of_salt
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.host_tier import key_of
-from kvasir_runtime.core.peer_fetches import MOST_FETCHES, MOST_S, PROBE_EVERY, REST_S, PeerFetches
-from kvasir_runtime.core.plan import FetchResult, PeerBlock
+from kvasir_runtime.core.peer_fetches import (
+    LEAST_PREFILL_S,
+    MOST_FETCHES,
+    MOST_PREFILL_S,
+    MOST_S,
+    PROBE_EVERY,
+    REST_S,
+    PeerFetches,
+)
+from kvasir_runtime.core.plan import FetchResult, PeerBlock, PeerPrefill
 
 PEER = "10.0.0.2:8002"
 PROMPT = tuple(range(1, 42))
@@ -262,3 +270,41 @@ def test_a_slow_peer_is_measured_again_now_and_then():
 @pytest.mark.parametrize(("compute_s", "want"), [(0.0, 10.0), (0.02, 0.1), (3.0, 3.0), (1000.0, 10.0)])
 def test_a_fetch_may_take_as_long_as_computing_within_bounds(compute_s, want):
     assert begun(PeerFetches(4), ASKED, compute_s=compute_s).within_s == want
+
+
+def test_a_prompt_that_the_peer_is_to_compute_is_asked_for_whole_with_whose_it_is():
+    engine = served(peer=held_by_peer())
+    asked = request(
+        "a", PROMPT, kv_peer=PEER, kv_peer_computes=True, kv_peer_tokens=4, tenant="acme", weight=2.0, priority=3
+    )
+    (answer,) = answered(engine, asked)
+    (fetch,) = fetches(engine)
+    assert fetch.prefill == PeerPrefill(tenant="acme", weight=2.0, priority=3)
+    assert len(fetch.blocks) == 10
+    assert (answer.cached_tokens, answer.tokens) == (40, alone())
+    host = engine.scheduler.report(RuntimeState()).kv_host
+    assert (host.handed_over_prompts, host.peer_prompts) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "within_s"), [(0.0, MOST_S), (0.1, LEAST_PREFILL_S), (3.0, 12.0), (100.0, MOST_PREFILL_S)]
+)
+def test_what_a_peer_computes_may_take_longer_than_computing_here(compute_s, within_s):
+    peers = PeerFetches(4)
+    asked = request("a", PROMPT, kv_peer=PEER, kv_peer_computes=True)
+    peers.add(asked, b"", (PeerBlock(0, bytes(33)),), compute_s)
+    (fetch,) = peers.begin()
+    assert fetch.within_s == within_s
+
+
+def test_a_prompt_of_which_nothing_came_was_not_handed_over():
+    engine = served(peer=held_by_peer(0))
+    (answer,) = answered(engine, request("a", PROMPT, kv_peer=PEER, kv_peer_computes=True))
+    assert (answer.cached_tokens, answer.tokens) == (0, alone())
+    assert engine.scheduler.report(RuntimeState()).kv_host.handed_over_prompts == 0
+
+
+def test_prompts_that_are_computed_for_another_replica_are_counted():
+    engine = served()
+    answered(engine, request("a", PROMPT, max_tokens=1, for_peer=True))
+    assert engine.scheduler.report(RuntimeState()).kv_host.peer_prompts == 1

@@ -90,7 +90,7 @@ def test_a_peer_that_is_silent_and_ends_costs_that_time_and_then_rests(tmp_path)
     want = holder.answer("a", PROMPT)
     over, asked = threading.Event(), threading.Event()
 
-    def silent(link, keys):
+    def silent(link, query, keys):
         asked.set()
         over.wait(0.5)
         link.end()

@@ -180,3 +180,8 @@ def test_a_peer_that_is_no_address_is_refused(keys, value):
 def test_a_peer_has_the_port_of_this_replica_or_is_none(keys, port, want):
     made = sender(keys, headers={PEER: "10.0.0.2:8002;bytes=4096"}, kv_transfer_port=port)
     assert made.kv_peer == want
+
+
+def test_a_peer_may_be_named_to_compute_the_prompt(keys):
+    made = sender(keys, headers={PEER: "10.0.0.2:8002;prefill"}, kv_transfer_port=8002)
+    assert (made.kv_peer, made.kv_peer_bytes, made.kv_peer_computes) == ("10.0.0.2:8002", 0, True)

@@ -13,14 +13,16 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from kvasir_api.hashes import block_root, prompt_block_hashes, split_block_hashes
+from kvasir_runtime.core.peer_fetches import MOST_FETCHES
 from kvasir_runtime.core.plan import BlockFetch, FetchResult
 from kvasir_runtime.runner.kv_offload.file_store import FileStore
-from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, Connect, PeerError
+from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, BlockQuery, Connect, PeerError
 
 LOG = logging.getLogger(__name__)
-THREADS: Final = 4
+THREADS: Final = MOST_FETCHES
+"""None waits for another one that waits for what a peer computes. They are started when they are needed."""
 BATCH_BLOCKS: Final = 16
-BATCH_BYTES: Final = 16 * 1024 * 1024
+BATCH_BYTES: Final = 4 * 1024 * 1024
 """Of blocks that a thread holds until it writes them to the file together, which takes its lock once."""
 IDLE_S: Final = 30.0
 """Less than a peer keeps a connection without requests."""
@@ -36,11 +38,13 @@ class _Idle(NamedTuple):
 
 
 class _Received(NamedTuple):
-    """What came of a fetch. damaged: blocks whose checksum is wrong. error: why it ended early, if it did."""
+    """What came of a fetch. damaged: blocks whose checksum is wrong. error: why it ended early, if it did. moved_s:
+    seconds in which content was read and kept, without those in which the peer computed it."""
 
     keys: tuple[bytes, ...]
     damaged: int
     error: str
+    moved_s: float = 0.0
 
 
 class BlockFetcher:
@@ -135,7 +139,7 @@ class BlockFetcher:
         return FetchResult(
             number=fetch.number,
             keys=received.keys,
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - begun if fetch.prefill is None else received.moved_s,
             failed=bool(received.error) or received.damaged > len(received.keys),
         )
 
@@ -156,9 +160,12 @@ class BlockFetcher:
         wanted = self._peer_keys(fetch, connection.hash_salt)
         batch = _Batch(self._store.block_bytes)
         kept: list[bytes] = []
-        damaged, error = 0, ""
+        damaged, error, kept_s = 0, "", 0.0
+        query = BlockQuery(keys=b"".join(wanted))
+        if fetch.prefill is not None:
+            query = BlockQuery(keys=query.keys, prefill=fetch.prefill, tokens=fetch.tokens, salt=fetch.salt)
         try:
-            connection.ask(wanted, deadline)
+            connection.ask(query, deadline)
             while (found := connection.receive(batch.place(), deadline)) is not None:
                 index, block_crc = found
                 if crc32(batch.place(), crc32(wanted[index])) != block_crc:
@@ -166,14 +173,16 @@ class BlockFetcher:
                     continue
                 batch.add(fetch.blocks[index].key)
                 if batch.is_full:
+                    begun = time.monotonic()
                     kept += self._keep(batch)
+                    kept_s += time.monotonic() - begun
         except (OSError, PeerError) as failed:
             error = _words(failed)
             connection.close()
         else:
             self._put_idle(fetch.peer, connection)
         kept += self._keep(batch)
-        return _Received(tuple(kept), damaged, error)
+        return _Received(tuple(kept), damaged, error, connection.content_s + kept_s)
 
     def _peer_keys(self, fetch: BlockFetch, salt: bytes) -> list[bytes]:
         """The blocks of a fetch as the peer knows them."""

@@ -1,9 +1,11 @@
 """Gives blocks of the host's tier to other replicas, straight from its file to their connections.
 
-Each connection has a thread, which waits for requests and never for the engine. A block may be replaced while it is
+Each connection has a thread, which waits for requests, and for the engine where it computes a prompt for another
+replica: then blocks are sent as soon as they are in the file, chunk by chunk. A block may be replaced while it is
 sent: then its checksum is wrong at the other end. Every wait is bounded, and so is the number of connections.
 """
 
+import itertools
 import logging
 import socket
 import time
@@ -12,13 +14,14 @@ from typing import Final
 
 import msgspec
 
+from kvasir_runtime.core.peer_fetches import MOST_PREFILL_S
 from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.link import Link, LinkError
 from kvasir_runtime.nodes.listening import Acceptor
 from kvasir_runtime.runner.kv_offload.file_store import FileStore
-from kvasir_runtime.runner.kv_offload.store_layout import KEY_BYTES
 from kvasir_runtime.runner.kv_transfer import tcp_peer
-from kvasir_runtime.runner.kv_transfer.interface import PeerError
+from kvasir_runtime.runner.kv_transfer.interface import BlockQuery, OpenPrefill, PeerError, Prefill
+from kvasir_runtime.runner.kv_transfer.tcp_peer import MOST_QUERY_BYTES
 
 LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS: Final = 64
@@ -27,6 +30,12 @@ IDLE_S: Final = 60.0
 """For which a connection may wait for its next request."""
 ANSWER_S: Final = 30.0
 """For which a whole answer may take: who reads slower is cut off."""
+SETTLE_S: Final = 1.0
+"""For which blocks of a computed prompt may take to be in the file."""
+POLL_S: Final = 0.01
+LOOK_AHEAD: Final = 64
+"""Blocks that are looked for at a time while a prompt is computed: they come in this order, but for those of one chunk.
+"""
 QUIET_S: Final = 60.0
 """Between two log lines about connections that were refused."""
 
@@ -38,6 +47,7 @@ class BlockServer:
 
     def __init__(self, listener: socket.socket, store: FileStore, facts: Mapping[str, str]) -> None:
         self.keys: tuple[bytes, ...] = ()
+        self.prefill: Prefill | None = None
         self._store, self._facts = store, facts
         self._acceptor = Acceptor(listener, self._serve, most=MOST_CONNECTIONS, name="kv-peer")
         self._port: int = listener.getsockname()[1]
@@ -57,8 +67,7 @@ class BlockServer:
         try:
             self._admit(link)
             while link.has_bytes(IDLE_S):
-                keys = tcp_peer.split_keys(link.receive(tcp_peer.MOST_KEYS * KEY_BYTES, within_s=HANDSHAKE_S))
-                self._answer(link, keys)
+                self._answer(link, *tcp_peer.query_of(link.receive(MOST_QUERY_BYTES, within_s=HANDSHAKE_S)))
         except (ConnectionError, EOFError, TimeoutError):
             return  # the caller ended it, or is too slow; the file was cut short
         except (LinkError, PeerError, OSError) as error:
@@ -81,16 +90,50 @@ class BlockServer:
         if why:
             raise PeerError(f"{link.peer} gets no blocks: {why}")
 
-    def _answer(self, link: Link, keys: list[bytes]) -> None:
-        """Send what is there of some keys."""
-        deadline = time.monotonic() + ANSWER_S
-        for index, slot in enumerate(self._store.located(keys)):
+    def _answer(self, link: Link, query: BlockQuery, keys: list[bytes]) -> None:
+        """Send what is there of some keys, or what is there once their prompt is computed."""
+        left = dict(enumerate(keys))
+        self._send_held(link, left)
+        if left and query.prefill is not None and self.prefill is not None:
+            with self.prefill(query.tokens, query.salt, query.prefill) as opened:
+                self._send_computed(link, left, opened)
+        link.send(tcp_peer.HEAD.pack(tcp_peer.END, 0), within_s=ANSWER_S)
+
+    def _send_computed(self, link: Link, left: dict[int, bytes], prefill: OpenPrefill) -> None:
+        """Send blocks while they are computed, until all were sent, no more come, or the caller is gone."""
+        deadline = time.monotonic() + MOST_PREFILL_S
+        has_ended, moved_at = False, time.monotonic()
+        beat_at = moved_at
+        while left and (now := time.monotonic()) < deadline:
+            if self._send_held(link, left, LOOK_AHEAD):
+                moved_at = beat_at = time.monotonic()
+                continue
+            if has_ended and now > moved_at + SETTLE_S:
+                return
+            if now > beat_at + tcp_peer.BEAT_S:
+                link.send(tcp_peer.HEAD.pack(tcp_peer.WAIT, 0), within_s=HANDSHAKE_S)
+                beat_at = now
+            if link.has_bytes(0.0):
+                raise ConnectionResetError(f"{link.peer} does not wait for its blocks any more")
+            if not has_ended:
+                has_ended = prefill.has_ended(POLL_S)
+                moved_at = time.monotonic()
+            else:
+                time.sleep(POLL_S)
+
+    def _send_held(self, link: Link, left: dict[int, bytes], most: int | None = None) -> bool:
+        """Send what the file holds of some keys, at most the first so many, and remove it from them. Whether there was
+        any."""
+        deadline, before = time.monotonic() + ANSWER_S, len(left)
+        first = list(itertools.islice(left.items(), most))
+        for (index, _), slot in zip(first, self._store.located([key for _, key in first]), strict=True):
             if slot is None:
                 continue
             link.send(tcp_peer.HEAD.pack(index, slot.block_crc), within_s=tcp_peer.left_s(deadline))
             within_s = tcp_peer.left_s(deadline)
             link.send_file(self._store.descriptor, slot.offset, self._store.block_bytes, within_s=within_s)
-        link.send(tcp_peer.HEAD.pack(tcp_peer.END, 0), within_s=tcp_peer.left_s(deadline))
+            del left[index]
+        return len(left) < before
 
     def _warn(self, why: str) -> None:
         now = time.monotonic()

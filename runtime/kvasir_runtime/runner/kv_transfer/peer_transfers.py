@@ -12,7 +12,7 @@ from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.kv_transfer import tcp_peer
 from kvasir_runtime.runner.kv_transfer.block_fetcher import BlockFetcher
 from kvasir_runtime.runner.kv_transfer.block_server import BlockServer
-from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, PeerError
+from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, PeerError, Prefill
 
 
 class PeerTransfers:
@@ -54,6 +54,10 @@ class PeerTransfers:
         """Keys that replicas of the service share: all are accepted, the first is used."""
         self._server.keys = tuple(map(tcp_peer.transfer_key, keys))
         self._fetcher.forget_connections()
+
+    def use_prefill(self, prefill: Prefill) -> None:
+        """Compute prompts for other replicas in this way; before that none is."""
+        self._server.prefill = prefill
 
     def submit(self, plan: StepPlan) -> None:
         """Begin fetches and copies. The former come first: requests wait for them, whatever becomes of the copies."""

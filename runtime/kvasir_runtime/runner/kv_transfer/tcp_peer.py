@@ -4,13 +4,16 @@ Both prove that they have a key of the service before either sends anything else
 content depends on, each value as a code under the key, and gets a refusal that names the first difference, or the
 peer's secret of hashes, masked with a code that only a holder of the key can make.
 
-A request is a frame of keys. For each of them that the peer holds come its index and checksum in one frame and its
-content in the next, which the kernel copies from the file; the last frame has END in place of an index.
+A request is a frame with a `BlockQuery`. For each of its keys that the peer holds come its index and checksum in one
+frame and its content in the next, which the kernel copies from the file; the last frame has END in place of an index.
+Where the peer computes the blocks first they come in any order, and frames with WAIT between them, at least one in
+BEAT_S: a peer that is silent for SILENCE_S is gone.
 """
 
 import hashlib
 import hmac
 import ipaddress
+import math
 import socket
 import struct
 import time
@@ -24,15 +27,20 @@ from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.key_proof import Call, Purpose, WrongKeyError
 from kvasir_runtime.nodes.link import Link, LinkError
 from kvasir_runtime.runner.kv_offload.store_layout import KEY_BYTES
-from kvasir_runtime.runner.kv_transfer.interface import PeerError
+from kvasir_runtime.runner.kv_transfer.interface import BlockQuery, PeerError
 
 PURPOSE: Final = Purpose(
-    magic=b"kvasir blocks 1\n", label=b"kvasir blocks ", called="replica that gives out blocks", key="the service"
+    magic=b"kvasir blocks 2\n", label=b"kvasir blocks ", called="replica that gives out blocks", key="the service"
 )
 HEAD: Final = struct.Struct("<II")
 END: Final = 0xFFFF_FFFF
+WAIT: Final = 0xFFFF_FFFE
+BEAT_S: Final = 0.25
+SILENCE_S: Final = 2.0
 MOST_KEYS: Final = MOST_BLOCKS
 """Of a request, which names the blocks of one fetch."""
+MOST_QUERY_BYTES: Final = 16 * 1024 * 1024
+"""Most of it are the ids of a prompt: four bytes for each."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,30 +102,41 @@ class TcpPeer:
     def __init__(self, link: Link, hash_salt: bytes) -> None:
         """Call `connect`."""
         self._link, self._hash_salt = link, hash_salt
-        self._left: range | None = None
+        self._left: set[int] | None = None
+        self._most_silent_s = math.inf
+        self._content_s = 0.0
 
     @property
     def hash_salt(self) -> bytes:
         """Of the peer."""
         return self._hash_salt
 
-    def ask(self, keys: Sequence[bytes], deadline: float) -> None:
+    @property
+    def content_s(self) -> float:
+        """Of the answer that was read last."""
+        return self._content_s
+
+    def ask(self, query: BlockQuery, deadline: float) -> None:
         """At most MOST_KEYS, each of KEY_BYTES."""
-        self._link.send(b"".join(keys), within_s=left_s(deadline))
-        self._left = range(len(keys))
+        self._link.send(msgspec.msgpack.encode(query), within_s=left_s(deadline))
+        self._left = set(range(len(query.keys) // KEY_BYTES))
+        self._most_silent_s = math.inf if query.prefill is None else SILENCE_S
+        self._content_s = 0.0
 
     def receive(self, place: memoryview, deadline: float) -> tuple[int, int] | None:
-        """Indices rise, so an answer ends."""
+        """Each index comes once, so an answer ends; a peer that only waits is read up to the deadline."""
         assert self._left is not None, "nothing was asked for"
         try:
-            index, block_crc = HEAD.unpack(self._link.receive(HEAD.size, within_s=left_s(deadline)))
+            index, block_crc = self._head(deadline)
             if index == END:
                 self._left = None
                 return None
             if index not in self._left:
                 raise PeerError(f"{self._link.peer} sent block {index}, which was not asked for or came before")
-            self._left = range(index + 1, self._left.stop)
-            self._link.receive_into(place, within_s=left_s(deadline))
+            self._left.remove(index)
+            begun = time.monotonic()
+            self._link.receive_into(place, within_s=min(left_s(deadline), self._most_silent_s))
+            self._content_s += time.monotonic() - begun
         except (LinkError, struct.error) as error:
             raise PeerError(str(error)) from error
         return index, block_crc
@@ -125,6 +144,14 @@ class TcpPeer:
     def close(self) -> None:
         """The peer sees it at once."""
         self._link.close()
+
+    def _head(self, deadline: float) -> tuple[int, int]:
+        """Index and checksum of the next block, or END."""
+        while True:
+            within_s = min(left_s(deadline), self._most_silent_s)
+            index, block_crc = HEAD.unpack(self._link.receive(HEAD.size, within_s=within_s))
+            if index != WAIT or self._most_silent_s == math.inf:
+                return index, block_crc
 
 
 def connect(peer: str, deadline: float, *, key: bytes, facts: Mapping[str, str]) -> TcpPeer:
@@ -147,11 +174,16 @@ def connect(peer: str, deadline: float, *, key: bytes, facts: Mapping[str, str])
         raise
 
 
-def split_keys(request: bytes | bytearray) -> list[bytes]:
-    """The keys of a request. Raises PeerError where it has another length than keys have."""
-    if len(request) % KEY_BYTES:
-        raise PeerError(f"a request of {len(request)} bytes is none of keys")
-    return [bytes(request[start : start + KEY_BYTES]) for start in range(0, len(request), KEY_BYTES)]
+def query_of(request: bytes | bytearray) -> tuple[BlockQuery, list[bytes]]:
+    """A request and its keys. Raises PeerError where it is none, or has no whole keys or too many."""
+    try:
+        query = msgspec.msgpack.decode(request, type=BlockQuery)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"a request of {len(request)} bytes is none for blocks") from error
+    keys = query.keys
+    if len(keys) % KEY_BYTES or len(keys) > MOST_KEYS * KEY_BYTES:
+        raise PeerError(f"{len(keys)} bytes of keys are none")
+    return query, [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
 def proven(call: Call, keys: Sequence[bytes]) -> bytes | None:

@@ -51,6 +51,8 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_kv_host_store_bytes_per_second": lambda state: state.kv_host.store_bytes_per_s,
     "kvasir_kv_host_fetched_tokens_total": lambda state: state.kv_host.fetched_tokens,
     "kvasir_kv_host_failed_fetches_total": lambda state: state.kv_host.failed_fetches,
+    "kvasir_kv_handed_over_prompts_total": lambda state: state.kv_host.handed_over_prompts,
+    "kvasir_kv_peer_prompts_total": lambda state: state.kv_host.peer_prompts,
     "kvasir_kv_host_fetch_bytes_per_second": lambda state: state.kv_host.fetch_bytes_per_s,
     "kvasir_requests_running": lambda state: state.running,
     "kvasir_requests_waiting": lambda state: state.waiting,

@@ -9,76 +9,27 @@ import time
 import msgspec
 import pytest
 
+from fakes.block_receiver import (
+    BLOCK_BYTES,
+    LONG_S,
+    SALT,
+    TOKENS,
+    Receiver,
+    content,
+    keys_in,
+    store_of,
+)
 from fakes.kv_peers import FACTS, KEY
 from kvasir_api.hashes import block_root, prompt_block_hashes, split_block_hashes
 from kvasir_runtime.core.plan import BlockFetch, PeerBlock
 from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.link import Link
 from kvasir_runtime.nodes.listening import Acceptor, bind
-from kvasir_runtime.runner.kv_offload.file_store import open_store
 from kvasir_runtime.runner.kv_transfer import block_server, tcp_peer
-from kvasir_runtime.runner.kv_transfer.block_fetcher import BlockFetcher
 from kvasir_runtime.runner.kv_transfer.block_server import BlockServer
-from kvasir_runtime.runner.kv_transfer.interface import PeerError
-from kvasir_runtime.wire import packed_ids
+from kvasir_runtime.runner.kv_transfer.interface import BlockQuery, PeerError
 
-BLOCK_BYTES = 30_000
-LIMIT_BYTES = 40 * 40_000
-BLOCK_SIZE = 4
-TOKENS = packed_ids(range(1, 81))
-"""Of 20 blocks."""
-LONG_S = 60.0
 SHORT_S = 0.3
-SALT = b"tenant"
-
-
-def store_of(folder):
-    return open_store(folder, "ab" * 16, BLOCK_BYTES, LIMIT_BYTES)
-
-
-def keys_in(store, salt=SALT):
-    root = block_root(salt=salt, secret=store.salt)
-    return [one + b"\0" for one in split_block_hashes(prompt_block_hashes(TOKENS, root=root, block_size=BLOCK_SIZE))]
-
-
-def content(number):
-    return bytes([number + 1, 7]) * (BLOCK_BYTES // 2)
-
-
-class Receiver:
-    """The side that fetches. store: reads what is kept."""
-
-    def __init__(self, folder, key=KEY, facts=FACTS):
-        self.store = store_of(folder)
-        self.changed = threading.Condition()
-        self.fetcher = BlockFetcher(
-            store_of(folder),
-            lambda peer, deadline: tcp_peer.connect(peer, deadline, key=key, facts=facts),
-            block_size=BLOCK_SIZE,
-            changed=self.changed,
-        )
-        self.keys = keys_in(self.store)
-        self.number = 0
-
-    def fetch(self, peer, columns=range(20), within_s=LONG_S):
-        """The numbers of blocks that came, and the result."""
-        self.number += 1
-        blocks = tuple(PeerBlock(column, self.keys[column]) for column in columns)
-        fetch = BlockFetch(number=self.number, peer=peer, within_s=within_s, salt=SALT, tokens=TOKENS, blocks=blocks)
-        with self.changed:
-            self.fetcher.submit([fetch])
-            assert self.changed.wait_for(lambda: self.fetcher.has_ended, LONG_S)
-            (result,) = self.fetcher.take()
-        assert result.number == self.number
-        return [self.keys.index(key) for key in result.keys], result
-
-    def held(self):
-        """The blocks in the file, each of which must be right."""
-        places = [bytearray(BLOCK_BYTES) for _ in self.keys]
-        found = self.store.get([(key, memoryview(place)) for key, place in zip(self.keys, places, strict=True)])
-        for number, (is_there, place) in enumerate(zip(found, places, strict=True)):
-            assert not is_there or place == content(number), f"block {number} is wrong"
-        return [number for number, is_there in enumerate(found) if is_there]
 
 
 @pytest.fixture
@@ -352,10 +303,15 @@ def read_all(connection):
 def test_a_caller_that_takes_too_long_is_cut_off(giver, monkeypatch):
     store, peer = giver
     monkeypatch.setattr(block_server, "ANSWER_S", 0.05)
-    located = store.located(keys_in(store)[:12])
-    monkeypatch.setattr(store, "located", lambda keys: located * 50_000)  # 18 GB, which no connection takes so soon
+    link_send, sent = Link.send_file, 60_000
+
+    def again_and_again(self, *args, **times):
+        for _ in range(sent):  # 22 GB, which no connection takes so soon
+            link_send(self, *args, **times)
+
+    monkeypatch.setattr(Link, "send_file", again_and_again)
     connection = tcp_peer.connect(peer, time.monotonic() + LONG_S, key=KEY, facts=FACTS)
-    connection.ask(keys_in(store)[:12], time.monotonic() + LONG_S)
+    connection.ask(BlockQuery(keys=b"".join(keys_in(store)[:12])), time.monotonic() + LONG_S)
     with pytest.raises((OSError, PeerError)):
         read_all(connection)
     connection.close()
