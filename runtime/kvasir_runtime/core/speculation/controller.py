@@ -21,6 +21,10 @@ FIRST_COST: Final = 0.04
 are sequences, where that is less.
 """
 FIRST_COST_EACH: Final = 0.4
+STALE: Final = 32
+"""Steps after which what a single one with so many drafts cost is forgotten, once: a step that something else slowed
+down would keep all of as many drafts, and more, from ever being tried.
+"""
 LEAST_PLAIN: Final = 2
 """Steps without drafts that are measured before one has drafts."""
 GAIN: Final = 1.05
@@ -38,23 +42,33 @@ of drafts are forgotten, since one slow step may have made them.
 class StepCosts:
     """Mean seconds of steps of pure decoding, by the number of sequences and drafts."""
 
-    __slots__ = ("_means",)
+    __slots__ = ("_forgotten", "_means", "_num_observed")
 
     def __init__(self) -> None:
-        self._means: dict[int, dict[int, tuple[float, int]]] = {}
-        """By size and level, seconds and how often they were measured."""
+        self._means: dict[int, dict[int, tuple[float, int, int]]] = {}
+        """By size and level, seconds, how often they were measured, and in which step of the size last."""
+        self._num_observed: dict[int, int] = {}
+        self._forgotten: dict[int, set[int]] = {}
+        """By size, levels that were forgotten."""
 
     def observe(self, num_sequences: int, num_drafts: int, elapsed_s: float) -> None:
         """A step ended."""
-        means, level = self._means.setdefault(size_of(num_sequences), {}), level_of(num_drafts)
-        known, count = means.get(level, (elapsed_s, 0))
+        size, level = size_of(num_sequences), level_of(num_drafts)
+        means, now = self._means.setdefault(size, {}), self._num_observed.get(size, 0) + 1
+        self._num_observed[size] = now
+        known, count, _ = means.get(level, (elapsed_s, 0, now))
         news = max(NEWS, 1 / (count + 1))
-        means[level] = known + news * (min(elapsed_s, OUTLIER * known) - known), count + 1
+        means[level] = known + news * (min(elapsed_s, OUTLIER * known) - known), count + 1, now
+        forgotten = self._forgotten.setdefault(size, {0})
+        for stale in [one for one, (_, count, last) in means.items() if count == 1 and now - last > STALE]:
+            if stale not in forgotten:
+                forgotten.add(stale)
+                del means[stale]
 
     def seconds(self, num_sequences: int, level: int) -> float:
         """Of a step with so many drafts, from the nearest that were measured; 0 where too few without drafts were."""
         measured = self._means.get(size_of(num_sequences), {})
-        plain_s, count = measured.get(0, (0.0, 0))
+        plain_s, count, _ = measured.get(0, (0.0, 0, 0))
         if count < LEAST_PLAIN:
             return 0.0
         if level in measured:
@@ -70,6 +84,7 @@ class StepCosts:
     def forget_drafts(self, num_sequences: int) -> None:
         """Keep what steps without drafts cost."""
         means = self._means.get(size_of(num_sequences), {})
+        self._forgotten.pop(size_of(num_sequences), None)
         for level in [level for level in means if level]:
             del means[level]
 

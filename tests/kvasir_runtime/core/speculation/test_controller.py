@@ -7,6 +7,7 @@ from kvasir_runtime.core.speculation.controller import (
     LEVELS,
     MOST_REST,
     PLAIN_EVERY,
+    STALE,
     DraftController,
     StepCosts,
     level_of,
@@ -46,6 +47,18 @@ def test_costs_between_measured_ones_are_on_a_line_and_beyond_them_too():
     assert [costs.seconds(2, level) for level in (2, 4, 8)] == pytest.approx([1.5, 2.0, 3.0])
     costs.forget_drafts(2)
     assert costs.seconds(2, 5) == pytest.approx(1 + 5 * FIRST_COST)
+
+
+def test_what_a_single_step_cost_is_forgotten_once():
+    costs = StepCosts()
+    for _ in range(2):
+        costs.observe(1, 0, 1.0)
+    for want in (1 + 4 * FIRST_COST, 3.0):
+        costs.observe(1, 4, 3.0)
+        assert costs.seconds(1, 8) == pytest.approx(5.0)
+        for _ in range(STALE + 1):
+            costs.observe(1, 0, 1.0)
+        assert costs.seconds(1, 4) == pytest.approx(want)
 
 
 def test_one_slow_step_moves_a_mean_by_a_share_of_itself():

@@ -125,6 +125,22 @@ def test_a_single_stream_is_faster_where_steps_are_bound_by_memory(rate, least):
     assert world.run(500) >= least / COSTS["memory"](1, 0)
 
 
+def test_a_first_step_that_others_slowed_down_keeps_no_drafts_from_being_tried():
+    """The first of each number from four on takes four times as long."""
+    seen = set[int]()
+
+    def step_s(num_sequences, num_drafts):
+        slow = num_drafts >= 4 and num_drafts not in seen
+        seen.add(num_drafts)
+        return COSTS["both"](num_sequences, num_drafts) * (4 if slow else 1)
+
+    world = World(1, step_s, [0.95])
+    world.run(300)
+    always = World(1, COSTS["both"], [0.95])
+    always.run(300)
+    assert world.run(200) >= 0.9 * always.run(200)
+
+
 def test_the_sequences_that_repeat_themselves_get_the_drafts():
     world = World(8, COSTS["both"], [0.95] * 2 + [0.0] * 6)
     world.run(300)
@@ -164,7 +180,7 @@ def test_a_draft_model_reads_prompts_unless_its_drafts_would_not_pay(cost, follo
     world = World(16, COSTS[cost], [0.9] * 16, speculation="model")
     world.speculation.draft([], 512, world.pool)
     assert world.speculation.drafter_follows
-    world.run(40)
+    world.run(120)
     assert world.speculation.drafter_follows is follows
     assert world.speculation.state.drafter == "model"
 
