@@ -18,6 +18,8 @@ from pathlib import Path
 CACHE_GB = 2
 CHUNK_TOKENS = 512
 SEQUENCES = 32
+LOOKUP = tuple(int(one) for one in os.environ.get("KVASIR_BENCH_OPENVINO_LOOKUP", "").split(",") if one)
+"""Ids that are looked for in the prompt, and how many are drafted; () for none."""
 
 
 def engine(model: str, pipe: Connection) -> None:
@@ -31,6 +33,8 @@ def engine(model: str, pipe: Connection) -> None:
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = CHUNK_TOKENS, True
     scheduler.enable_prefix_caching = True
     properties = {"INFERENCE_NUM_THREADS": os.cpu_count()}
+    if LOOKUP:
+        properties["prompt_lookup"] = True
     batching = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
     pipe.send("ready")
     live = {}
@@ -39,6 +43,8 @@ def engine(model: str, pipe: Connection) -> None:
             number, ids, max_tokens, temperature, top_p = pipe.recv()
             config = genai.GenerationConfig()
             config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, temperature > 0
+            if LOOKUP:
+                config.max_ngram_size, config.num_assistant_tokens = LOOKUP
             if temperature > 0:
                 config.temperature, config.top_p, config.rng_seed = temperature, top_p, number
             tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
@@ -65,7 +71,8 @@ def main(model: str, port: int) -> None:
     spawning.Process(target=engine, args=(model, theirs), daemon=True).start()
     theirs.close()
     pipe.recv()
-    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    folder = Path(model) if Path(model).is_dir() else Path(model).parent  # of a GGUF file
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     queues: dict[int, asyncio.Queue] = {}
     numbers = itertools.count()
 
@@ -89,7 +96,8 @@ def main(model: str, port: int) -> None:
 
     async def completions(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        ids = tokenizer.encode(body["prompt"], add_special_tokens=False).ids
+        prompt = body["prompt"]
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else prompt
         wanted, number, drawn = int(body["max_tokens"]), next(numbers), 0
         queue = queues[number] = asyncio.Queue()
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
