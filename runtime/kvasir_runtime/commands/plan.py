@@ -1,7 +1,7 @@
 """`kvasir plan MODEL`: does it fit? From config.json alone, by the forecast that the runtime uses."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ import click
 from kvasir_api import forecast, hf_config, inspection, model_uri, names, weight_offload
 from kvasir_api.command import click_options
 from kvasir_api.device_peaks import PEAKS, peak
+from kvasir_api.layouts import LayoutForecast
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
+from kvasir_api.speculation import draft_model
 from kvasir_runtime import source
-from kvasir_runtime.commands import host_resources, model_config, model_facts, precision_table, sizes
+from kvasir_runtime.commands import host_resources, layout_table, model_config, model_facts, precision_table, sizes
+from kvasir_runtime.commands.fit_report import FitReport, fit_report
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.server.banner import size
 
@@ -27,6 +29,7 @@ TAKEN = frozenset(
         "enable_expert_parallel",
         "nnodes",
         "speculation",
+        "ttft_milliseconds",
     }
 )
 
@@ -35,143 +38,6 @@ class NoVerdict(click.ClickException):
     """The model cannot be judged."""
 
     exit_code = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitReport:
-    """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit.
-
-    ranks: processes that share the memory. step_tokens: of the largest step. drafter: what a draft model takes.
-    stored_sixteenths, stored_plain: as of `forecast.ModelShape`.
-    """
-
-    model: str
-    architecture: str
-    supported: bool
-    parameters: int
-    active_parameters: int
-    dtype: str
-    quantization: str
-    stored_sixteenths: int
-    stored_plain: int
-    device: str
-    memory_bytes: int
-    memory_fraction: float
-    shared: bool
-    max_model_len: int
-    max_sequences: int
-    ranks: int
-    step_tokens: int
-    fit: forecast.MemoryFit
-    drafter: DraftModelSize = NO_DRAFTER
-
-    @property
-    def fitting_context(self) -> int:
-        """0 when nothing is left after weights and activations."""
-        return self.fit.longest_sequence
-
-
-def fit_report(
-    model: str,
-    config: dict[str, Any],
-    *,
-    memory_bytes: int,
-    device: host_resources.Device,
-    options: RuntimeOptions,
-    shared: bool = False,
-    drafter: dict[str, Any] | None = None,
-) -> FitReport:
-    """shared: no container limits the memory. drafter: config.json of a draft model, if there is one.
-
-    Raises ValueError that names what is wrong with a config.json.
-    """
-    shape = model_facts.shape_of(config)
-    _check_options(shape, options, device)
-    dtype = host_resources.dtype(options.dtype, shape.dtype, device)
-    architecture = model_facts.architecture_of(config)
-    longest = options.max_model_len or shape.max_positions
-    beside = _drafter_size(config, drafter, shape, device, options)
-    batch_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
-    copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
-    return FitReport(
-        model=model,
-        architecture=architecture,
-        supported=model_facts.is_supported(architecture),
-        parameters=shape.parameters,
-        active_parameters=shape.active_parameters,
-        dtype=dtype,
-        quantization=options.quantization,
-        stored_sixteenths=shape.stored_sixteenths,
-        stored_plain=shape.stored_plain,
-        device=device,
-        memory_bytes=memory_bytes,
-        memory_fraction=options.memory_fraction,
-        shared=shared,
-        max_model_len=longest,
-        max_sequences=options.max_sequences,
-        ranks=options.ranks,
-        step_tokens=shape.step_tokens(batch_tokens, longest),
-        fit=forecast.fit(
-            shape,
-            memory_bytes=memory_bytes,
-            memory_fraction=options.memory_fraction,
-            dtype=dtype,
-            max_model_len=longest,
-            max_batch_tokens=batch_tokens,
-            process_bytes=options.ranks * forecast.PROCESS_BYTES[device] + copies_bytes,
-            kv_cache_dtype=options.kv_cache_dtype,
-            quantization=options.quantization,
-            weights_host_bytes=options.weights_host_bytes,
-            cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
-            drafter=beside,
-            max_sequences=options.max_sequences,
-        ),
-        drafter=beside,
-    )
-
-
-def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: host_resources.Device) -> None:
-    """Raises ValueError for what the runtime refuses at start."""
-    if options.weights_host_bytes and device == "cpu":
-        raise ValueError(weight_offload.NOT_ON_CPU)
-    if options.ranks > 1 and device != "cpu":
-        raise ValueError(
-            "--tensor-parallel-size and --pipeline-parallel-size are for CPUs: on CUDA one device computes"
-        )
-    refusal = inspection.cache_refusal(shape, options, device)
-    if refusal:
-        raise ValueError(refusal)
-
-
-def _drafter_size(
-    config: dict[str, Any],
-    drafter: dict[str, Any] | None,
-    model: forecast.ModelShape,
-    device: host_resources.Device,
-    options: RuntimeOptions,
-) -> DraftModelSize:
-    """Of its config, where there is one, or of the layer that drafts in the model's checkpoint."""
-    reads_own = reads_own_layer(options.speculation, ranks=options.ranks)
-    own = model_facts.own_drafter(config) if reads_own else None
-    shape = own if drafter is None else model_facts.drafter_shape(drafter)
-    if shape is None or (device != "cpu" and options.speculation == "auto"):
-        return NO_DRAFTER
-    if device != "cpu":
-        raise ValueError(f"--speculation {options.speculation} is for CPUs; choose auto or off")
-    dtype = host_resources.dtype(options.dtype, shape.dtype, device)
-    return inspection.drafter_size(
-        shape, model, dtype=dtype, quantization=options.quantization, kv_cache_dtype=options.kv_cache_dtype
-    )
-
-
-def _cache_limit(
-    shape: forecast.ModelShape, memory_bytes: int, dtype: str, device: host_resources.Device, options: RuntimeOptions
-) -> int:
-    """The engine's cache on a shared machine: a modest part of memory, or the requested length."""
-    cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    chunk_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
-    requested = shape.sequence_tokens(options.max_model_len, chunk_tokens) if options.max_model_len else 0
-    return max(forecast.shared_cache_bytes(memory_bytes), requested * shape.kv_bytes_per_token(cached))
 
 
 def table(report: FitReport) -> str:
@@ -263,6 +129,7 @@ def _plan(
     facts_to: str,
     card: str | None,
     price: float,
+    devices: int,
     **values: Any,
 ) -> None:
     """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once, and the same
@@ -270,12 +137,13 @@ def _plan(
 
     MODEL is a directory, a config.json, a .gguf file, or a name on the hub, in a bucket or a registry, of which only
     config.json is fetched. Nothing is loaded.
-    The exit code is 0 when the longest request fits, 1 when it does not, 2 when there is no verdict.
+    The exit code is 0 when the longest request fits, with --count a layout, 1 when it does not, 2 without a verdict.
 
     \b
       kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
       kvasir plan ./model --max-model-len 8192 --json
       kvasir plan hf://Qwen/Qwen3-8B --device cuda --memory 80GB --card "NVIDIA H100 80GB HBM3" --price 2.5
+      kvasir plan hf://Qwen/Qwen3-32B --device cuda --memory 80GB --card "NVIDIA H100 80GB HBM3" --count 8
     """
     revision = values.pop("revision")
     try:
@@ -293,26 +161,31 @@ def _plan(
         drafter = model_config.read_config(name) if (name := draft_model(options.speculation)) else None
         judged = partial(fit_report, model, config, memory_bytes=free, device=where, shared=shared, drafter=drafter)
         report = judged(options=options)
-        rows = precision_table.precision_fits(
-            model_facts.facts(config),
-            options,
-            lambda chosen: judged(options=chosen).fit,
-            device=where,
-            memory_bytes=free,
-            card=peak(card or "", report.dtype),
-            price_per_hour=price,
-        )
+        facts = model_facts.facts(config)
+        known = peak(card or "", report.dtype)
+        roofline = inspection.roofline(facts, options, known) if known else None
+        layouts = layout_table.of_report(facts.shape, options, report, devices, price, roofline) if devices > 1 else ()
+        speeds = partial(precision_table.precision_fits, device=where, memory_bytes=free, card=known)
+        rows = speeds(facts, options, lambda chosen: judged(options=chosen).fit, price_per_hour=price)
     except (ValueError, ModelError, ModelUnavailableError) as error:
         message = str(error).removeprefix(names.MODEL_UNAVAILABLE)
         raise NoVerdict(source.with_user_name(message, model)) from error
     if as_json:
-        document = {**asdict(report), "fitting_context": report.fitting_context, "precisions": [*map(asdict, rows)]}
-        click.echo(json.dumps(document, indent=2))
+        click.echo(_json(report, rows, layouts))
     else:
         if note := hf_config.text_part(document):
             click.echo(f"note: {note}", err=True)
-        click.echo(f"{table(report)}\n\n{precision_table.table(rows)}")
-    raise SystemExit(0 if report.fit.verdict == "Fits" and report.supported else 1)
+        listed = [table(report), precision_table.table(rows)]
+        click.echo("\n\n".join([*listed, layout_table.table(layouts, is_card=where == "cuda")] if layouts else listed))
+    fits = report.fit.verdict == "Fits" or any(one.chosen for one in layouts)
+    raise SystemExit(0 if fits and report.supported else 1)
+
+
+def _json(report: FitReport, rows: list[precision_table.PrecisionFit], layouts: tuple[LayoutForecast, ...]) -> str:
+    found = {**asdict(report), "fitting_context": report.fitting_context, "precisions": [*map(asdict, rows)]}
+    if layouts:
+        found["layouts"] = layout_table.rows_of(layouts)
+    return json.dumps(found, indent=2)
 
 
 def _facts(model: str, revision: str, hf_overrides: str, speculation: str) -> bytes:
@@ -368,6 +241,13 @@ plan = click.Command(
             default=0.0,
             metavar="PRICE",
             help="Of the device and hour, in any unit; with --card, for the price of a million tokens at best.",
+        ),
+        click.Option(
+            ["--count", "devices"],
+            type=click.IntRange(min=1, max=64),
+            default=1,
+            metavar="N",
+            help="Devices of that memory: also print how the model could be divided among up to so many.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
         click.Option(

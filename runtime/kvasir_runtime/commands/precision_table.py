@@ -77,6 +77,11 @@ def table(rows: list[PrecisionFit]) -> str:
         *speeds, price = best if row.batch_tokens_per_s else ["-"] * len(best)
         fit = ["yes" if row.fits else "no", size(row.weights_bytes), f"{row.kv_tokens:,}", f"{row.concurrency:.2f}"]
         cells.append([row.quantization, *fit, *speeds * fast, *[price] * priced])
+    return aligned(cells)
+
+
+def aligned(cells: list[list[str]]) -> str:
+    """Lines of cells, each column as wide as its widest."""
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells

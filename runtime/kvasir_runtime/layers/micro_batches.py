@@ -6,17 +6,12 @@ A sequence may be cut too: the later part reads from the cache what the earlier 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
 
 from torch import Tensor
 
+from kvasir_api.layouts import PART_TOKENS, PARTS_PER_STAGE
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.layers.decoder import Batch
-
-LEAST_TOKENS: Final = 32
-"""Of a part. Each part reads all weights of a stage: with fewer tokens that takes longer than computing with them."""
-PARTS_PER_STAGE: Final = 4
-"""At most. The stages fill and drain in as many parts as there are further stages, which is little of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ def cut(batch: Batch, stages: int, *, whole_sequences: bool) -> tuple[MicroBatch
     lengths, rows = batch.attn_metadata[0], batch.logit_rows
     assert rows is not None
     total, starts = batch.token_ids.shape[0], _starts(lengths.query_lens)
-    parts = max(min(total // LEAST_TOKENS, PARTS_PER_STAGE * stages), 1)
+    parts = max(min(total // PART_TOKENS, PARTS_PER_STAGE * stages), 1)
     cuts = {total * part // parts for part in range(parts)}
     if whole_sequences:
         cuts = {max(start for start in starts if start <= cut) for cut in cuts}

@@ -13,7 +13,8 @@ from fakes import checkpoints, ggufs, hub
 from kvasir_api import forecast, inspection, names
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime.commands import host_resources
-from kvasir_runtime.commands.plan import fit_report, plan
+from kvasir_runtime.commands.fit_report import fit_report
+from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.commands.sizes import num_bytes
 
 LLAMA_8B = {

@@ -11,7 +11,7 @@ from fakes import checkpoints, draft_heads
 from fakes.checkpoints import EXPERTS, FAMILIES, Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_api.speculation import NO_DRAFTER
-from kvasir_runtime.commands.plan import fit_report
+from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.runner.state import state_snapshots

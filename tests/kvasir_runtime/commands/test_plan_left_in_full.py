@@ -25,7 +25,8 @@ from fakes.checkpoints import Shape
 from kvasir_api import inspection
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.commands import model_facts
-from kvasir_runtime.commands.plan import fit_report, plan
+from kvasir_runtime.commands.fit_report import fit_report
+from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.models import quantization_config
 from kvasir_runtime.runner.startup.build import build
 

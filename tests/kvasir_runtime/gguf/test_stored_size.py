@@ -9,7 +9,7 @@ import torch
 from fakes import checkpoints, ggufs
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf
-from kvasir_runtime.commands.plan import fit_report
+from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.gguf import stored_size
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.runner.startup.build import build

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir_api.layouts import PART_TOKENS
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.layers import micro_batches, stages
 from kvasir_runtime.layers.decoder import Batch
@@ -69,7 +70,7 @@ def test_parts_are_the_step_with_nothing_lost(
     parts = micro_batches.cut(batch, stages_, whole_sequences=whole)
     assert torch.equal(torch.cat([part.batch.token_ids for part in parts]), batch.token_ids)
     assert torch.equal(torch.cat([part.batch.slots for part in parts], dim=1), batch.slots)
-    assert len(parts) <= min(max(total // micro_batches.LEAST_TOKENS, 1), 4 * stages_)
+    assert len(parts) <= min(max(total // PART_TOKENS, 1), 4 * stages_)
     rows = torch.full((total // 2,), -1)
     for part in parts:
         rows[part.places] = part.batch.token_ids[part.batch.logit_rows]

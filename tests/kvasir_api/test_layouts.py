@@ -1,0 +1,108 @@
+"""Layouts of several devices: which are possible, what each holds, and which is the smallest that does."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvasir_api import forecast, layouts
+from kvasir_api.layouts import Layout, LayoutForecast, Wanted
+from kvasir_api.roofline import Card, Roofline
+
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 4096,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1024,
+    "vocab_size": 50_000,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+SHAPE = forecast.shape(CONFIG)
+DENSE = replace(SHAPE, experts=0, chosen_experts=0)
+CARD = Card(memory_bytes_per_s=10**12, flops_per_s=10**14)
+GIB = 1 << 30
+
+
+def roofline(shape: forecast.ModelShape = SHAPE) -> Roofline:
+    return Roofline(shape=shape, card=CARD, dtype="bfloat16", quantization="none", kv_bytes=512)
+
+
+def wanted(room_bytes: int, **given: float) -> Wanted:
+    one = forecast.fit(
+        SHAPE, memory_bytes=room_bytes, memory_fraction=1, dtype="bfloat16", max_model_len=0, max_batch_tokens=512
+    )
+    return Wanted(room_bytes=room_bytes, one=one, max_sequences=64, longest=8192, **given)
+
+
+def found(room_bytes: int, count: int = 8, **given: float) -> dict[Layout, LayoutForecast]:
+    of = layouts.forecasts(SHAPE, wanted(room_bytes, **given), layouts.possible(SHAPE, count), roofline())
+    return {one.layout: one for one in of}
+
+
+def test_layouts_divide_heads_layers_and_experts() -> None:
+    """Of 6 devices three ranks divide neither heads nor key heads; eight key heads' ranks would share."""
+    assert layouts.possible(DENSE, 6) == tuple(
+        Layout(tensor=tensor, stages=stages) for tensor, stages in ((1, 1), (2, 1), (1, 2), (1, 3), (2, 3), (1, 6))
+    )
+    assert [layout.tensor for layout in layouts.possible(replace(DENSE, layers=1), 16)] == [1, 2, 4, 8, 16]
+    whole = {layout.tensor for layout in layouts.possible(SHAPE, 8) if layout.whole_experts}
+    assert whole == {2, 4}  # of 6 experts
+
+
+def test_each_device_holds_its_part_of_weights_and_cache() -> None:
+    """Beside as much room, a token takes a quarter with 4 ranks or stages; 8 ranks share 4 key heads."""
+    weights = wanted(GIB).one.weights_bytes
+    per_token = wanted(GIB).one.kv_bytes_per_token
+    room = 16 * GIB
+
+    def tokens(tensor: int, stages: int) -> int:
+        return layouts.kv_tokens(SHAPE, wanted(room), Layout(tensor=tensor, stages=stages))
+
+    assert tokens(1, 1) == (room - weights) // per_token
+    assert tokens(4, 1) == pytest.approx((room - weights / 4) / (per_token / 4), rel=1e-6)
+    assert tokens(8, 1) == pytest.approx((room - weights / 8) / (per_token / 4), rel=1e-6)
+    least, most = (room - weights / 3) / (per_token / 3), (room - weights / 4) / (per_token / 4)
+    assert least < tokens(1, 4) < most
+
+
+def test_the_smallest_layout_that_fits_is_chosen() -> None:
+    weights = wanted(GIB).one.weights_bytes
+    by_layout = found(weights * 4 // 5)
+    (chosen,) = (one for one in by_layout.values() if one.chosen)
+    assert (chosen.layout.devices, chosen.fits) == (2, True)
+    alone = by_layout[Layout(tensor=1, stages=1)]
+    assert (alone.fits, alone.tpot_s, alone.price_per_million) == (False, 0.0, 0.0)
+    assert not any(one.chosen for one in found(1 << 20).values())
+
+
+def test_an_objective_is_met_by_a_layout_or_by_none() -> None:
+    room = 16 * GIB
+    times = {layout.devices: one.ttft_s for layout, one in found(room).items() if layout.stages == 1}
+    assert times[1] > 0
+    (first,) = (one for one in found(room, ttft_s=times[1] * 1.01).values() if one.chosen)
+    assert first.layout.devices == 1
+    assert not any(one.chosen for one in found(room, ttft_s=1e-6).values())
+
+
+def test_ranks_shorten_tokens_stages_prompts_and_the_price_counts_devices() -> None:
+    """On a device that is slow enough that what is exchanged matters little."""
+    slow = replace(roofline(), card=Card(memory_bytes_per_s=10**11, flops_per_s=10**12))
+    asked = wanted(16 * GIB, price_per_hour=3.0)
+    told = {one.layout: one for one in layouts.forecasts(SHAPE, asked, layouts.possible(SHAPE, 4), slow)}
+    one, ranks, stages = (told[Layout(tensor=tensor, stages=of)] for tensor, of in ((1, 1), (2, 1), (1, 2)))
+    assert ranks.tpot_s < 0.7 * one.tpot_s
+    assert one.tpot_s < stages.tpot_s < 1.1 * one.tpot_s
+    assert 0.5 < stages.ttft_s / one.ttft_s < 0.65
+    assert stages.price_per_million == pytest.approx(2 * 3.0 / 3600 / stages.batch_tokens_per_s * 1e6)
+
+
+def test_without_numbers_of_the_device_only_memory_is_told() -> None:
+    told = layouts.forecasts(SHAPE, wanted(16 * GIB), layouts.possible(SHAPE, 2), None)
+    assert [(one.fits, one.tpot_s, one.chosen) for one in told[:2]] == [(True, 0.0, True), (True, 0.0, False)]
