@@ -108,10 +108,12 @@ class Picker:
             return found
         service, request = found
         relays = request.streams and not request.relayed and self._relay_listens(started_s)
-        if relays and headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers:
-            return to_relay(request, started_s)
-        destination = self._destination(service, request, started_s)
-        if destination is None and relays and self._holds.may_hold(service):
+        if request.relayed:
+            self.ends.comes_from_relay(request.relayed)
+        resumes = headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers
+        destination = None if relays and resumes else self._destination(service, request, started_s)
+        if destination is None and relays and (resumes or self._holds.may_hold(service)):
+            self.ends.goes_to_relay(inflight_id, service.key, is_retry=request.is_retry)
             return to_relay(request, started_s)
         return destination or self._holds.hold(service, request, len(body), started_s)
 

@@ -6,6 +6,7 @@ them, and the stream of each shows its end.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from typing import Final
 
 from kvasir_gateway.active_requests import ActiveRequests
@@ -17,6 +18,7 @@ from kvasir_gateway.placements import PlacementEnd, PlacementEvent
 from kvasir_gateway.router import EndpointRouter
 from kvasir_gateway.routing_table import RoutingTable
 
+MOST_AT_RELAY: Final = 65_536
 BROKEN: Final = outcome(0, client_left=False)
 
 
@@ -38,6 +40,7 @@ class RequestEnds:
         self._router, self._tenants, self._metrics = router, tenants, metrics
         self._publish, self._clock = publish, clock
         self._active, self._elsewhere = ActiveRequests(), dict[str, str]()
+        self._at_relay: dict[str, tuple[str, bool]] = {}
 
     @property
     def inherited(self) -> Mapping[str, int]:
@@ -48,10 +51,24 @@ class RequestEnds:
         """A request goes by a proxy of others, whose stream shows its end. service: its key."""
         self._elsewhere[inflight_id] = service
 
+    def goes_to_relay(self, inflight_id: str, service: str, *, is_retry: bool) -> None:
+        """A request goes to the relay, which sends it again or has no memory for it. service: its key. is_retry: it is
+        no further request of the service."""
+        self._at_relay[inflight_id] = service, is_retry
+        if len(self._at_relay) > MOST_AT_RELAY:  # ends of so many were lost
+            del self._at_relay[next(iter(self._at_relay))]
+
+    def comes_from_relay(self, inflight_id: str) -> None:
+        """The relay has sent it again. inflight_id: with which it came first."""
+        self._at_relay.pop(inflight_id, None)
+
     def ended(self, inflight_id: str, *, status: int, client_left: bool, address: str) -> None:
         """By the log of Envoy, or the stream of another proxy. address: of the replica that had it, "" for none."""
         ending = outcome(status, client_left=client_left)
         self._elsewhere.pop(inflight_id, None)
+        service, is_retry = self._at_relay.pop(inflight_id, ("", False))
+        if service and status == HTTPStatus.TOO_MANY_REQUESTS:  # the relay's own: it was sent on to no replica
+            self._router.inflight.counts(service).shed += not is_retry
         self._forget(inflight_id)
         self._tenants.ended(inflight_id)
         self._tenants.audit.ended(inflight_id, status=status, outcome=ending, address=address)

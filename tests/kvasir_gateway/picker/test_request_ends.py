@@ -6,10 +6,11 @@ import pytest
 
 from fakes.clock import Now
 from fakes.gateway import NO_HOLD, accepted, grant, pod, service, table
-from kvasir_api import http_apis
+from kvasir_api import http_apis, names
 from kvasir_api.state import RuntimeState
 from kvasir_api.tenant_keys import TenantKeys
 from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.envoy.routes import RELAY
 from kvasir_gateway.picker.destination import Destination
 from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
@@ -127,3 +128,31 @@ def test_what_runs_of_a_tenant_at_other_proxies_outlives_our_envoy(picker, clock
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (429, "rate_limit_exceeded")
     picker.request_ended("theirs", status=200, client_left=False)
     where(picker.pick_now(BODY, "more", CHATS, key, within=None))
+
+
+@pytest.mark.parametrize(
+    ("sent_on", "status", "tries", "shed"),
+    [
+        (False, 429, "0", 1),
+        (False, 429, "1", 0),  # its client has sent it before, so that it was counted
+        (True, 429, "0", 0),  # a replica, or the queue, has counted it
+        (False, 413, "0", 0),  # no number of replicas would take it
+        (False, 503, "0", 0),
+        (False, 0, "0", 0),
+    ],
+)
+def test_what_the_relay_refuses_for_want_of_memory_is_demand_once(picker, sent_on, status, tries, shed):
+    picker.places()  # the relay listens
+    resumed = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
+    headers = {names.HEADER_RESUME: "1", names.HEADER_RETRY_COUNT: tries}
+    outcome = picker.pick(resumed, "outer", CHATS, headers)
+    assert where(outcome) == (RELAY, ())
+    if sent_on:
+        picker.pick(resumed, "inner", CHATS, {**headers, names.HEADER_RELAYED: "outer"})
+    for _ in range(2):  # a log may come twice
+        picker.request_ended("outer", status=status, client_left=False)
+    assert demand(picker, "s").shed == shed
+
+
+def demand(picker, name):
+    return next(service for service in picker.state().services if service.name == name)
