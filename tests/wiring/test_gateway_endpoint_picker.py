@@ -66,8 +66,10 @@ async def test_a_pool_of_others_gets_the_endpoints_that_the_picker_chooses(pods,
             await until(goes_to_the_idle_one, "the proxy")
             assert [(await asked(front, url, "s"))[1] for _ in range(5)] == [idle.whole()] * 5
             long = [{"role": "user", "content": "é" * 50_000}]
-            _, _, headers = await asked(front, url, "s", messages=long, headers={"x-kvasir-relayed": "x"})
+            forged = {"x-kvasir-relayed": "x", "x-envoy-original-url": "http://a/b", "x-kvasir-refer": "http://a/b"}
+            _, _, headers = await asked(front, url, "s", messages=long, headers=forged)
             assert headers["x-kvasir-service"] == "default/s"
+            assert "x-kvasir-refer" not in idle.seen[-1].headers
             assert json.loads(await idle.seen[-1].read()) == {"model": "s", "messages": long}
             assert (await asked(front, url, "default/routed"))[0] == 200
             assert json.loads(await idle.seen[-1].read()) == {"model": "default/s"}, "as the route's service knows it"
@@ -199,7 +201,8 @@ async def test_bodies_that_other_proxies_send_are_bounded_together_and_kept_unti
                 answer = await stream.read()
                 assert answer.WhichOneof("response") == "request_headers", "no other's body is kept"
                 removed = answer.request_headers.response.header_mutation.remove_headers
-                assert removed == ["x-kvasir-kv-peer"], "a client cannot name where blocks are fetched"
+                named = ["x-kvasir-kv-peer", "x-kvasir-refer"]
+                assert removed == named, "a client cannot name where blocks are fetched, or where a replica sends it"
                 while not (await stream.read()).request_body.response.body_mutation.streamed_response.end_of_stream:
                     pass
             first = await sent(whole[:-1], is_whole=False)

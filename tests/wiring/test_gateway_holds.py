@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import aiohttp
 import openai
 import pytest
 import pytest_asyncio
@@ -10,6 +11,7 @@ import pytest_asyncio
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import stub_runtimes
 from kvasir_api.state import QueueBounds
+from kvasir_gateway.envoy.bootstrap import INNER_SOCKET
 from kvasir_gateway.hold_queue import HoldLimits
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-holds")]
@@ -206,6 +208,20 @@ async def test_a_refusal_that_nothing_foresaw_is_decided_again_and_waits_where_a
     assert sorted(request.headers.get("x-stainless-retry-count", "") for request in seen) == ["", "1", "1"]
     await until(lambda: stands(front, "unforeseen", inflight=0, held=0), "nothing is left")
     assert (await front.demand("unforeseen")).requests == 1
+
+
+async def test_a_refusal_is_decided_again_whatever_scheme_the_client_had(front, pods):
+    """As of a stream that came by TLS, on its way from the relay."""
+    front.objects.serve("secure", *pods)
+    await until(lambda: have_been_read(front, "secure", pods), "both are read")
+    pods[0].refusals = pods[1].refusals = 1
+    connector = aiohttp.UnixConnector(path=str(front.directory / INNER_SOCKET))
+    headers = {"x-kvasir-relayed": "of-the-relay", "x-forwarded-proto": "https"}
+    async with aiohttp.ClientSession(connector=connector) as session:
+        where, body = "http://gateway/v1/chat/completions", {"model": "secure"}
+        async with session.post(where, json=body, headers=headers, allow_redirects=False) as response:
+            assert response.status == 200, await response.text()
+    assert len(pods[0].seen) + len(pods[1].seen) == 3
 
 
 async def stands(front, name, **want):

@@ -28,7 +28,11 @@ SECRETS: Final = ("api-key", "authorization", "cookie", "proxy-authorization", "
 """Headers of a client that the server for external backends does not get: it has no use for them."""
 MOST_REFERRALS: Final = 3
 """How often a request comes back from replicas that have no room for it; then their refusal is the answer."""
-REFERRALS: Final[Config] = {"max_internal_redirects": MOST_REFERRALS, "redirect_response_codes": [307]}
+REFERRALS: Final[Config] = {
+    "max_internal_redirects": MOST_REFERRALS,
+    "redirect_response_codes": [307],
+    "allow_cross_scheme_redirect": True,  # a stream of the relay may have come by TLS, and is on a plain socket now
+}
 CORS_FILTER: Final = "envoy.filters.http.cors"
 CORS_MAX_AGE_S: Final = 600
 

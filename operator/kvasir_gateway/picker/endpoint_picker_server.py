@@ -37,8 +37,10 @@ FULL_RETRY_S: Final = 1.0
 FRAME_BYTES: Final = 1 << 16
 DUPLEX: Final = proc.ProtocolConfiguration.BodySendMode.FULL_DUPLEX_STREAMED
 BUFFERED: Final = proc.ProtocolConfiguration.BodySendMode.BUFFERED
-OWN_HEADERS: Final = (names.HEADER_RELAYED, names.HEADER_SERVICE)
-"""Believed of our own relay alone."""
+OWN_HEADERS: Final = (names.HEADER_RELAYED, names.HEADER_SERVICE, names.HEADER_ORIGINAL_URL)
+"""Believed of our own relay and Envoy alone."""
+PICKER_HEADERS: Final = (names.HEADER_KV_PEER, names.HEADER_REFER)
+"""A replica gets none of these from a client."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class EndpointPickerServer:
             headers["content-length"] = str(len(outcome.body))
         metadata = Struct()
         metadata.update({METADATA: {names.HEADER_DESTINATION: addresses}})
-        removed = [] if names.HEADER_KV_PEER in headers else [names.HEADER_KV_PEER]
+        removed = [name for name in PICKER_HEADERS if name not in headers]
         mutation = ext_proc_messages.mutation(headers, removed)
         if has_body and not stream.duplex:
             common = proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)

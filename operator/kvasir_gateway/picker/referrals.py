@@ -66,9 +66,10 @@ class Referrals:
 
 
 def is_elsewhere(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes back with another address than it had. A replica could have its client's key used so."""
+    """Whether a request comes back with another address than it had. A replica could have its client's key used so.
+    The scheme is that of its client in one of both, and that of the connection in the other."""
     came_from = headers.get(names.HEADER_ORIGINAL_URL)
-    return came_from is not None and came_from != _url(headers)
+    return came_from is not None and came_from.partition("://")[2] != _url(headers).partition("://")[2]
 
 
 def _url(headers: Mapping[str, str]) -> str:

@@ -93,6 +93,7 @@ def test_a_request_comes_back_from_a_replica_only_where_the_picker_says_so():
         assert route["route"]["internal_redirect_policy"] == {
             "max_internal_redirects": 3,
             "redirect_response_codes": [307],
+            "allow_cross_scheme_redirect": True,
         }
 
 

@@ -134,10 +134,11 @@ def test_what_an_earlier_picker_sent_is_as_new(picker):
     assert stands(picker) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("changed", [{":path": "/v1/responses/x/cancel"}, {":authority": "b"}, {":scheme": "https"}])
+@pytest.mark.parametrize("changed", [{":path": "/v1/responses/x/cancel"}, {":authority": "b"}, {":path": f"{PATH}?x"}])
 def test_a_replica_cannot_send_a_request_elsewhere(picker, changed):
     assert not referrals.is_elsewhere(HEAD)
     assert picker.respond_to_head("POST", PATH, BACK) is None
+    assert picker.respond_to_head("POST", PATH, {**BACK, ":scheme": "https"}) is None
     answer = picker.respond_to_head("POST", PATH, {**BACK, **changed})
     assert isinstance(answer, ImmediateResponse)
     assert answer.status == 503
