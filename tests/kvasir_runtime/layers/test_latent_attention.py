@@ -80,7 +80,8 @@ def test_rows_that_all_heads_share_give_what_keys_and_values_do(table, query_ran
     tensors, projected, angles = drawn(spec, dtype)
     want = written_out(spec, tensors, projected, angles)
     layout = kv_cache.latents(block_size=BLOCK, row=kv_quant.width(spec.row, cached), dtype=cached)
-    cache = kv_cache.allocate(groups=[(0, 1)], layouts=[layout] * 2, num_blocks=6, block_size=BLOCK)
+    sizes = {"num_blocks": 6, "block_size": BLOCK, "dtype": cached}
+    cache = kv_cache.allocate(groups=[(0, 1)], layouts=[layout] * 2, **sizes)
     cache.blocks.zero_()
     metadata = AttentionMetadata(QUERY_LENS, KV_LENS, TABLES)
     slots = []

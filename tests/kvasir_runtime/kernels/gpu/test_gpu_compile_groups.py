@@ -64,7 +64,8 @@ def test_attention_over_latents_compiles(
     request: pytest.FixtureRequest, card: Hopper, step: tuple[tuple[int, ...], tuple[int, ...]], cached: torch.dtype
 ) -> None:
     layout = kv_cache.latents(block_size=16, row=kv_quant.width(576, cached), dtype=cached)
-    cache = kv_cache.allocate(groups=[(0, 1)], layouts=[layout] * 2, num_blocks=2, block_size=16).layers[1]
+    sizes = {"num_blocks": 2, "block_size": 16}
+    cache = kv_cache.allocate(groups=[(0, 1)], layouts=[layout] * 2, dtype=cached, **sizes).layers[1]
     metadata = AttentionMetadata(*step, torch.zeros(len(step[0]), 563, dtype=torch.int32))
     query = torch.zeros(sum(step[0]), 16, 576, dtype=BFLOAT16)
     name = request.node.callspec.params["card"]
