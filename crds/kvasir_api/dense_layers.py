@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvasir_api import nemotron_h
+
 _HEAD_NORMS: Final = ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text")
 _WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
@@ -14,15 +16,17 @@ _ONE_NORM: Final = ("cohere", "cohere2")
 _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
 """Every product and every norm has a bias."""
 _BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
-_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", *_BERTS)
+_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", *_BERTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """products: matrices of a feed-forward layer. Numbers in one layer: norms, of the hidden state; head_norms (and
-    sinks of heads) and attention_biases, of those that attend; mlp_biases. last_norm: of the norm behind all layers, and of that of embeddings.
+    """bare: layers that have no feed-forward layer, and no norm before one. products: matrices of a feed-forward layer.
+    Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
+    attend; mlp_biases. last_norm: of the norm behind all layers, and of that of embeddings.
     """
 
+    bare: int
     products: int
     norms: int
     head_norms: int
@@ -46,7 +50,9 @@ def of(config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int,
         head_norms = 2 * head_dim
     products = 2 if family in _UNGATED else 3
     qkv, output, mlp = _biased(config, family)
+    bare = config.get(nemotron_h.BARE)
     return DenseLayer(
+        bare=len(bare) if isinstance(bare, list) else 0,
         products=products,
         norms=norms * each,
         head_norms=head_norms,
@@ -73,6 +79,8 @@ def _biased(config: Mapping[str, Any], family: str) -> tuple[bool, bool, bool]:
         return (True,) * 3
     if family == "ernie4_5":
         return (bool(config.get("use_bias")),) * 3
+    if family == "nemotron_h":
+        return (bool(config.get("attention_bias")),) * 2 + (bool(config.get("mlp_bias")),)
     if family == "seed_oss":
         return bool(config.get("attention_bias")), bool(config.get("attention_out_bias")), bool(config.get("mlp_bias"))
     if family == "internlm2":

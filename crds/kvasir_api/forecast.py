@@ -240,12 +240,17 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     attending = layers - compressed.layers
     family = str(config.get("model_type", ""))
     dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, query=query, key=key, head_dim=head_dim)
-    others = layers * dense.norms + attending * (dense.head_norms + dense.attention_biases) + compressed.others
-    others += (layers - experts.layers) * dense.mlp_biases + dense.last_norm + experts.biases
+    bare = min(dense.bare, layers - experts.layers)
+    others = (
+        (2 * layers - bare) * dense.norms // 2
+        + attending * (dense.head_norms + dense.attention_biases)
+        + compressed.others
+    )
+    others += (layers - experts.layers - bare) * dense.mlp_biases + dense.last_norm + experts.biases
     tied = bool(config.get("tie_word_embeddings", family in ("gemma2", "gemma3_text")))
     gated = query if family == "qwen3_next" else 0
     matrices = attending * hidden * (2 * query + gated + 2 * key) + compressed.matrices
-    matrices += dense.products * hidden * intermediate * (layers - experts.layers)
+    matrices += dense.products * hidden * intermediate * (layers - experts.layers - bare)
     routed = 3 * hidden * experts.layers * experts.number * experts.size
     matrices += routed + 3 * hidden * experts.layers * experts.shared
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))

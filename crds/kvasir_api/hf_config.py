@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvasir_api import nemotron_h
+
 TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
@@ -45,6 +47,7 @@ _RENAMED: Final[dict[str, dict[str, str]]] = {
     },
     "granitemoehybrid": _MAMBA,
     "bamba": _MAMBA,
+    "nemotron_h": nemotron_h.NAMES,
     "cohere": _EPS,
     "cohere2": _EPS,
     "mpt": {
@@ -151,6 +154,7 @@ _LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "granitemoehybrid": _MAMBA_SIZES,
     "bamba": _MAMBA_SIZES | {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "nemotron_h": nemotron_h.LEFT_OUT,
     "llama4_text": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "num_experts_per_tok": 1, "use_qk_norm": True}
     | {"attn_temperature_tuning": True},
     "falcon": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu"},
@@ -281,6 +285,7 @@ _RESHAPED: Final = {
     "llama4_text": _llama4,
     "granitemoehybrid": _mamba2,
     "bamba": _mamba2,
+    "nemotron_h": nemotron_h.folded,
 }
 
 

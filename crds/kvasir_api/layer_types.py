@@ -22,7 +22,7 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gp
 _ONE_WINDOW: Final = ("mistral", "mixtral", "phi3", "starcoder2")
 """All layers have the window of the config, or none has one."""
 _LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-MAMBAS: Final = ("granitemoehybrid", "bamba")
+MAMBAS: Final = ("granitemoehybrid", "bamba", "nemotron_h")
 """Families with layers of Mamba-2."""
 _QWEN_FIRST_WINDOW: Final = 28
 _QWEN3_NEXT_INTERVAL: Final = 4

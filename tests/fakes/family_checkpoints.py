@@ -82,6 +82,8 @@ def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> 
             {f"block_sparse_moe.{theirs}": f"block_sparse_moe.{ours}" for theirs, ours in names.items()}
             | {"moe.router.weight": "moe.router.layer.weight"},
         )
+    if family == "nemotron_h":
+        return _renamed(weights, {"model.": "backbone."})
     if family in EXPERTS_APART:
         return dict(_experts_apart(weights))
     if family == "baichuan":

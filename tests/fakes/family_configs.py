@@ -68,6 +68,16 @@ MAMBA: dict[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+NEMOTRON_H: dict[str, Any] = NORMS_OF_MEANS | {
+    "mamba_num_heads": 8,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 32,
+    "expand": 2,
+    "head_dim": 24,
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+}
 ONE_FREQUENCY = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64}
 LLAMA4: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -229,6 +239,18 @@ MODELS = {
         architecture="BambaForCausalLM",
         family="bamba",
         config=MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_d_head": 16, "mamba_n_groups": 1},
+    ),
+    "nemotron-h": Model(
+        architecture="NemotronHForCausalLM",
+        family="nemotron_h",
+        config=NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M", "n_groups": 2, "mamba_head_dim": 12},
+    ),
+    "nemotron-h-biases": Model(
+        architecture="NemotronHForCausalLM",
+        family="nemotron_h",
+        config=NEMOTRON_H
+        | {"layers_block_type": ["linear_attention", "full_attention", "mlp"], "n_groups": 1, "use_bias": True}
+        | {"mlp_bias": True, "use_conv_bias": False, "tie_word_embeddings": False, "mamba_head_dim": 16},
     ),
     "ernie": Model(architecture="Ernie4_5ForCausalLM", family="ernie4_5", config={"use_bias": False, "head_dim": 16}),
     "seed-oss": Model(

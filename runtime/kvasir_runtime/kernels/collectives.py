@@ -4,9 +4,12 @@ The processes of a model are its ranks, from 0. All of them call the same operat
 once all have called it.
 """
 
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+from kvasir_runtime.kernels.linear import Linear
 
 
 class Collectives(Protocol):
@@ -61,3 +64,12 @@ class StageCollectives(Collectives, Protocol):
         """What `send` gives of the stage before, of the shape and type of x, in x or another tensor. At rank 0 what the
         last stage gives; at other ranks of stage 0 any numbers.
         """
+
+
+def summed(layer: Linear, group: Collectives | None) -> Linear:
+    """A layer of which each rank has a part, whose results are added; the layer itself where one process has it all."""
+    return layer if group is None else partial(_summed, layer, group)
+
+
+def _summed(layer: Linear, group: Collectives, x: Tensor) -> Tensor:
+    return group.all_reduce(layer(x))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.collectives import summed
 from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
@@ -65,7 +65,7 @@ class _Layer:
     output: Linear
     outer_norm: Norm
     mlp_norm: Norm
-    feed_forward: Callable[[Tensor], Tensor]
+    feed_forward: Callable[[Tensor], Tensor] | None
     mlp_outer_norm: Norm
 
 
@@ -263,6 +263,8 @@ class Decoder:
         """What a layer adds to the residual last, and the residual before it. normed: what attention read."""
         spec, ops = self.spec, self._ops
         hidden = self._outer(layer.output(attended), layer.outer_norm)
+        if layer.feed_forward is None:
+            return hidden, residual
         if spec.parallel:
             if not spec.shared_norm:
                 normed, residual = norms.normed(ops, residual, None, layer.mlp_norm, spec.norm_eps)
@@ -369,8 +371,8 @@ class Decoder:
             bias = plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
-        def summed(layer: Linear) -> Linear:
-            return layer if self._group is None else partial(_summed, layer, self._group)
+        def behind() -> Linear:
+            return feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation)
 
         layer = _Layer(
             attention=attention,
@@ -381,17 +383,13 @@ class Decoder:
             sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,
             latent=latent,
-            output=summed(linear("output")),
+            output=summed(linear("output"), self._group),
             outer_norm=norms.taken(tensors, prefix + "attention_outer_norm", spec),
             mlp_norm=norms.taken(tensors, prefix + "mlp_norm", spec),
-            feed_forward=summed(feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation)),
+            feed_forward=None if index in spec.bare else summed(behind(), self._group),
             mlp_outer_norm=norms.taken(tensors, prefix + "mlp_outer_norm", spec),
         )
         return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
-
-
-def _summed(layer: Linear, group: Collectives, x: Tensor) -> Tensor:
-    return group.all_reduce(layer(x))
 
 
 def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:

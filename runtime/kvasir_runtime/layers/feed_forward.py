@@ -32,6 +32,8 @@ class UngatedFeedForward:
         wide = self.up(x)
         if self.activation == "silu":
             return self.down(F.silu(wide))
+        if self.activation == "relu2":
+            return self.down(F.relu(wide).square())
         return self.down(F.gelu(wide, approximate="tanh" if self.activation == "gelu" else "none"))
 
 
@@ -104,6 +106,8 @@ def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> F
     if activation == "gelu_erf":
         gate_up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("gate_up", "down"))
         return GatedByErf(gate_up=gate_up, down=down)
+    if activation == "relu2":
+        raise ValueError("the square of ReLU is for feed-forward layers without a gate")
     build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.act_and_mul, activation)
     gate_up, down = _linear(prefix + "gate_up", build_gate, tensors), _linear(prefix + "down", ops.linear, tensors)
     return FeedForward(gate_up=gate_up, down=down)

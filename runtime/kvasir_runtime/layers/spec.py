@@ -12,7 +12,7 @@ from kvasir_runtime.layers.encoder_spec import EncoderSpec
 from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec, TemperatureSpec
 
 Head = Literal["vocabulary", "labels", "none"]
-Activation = Literal["silu", "gelu", "gelu_erf"]
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "none", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
@@ -78,8 +78,9 @@ class DecoderSpec:
     layers have a gate. embedding_norm: embeddings have one. normalised_head: rows of the head are scaled to length 1.
     residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
     and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
-    encoder has beside. rank: whose part this is. Heads and intermediate sizes are those of the part, all other sizes
-    those of the decoder. stage: the consecutive layers that a process has where others have the rest; None: all.
+    encoder has beside. bare: layers that have no feed-forward layer. rank: whose part this is. Heads and intermediate
+    sizes are those of the part, all other sizes those of the decoder. stage: the consecutive layers that a process has
+    where others have the rest; None: all.
     """
 
     vocab_size: int
@@ -123,6 +124,7 @@ class DecoderSpec:
     shared_norm: bool = False
     gated_mlp: bool = True
     embedding_norm: bool = False
+    bare: frozenset[int] = frozenset()
     normalised_head: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -278,11 +280,12 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         shapes |= _norm("embedding_norm", spec)
     for layer in spec.layers:
         prefix = f"layers.{layer}."
-        for name in layer_norms(spec):
+        for name in layer_norms(spec, layer):
             shapes |= _norm(prefix + name, spec)
         shapes |= {prefix + name: shape for name, shape in _attention(spec, spec.attentions[layer].kind).items()}
         experts = spec.experts_of(layer)
-        shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
+        if layer not in spec.bare:
+            shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
     if spec.is_last:
         shapes |= _norm("norm", spec)
     if spec.head_rows:
@@ -292,9 +295,9 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def layer_norms(spec: DecoderSpec) -> tuple[str, ...]:
+def layer_norms(spec: DecoderSpec, layer: int) -> tuple[str, ...]:
     """Norms of the hidden state that a layer has."""
-    before = ("attention_norm",) if spec.shared_norm else ("attention_norm", "mlp_norm")
+    before = ("attention_norm",) if spec.shared_norm or layer in spec.bare else ("attention_norm", "mlp_norm")
     behind = ("attention_outer_norm", "mlp_outer_norm")
     return (*(before if spec.pre_norms else ()), *(behind if spec.outer_norms else ()))
 

@@ -120,6 +120,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     time_step_limit: Any = None
+    bare_layers: tuple[Annotated[int, msgspec.Meta(ge=0, le=1024)], ...] | None = None
     use_bidirectional_attention: bool | None = None
     qkv_bias: bool | None = None
     bias: bool | None = None

@@ -27,6 +27,7 @@ _ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
     "silu": ("silu", "swish"),
     "gelu": (GELU,),
     "gelu_erf": ("gelu",),
+    "relu2": ("relu2",),
 }
 
 
@@ -206,11 +207,11 @@ def usual_places(spec: DecoderSpec, names: TensorNames = LLAMA_NAMES) -> dict[st
         places |= _norm_places(spec, names.embedding_norm, "embedding_norm")
     for layer in range(spec.num_layers):
         theirs, ours = names.layer.format(layer), f"layers.{layer}."
-        for name in layer_norms(spec):
+        for name in layer_norms(spec, layer):
             places |= _norm_places(spec, theirs + getattr(names, name), ours + name)
         if spec.attentions[layer].kind not in ("state", "latent"):
             places |= _attention_places(spec, names, theirs, ours)
-        if spec.experts_of(layer) is None:
+        if spec.experts_of(layer) is None and layer not in spec.bare:
             places |= _feed_forward_places(spec, names, theirs, ours)
     places |= _norm_places(spec, names.norm, "norm")
     if spec.head_rows:

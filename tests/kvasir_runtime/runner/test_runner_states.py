@@ -27,7 +27,9 @@ def words(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=count)
 
 
-@pytest.mark.parametrize(("name", "depth"), [("qwen3-next", 1), ("qwen3-next", 2), ("granite4", 1), ("bamba", 2)])
+@pytest.mark.parametrize(
+    ("name", "depth"), [("qwen3-next", 1), ("qwen3-next", 2), ("granite4", 1), ("bamba", 2), ("nemotron-h", 2)]
+)
 def test_each_turn_of_a_chat_goes_on_from_the_state_behind_the_last_one(
     folder: Path, undisturbed: SoakEngine, tmp_path: Path, name: str, depth: int
 ) -> None:
