@@ -80,7 +80,7 @@ def _biased(config: Mapping[str, Any], family: str) -> tuple[bool, bool, bool]:
     if family == "ernie4_5":
         return (bool(config.get("use_bias")),) * 3
     if family == "nemotron_h":
-        return (bool(config.get("attention_bias")),) * 2 + (bool(config.get("mlp_bias")),)
+        return False, False, bool(config.get("mlp_bias"))
     if family == "seed_oss":
         return bool(config.get("attention_bias")), bool(config.get("attention_out_bias")), bool(config.get("mlp_bias"))
     if family == "internlm2":
