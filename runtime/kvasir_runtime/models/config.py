@@ -4,6 +4,7 @@ Called by the runner before anything is allocated. Unknown keys are ignored (eve
 some); known keys that would change the arithmetic and that no family here implements are refused.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -262,10 +263,27 @@ def decode_file(path: Path, kind: type[_T], *, limit_bytes: int = _MAX_FILE_BYTE
     try:
         if path.stat().st_size > limit_bytes:
             raise ModelError(f"{path} has more than {limit_bytes} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return _decoded(path.read_bytes(), kind)
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist; expected the directory of a Hugging Face checkpoint") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _decoded(raw: bytes, kind: type[_T]) -> _T:
+    """A document, also one with Infinity or NaN, which JSON has not and Python writes: they are read as these words.
+
+    Raises msgspec.DecodeError, UnicodeDecodeError.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            plain = msgspec.json.encode(json.loads(raw, parse_constant=str))
+        except (ValueError, OverflowError, RecursionError):
+            raise error from None
+        return msgspec.json.decode(plain, type=kind)

@@ -1,5 +1,6 @@
 """Configs of models with layers of Mamba-2 as specs; their answers are held to transformers in test_registry.py."""
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from kvasir_api import forecast, hf_config
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.spec import Rank, parameter_shapes
-from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.config import checked, read_config
 from kvasir_runtime.models.mamba_hybrids import GRANITE4
 from kvasir_runtime.models.nemotron_h import NEMOTRON_H
 from kvasir_runtime.models.registry import family_of
@@ -100,6 +101,31 @@ def test_groups_are_divided_among_ranks_and_one_is_not(tmp_path):
 def test_steps_without_bounds_are_served_however_infinity_is_written(tmp_path):
     for limit in (None, [0.0, {"__float__": "Infinity"}], [0, "Infinity"]):
         assert spec_of(tmp_path, "bamba", time_step_limit=limit).state is not None
+
+
+@pytest.mark.parametrize("name", ["bamba", "nemotron-h"])
+def test_infinity_is_read_as_python_writes_it(tmp_path, name):
+    """Which is no JSON: bounds of Mamba-2's steps are written so."""
+    model = family_configs.MODELS[name]
+    document = family_configs.SIZES | model.config | {"model_type": model.family, "architectures": [model.architecture]}
+    text = json.dumps(document | {"time_step_limit": [0.0, math.inf]})
+    assert "Infinity" in text
+    (tmp_path / "config.json").write_text(text)
+    config = read_config(tmp_path)
+    assert config.time_step_limit == [0.0, "Infinity"]
+    assert family_of(config).spec(config).state is not None
+    for wrong in (text.replace('"hidden_size": 64', '"hidden_size": NaN'), text[:-1]):
+        (tmp_path / "config.json").write_text(wrong)
+        with pytest.raises(ModelError, match=r"config\.json: "):
+            read_config(tmp_path)
+    for wrong in (
+        "[" * 100_000 + "Infinity",
+        '{"a": Infinity, "b": ' + "9" * 5000 + "}",
+        '{"a": NaN, "b": 1' + "0" * 30 + "}",
+    ):
+        (tmp_path / "config.json").write_text(wrong)
+        with pytest.raises(ModelError):
+            read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
