@@ -33,7 +33,8 @@ MAX_GLOSSARY_TERMS = 40
 PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
     "kvasir_gateway": (
-        *["backends", "choose", "held_places", "hold_queue", "load_history", "model_routes", "parsed_objects"],
+        *("backends", "block_peers", "choose", "handover", "held_places", "hold_queue"),
+        *("load_history", "model_routes", "parsed_objects"),
         *["placements", "prefix", "rate_limits", "relay/backend_answer", "relay/splice", "router", "routing_table"],
         *["queue_room", "tenant_access", "wake_forecast"],
     ),

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import structs
 
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose
+from kvasir_gateway.handover import Handover
 
 MOST_CANDIDATES: Final = 32_768
 """Of all records together: about 15 MB."""
@@ -25,7 +26,7 @@ HEAD: Final = ("endpoint", "cost", "wait", "compute", "stall", "decode", "later"
 
 class ChoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """at: UTC. holder: the address that holds what the request continues, which decides; else candidates and what
-    `choose` takes besides."""
+    `choose` takes besides. handed: where the prompt is computed, None for where the answer is."""
 
     request_id: str
     service: str
@@ -35,15 +36,17 @@ class ChoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestSize = RequestSize(prompt_tokens=0)
     policy: ChoicePolicy = ChoicePolicy()
     seed: int = 0
+    handed: Handover | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceInputs:
-    """What `choose` was given."""
+    """What `choose` was given, and where the prompt is computed, None for where the answer is."""
 
     candidates: Sequence[Candidate] = ()
     request: RequestSize = field(default_factory=lambda: RequestSize(prompt_tokens=0))
     seed: int = 0
+    handed: Handover | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,7 @@ class ChoiceRecords:
             request=entry.inputs.request,
             policy=self._policy,
             seed=entry.inputs.seed,
+            handed=entry.inputs.handed,
         )
 
 
@@ -123,13 +127,22 @@ def explained(record: ChoiceRecord) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     first = f"{about}: {choice.addresses[0]}, {_reason(choice)} of {len(record.candidates)}{_room(choice)}"
-    return "\n".join([first, size, *table]) + "\n"
+    return "\n".join([first, size, *_prompt(record.handed), *table]) + "\n"
 
 
 def _reason(choice: EndpointChoice) -> str:
     return {"copy": "a copy of a hot prefix", "only": "the only one", "turn": "in turn"}.get(
         choice.reason, choice.reason.replace("_", " ")
     )
+
+
+def _prompt(handed: Handover | None) -> list[str]:
+    """Where the prompt is computed, nothing where the answer is."""
+    if handed is None:
+        return []
+    return [
+        f"  prompt computed by {handed.address}, about {handed.tokens:.0f} tokens, which saves {handed.saved_s:.4f} s"
+    ]
 
 
 def _room(choice: EndpointChoice) -> str:

@@ -33,7 +33,8 @@ class PerObject(Generic[Parsed]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
-    server_name: that its certificate must have, "" where its ports speak no TLS.
+    server_name: that its certificate must have, "" where its ports speak no TLS. is_prefill: it is to compute prompts
+    for the others.
 
     last_resort: not ready, but its runtime has started. By its own fresh reading it may serve nevertheless; and where
     no pod that serves may be chosen it may be one whose engine is stalled, since a late answer is better than none.
@@ -45,6 +46,7 @@ class Endpoint:
     takes_requests: bool
     last_resort: bool = False
     server_name: str = ""
+    is_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,8 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         for container in spec.get("containers") or ()
         for port in container.get("ports") or ()
     }
-    draining = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
+    notes = metadata.get("annotations") or {}
+    draining = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in notes
     ready = _is_ready(status)
     containers = status.get("containerStatuses") or ()
     runtime: Json = next((c for c in containers if c["name"] == names.CONTAINER_RUNTIME), {})
@@ -120,6 +123,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         takes_requests=ready and not draining,
         last_resort=bool(runtime.get("started")) and not (ready or draining),
         server_name=server_name,
+        is_prefill=notes.get(names.ANNOTATION_SERVING_ROLE) == names.SERVING_ROLE_PREFILL,
     )
 
 

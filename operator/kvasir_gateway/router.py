@@ -5,8 +5,8 @@ call it; it knows no clock, no bodies and no Envoy.
 """
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 
@@ -14,7 +14,8 @@ from kvasir_api.hashes import PIECE_BYTES
 from kvasir_api.model_route import Unavailability
 from kvasir_api.prefix_digest import FollowedPrefixes, split
 from kvasir_api.state import RuntimeState
-from kvasir_gateway import placements, routing_table
+from kvasir_gateway import block_peers, placements, routing_table
+from kvasir_gateway.block_peers import BlockPeers, RoutedPrompt
 from kvasir_gateway.choice_records import ChoiceInputs
 from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointChoice, RequestSize, choose, num_taken
 from kvasir_gateway.inflight import InflightRequest, InflightRequests
@@ -23,42 +24,18 @@ from kvasir_gateway.placements import RequestPlacement
 from kvasir_gateway.prefix import EndpointPrefixes
 from kvasir_gateway.routing_table import RoutedService, StateReading
 
-BYTES_PER_TOKEN: Final = 4
-"""Of text, for want of a tokenizer."""
 MOST_ELSEWHERE: Final = 65_536
 """Requests in flight of another gateway; where there are more, their ends were lost."""
-LEAST_PIECES: Final = 2
-"""Of a text by which another endpoint must hold more, to be named to the one that was chosen."""
 MOST_OUTPUT_TOKENS: Final = 1_000_000
 """An answer is longer on average by the counters of no pod that counts right."""
-
-
-class RoutedPrompt(Protocol):
-    """What routing has to know of a request. num_tokens, most_output_tokens: estimated length of the prompt, and bound
-    of the answer, 0 for none. num_sequences: that it generates. session: of the client, "" for none."""
-
-    @property
-    def num_tokens(self) -> float: ...
-
-    @property
-    def most_output_tokens(self) -> int: ...
-
-    @property
-    def num_sequences(self) -> int: ...
-
-    @property
-    def session(self) -> str: ...
-
-    def route_hashes(self, state: RuntimeState) -> tuple[bytes, ...]:
-        """Of the prompt's text, with model and salt as of the pod with that state; empty for what is not cached."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """The choice for a request. route_hashes: of its text, as the endpoint that was chosen has them. rented: the prefix
     for which requests are kept together, empty for none, and what that has cost so far. inputs: of the choice. kv_peer:
-    another endpoint that holds more of the text, as names.HEADER_KV_PEER has it; "" for none."""
+    another endpoint that holds more of the text, or computes it, as names.HEADER_KV_PEER has it; "" for
+    none."""
 
     choice: EndpointChoice
     inputs: ChoiceInputs
@@ -86,10 +63,12 @@ class EndpointRouter:
         self._policy, self._draw = policy, draw
         self._prefixes = EndpointPrefixes()
         self._history = LoadHistory()
+        self._block_peers = BlockPeers(self._prefixes, policy)
 
     def followed(self, addresses: Collection[str]) -> Mapping[str, FollowedPrefixes]:
         """The sets of prefixes that the next reading of these endpoints updates; other endpoints are forgotten."""
         self._history.keep(addresses)
+        self._block_peers.keep(addresses)
         return self._prefixes.followed(addresses)
 
     def take_readings(self, states: Mapping[str, RuntimeState], *, began_s: float) -> None:
@@ -102,7 +81,9 @@ class EndpointRouter:
         self, service: RoutedService, prompt: RoutedPrompt, readings: Mapping[str, StateReading], *, now_s: float
     ) -> RoutedRequest | None:
         """Endpoints for a request of a service; None where none may be chosen. `forward` makes it count."""
-        found = routing_table.candidates(service, readings, now_s=now_s, inflight=self.inflight.at, since=self._since)
+        found = self._candidates(block_peers.decoding(service), readings, now_s) or self._candidates(
+            service, readings, now_s
+        )
         if not found:
             return None
         hashes, matched = self._matched(found, prompt, readings)
@@ -122,12 +103,17 @@ class EndpointRouter:
             address, rent_s = choice.rented
             rented = hashes[address][matched[address] - 1], rent_s
         chosen = choice.addresses[0]
+        first = next(candidate for candidate in known if candidate.address == chosen)
+        peer = self._block_peers.peer(service, first, size, prompt, readings, now_s=now_s)
+        if peer.handed is not None:
+            choice = replace(choice, uncached_tokens=1.0)
+            inputs = replace(inputs, handed=peer.handed)
         return RoutedRequest(
             choice=choice,
             inputs=inputs,
             route_hashes=hashes.get(chosen, ()),
             rented=rented,
-            kv_peer=self._kv_peer(service, chosen, prompt, readings, now_s),
+            kv_peer=peer.header,
         )
 
     def forward(
@@ -148,6 +134,8 @@ class EndpointRouter:
         placement = RequestPlacement(id=request_id, address=address, answer=answer)
         hashes = routed.route_hashes if routed is not None else ()
         if routed is not None:
+            if routed.inputs.handed is not None:
+                self._block_peers.hand(routed.inputs.handed, now_s)
             if routed.rented[0]:
                 self._prefixes.set_rent(*routed.rented)
             placement = msgspec.structs.replace(
@@ -274,31 +262,11 @@ class EndpointRouter:
                 matched[candidate.address] = count
         return hashes, matched
 
-    def _kv_peer(
-        self,
-        service: RoutedService,
-        chosen: str,
-        prompt: RoutedPrompt,
-        readings: Mapping[str, StateReading],
-        now_s: float,
-    ) -> str:
-        """The endpoint that holds most of a prompt, where the chosen one could fetch blocks there and holds less; one
-        that drains, or is being deleted, is as good as any, since what it says itself counts. Whether it fetches them
-        is up to the chosen one, which has measured both."""
-        reading = readings.get(chosen)
-        if reading is None or not _has_block_port(reading):
-            return ""
-        most = self._prefixes.matched(chosen, prompt.route_hashes(reading.state)) + LEAST_PIECES - 1
-        found = ""
-        for endpoint in service.endpoints:
-            reading = readings.get(endpoint.address)
-            if reading is None or endpoint.address == chosen or not _gives_blocks(reading, now_s):
-                continue
-            count = self._prefixes.resident(endpoint.address, prompt.route_hashes(reading.state))
-            if count > most:
-                host = endpoint.address.rpartition(":")[0]
-                most, found = count, f"{host}:{reading.state.kv_transfer_port};bytes={count * PIECE_BYTES}"
-        return found
+    def _candidates(
+        self, service: RoutedService, readings: Mapping[str, StateReading], now_s: float
+    ) -> list[Candidate]:
+        at = self.inflight.at
+        return routing_table.candidates(service, readings, now_s=now_s, inflight=at, since=self._since)
 
     def _enriched(
         self, candidate: Candidate, hashes: Mapping[str, tuple[bytes, ...]], matched: Mapping[str, int]
@@ -308,7 +276,7 @@ class EndpointRouter:
         return msgspec.structs.replace(
             candidate,
             load=history.current(candidate.load) if candidate.load else None,
-            cached_tokens=count * PIECE_BYTES / BYTES_PER_TOKEN,
+            cached_tokens=count * PIECE_BYTES / block_peers.BYTES_PER_TOKEN,
             rent_s=self._prefixes.rent_s(hashes[address][count - 1]) if count else 0.0,
             cold_s=history.cold_s,
             sent_s=history.sent_s,
@@ -343,16 +311,6 @@ def unavailability(
         return "Stalled"
     waits_s = [cost.wait_s for cost in routed.choice.costs]
     return "Saturated" if saturated_s is not None and waits_s and min(waits_s) >= saturated_s else None
-
-
-def _gives_blocks(reading: StateReading, now_s: float) -> bool:
-    """Whether a pod lives, by its last reading, and has what was computed before."""
-    is_recent = now_s - reading.at_s <= routing_table.READING_MAX_AGE_S
-    return is_recent and reading.state.phase in ("ready", "draining") and _has_block_port(reading)
-
-
-def _has_block_port(reading: StateReading) -> bool:
-    return 0 < reading.state.kv_transfer_port < 1 << 16
 
 
 def _elsewhere_id(gateway: str, request_id: str) -> str:

@@ -8,7 +8,7 @@ import base64
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -177,6 +177,7 @@ def pod(
     phase: str = "Running",
     namespace: str = "default",
     tls: bool = False,
+    annotations: Mapping[str, str] | None = None,
 ) -> Json:
     """A pod of a service as the API server gives it."""
     marks = {names.ANNOTATION_DRAIN: draining, names.ANNOTATION_TLS: tls}
@@ -184,7 +185,7 @@ def pod(
         "namespace": namespace,
         "name": name,
         "labels": {names.LABEL_SERVICE: service_name},
-        "annotations": {name: "true" for name, is_set in marks.items() if is_set},
+        "annotations": {name: "true" for name, is_set in marks.items() if is_set} | dict(annotations or {}),
         "ownerReferences": [controller(kinds.REPLICA_SET, f"uid-{namespace}-{service_name}-replica-set")],
     }
     if deleted:

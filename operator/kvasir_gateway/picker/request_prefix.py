@@ -8,8 +8,8 @@ from typing import Final
 
 from kvasir_api import hashes, http_apis, names, tenants
 from kvasir_api.state import RuntimeState
+from kvasir_gateway.block_peers import BYTES_PER_TOKEN
 from kvasir_gateway.picker.request_parser import ParsedBody
-from kvasir_gateway.router import BYTES_PER_TOKEN
 
 GENERATING: Final = frozenset(
     {

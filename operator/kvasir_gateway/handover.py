@@ -1,0 +1,96 @@
+"""Whether another replica should compute a request's prompt, so that the running answers of the one that was chosen for
+it do not wait: a comparison of two costs in seconds.
+
+Handing over pays where the prompt is long, the chosen replica decodes much, the other one is idle and blocks move fast;
+with short prompts, or a queue before the other one, the request stays where it is. Called by the router once per
+request. Pure; knows no clock, no readings and no Kubernetes.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointCost, RequestSize, cost_of, has_room
+
+HANDOVER_S: Final = 0.03
+"""Of a connection, of looking for computed blocks, and of the copies to and from the hosts."""
+BYTES_PER_S: Final = 1e9
+"""Assumed of blocks where none were moved yet: ten gigabits a second, less what is lost."""
+MOST_HANDED: Final = 1024
+LEAST_TOKENS: Final = 64.0
+"""Prompts with less to compute stay: a runtime fetches no fewer blocks."""
+
+
+class HandoverFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the replica that was chosen. kv_bytes_per_token: of its cache. bytes_per_s: measured of blocks that it
+    fetched, 0 before any. cached_tokens: of the prompt that it has, or fetches from where they are held already."""
+
+    kv_bytes_per_token: float = 0.0
+    bytes_per_s: float = 0.0
+    cached_tokens: float = 0.0
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that another replica computes. address: its. tokens: that it has to compute. saved_s: by which that is
+    cheaper than staying, for this request and all others."""
+
+    address: str
+    tokens: float
+    saved_s: float
+
+
+class HandedPrompts:
+    """Prompts that were handed to endpoints lately, which their readings do not show yet."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, deque[tuple[float, float]]] = {}
+
+    def add(self, address: str, tokens: float, at_s: float) -> None:
+        """One was handed to an endpoint. Of more than MOST_HANDED the oldest are forgotten."""
+        self._by_address.setdefault(address, deque(maxlen=MOST_HANDED)).append((at_s, tokens))
+
+    def since(self, address: str, moment_s: float) -> tuple[int, float]:
+        """Those that are newer than a moment, and their tokens."""
+        newer = [tokens for at_s, tokens in self._by_address.get(address, ()) if at_s > moment_s]
+        return len(newer), sum(newer)
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget other endpoints."""
+        for address in self._by_address.keys() - set(addresses):
+            del self._by_address[address]
+
+
+def handover(
+    chosen: Candidate,
+    prefill: Sequence[Candidate],
+    request: RequestSize,
+    facts: HandoverFacts,
+    *,
+    policy: ChoicePolicy,
+) -> Handover | None:
+    """The replica that should compute the prompt, None where it should stay at the chosen one.
+
+    prefill: those that compute prompts for others. Those without a load, or whose queue would refuse it, are none.
+    """
+    missing = request.prompt_tokens - facts.cached_tokens
+    if chosen.load is None or missing < LEAST_TOKENS:
+        return None
+    stay_s = _prompt_s(cost_of(chosen, request, uncached_tokens=missing, policy=policy))
+    moved_s = HANDOVER_S + missing * max(0.0, facts.kv_bytes_per_token) / (facts.bytes_per_s or BYTES_PER_S)
+    found: Handover | None = None
+    for candidate in prefill:
+        if candidate.load is None or not has_room(candidate, request, policy):
+            continue
+        tokens = max(1.0, request.prompt_tokens - candidate.cached_tokens)
+        cost_s = _prompt_s(cost_of(candidate, request, uncached_tokens=tokens, policy=policy)) + moved_s
+        saved_s = stay_s - cost_s
+        if saved_s > (found.saved_s if found is not None else 0.0):
+            found = Handover(address=candidate.address, tokens=tokens, saved_s=saved_s)
+    return found
+
+
+def _prompt_s(cost: EndpointCost) -> float:
+    """What computing the prompt costs at an endpoint; the answer is generated at the chosen one in any case."""
+    return cost.wait_s + cost.compute_s + cost.stall_s + cost.later_s + cost.silence_s
