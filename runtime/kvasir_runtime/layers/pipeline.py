@@ -1,7 +1,8 @@
 """The forward pass of one stage of a decoder: hidden states come from the stage before, and go to the one behind.
 
 Called at the same time in the processes of all stages, by `ranks`. Parts of a step are in the stages at once; what the
-last stage computed for the wanted rows goes to rank 0 when it has all.
+last stage computed for the wanted rows goes to rank 0 when it has all, and one row where none is wanted: a step has
+ended in all stages when it has at rank 0.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,11 @@ def forward(
 
     compute: this stage's layers, which gives all tokens where it has no wanted rows.
     """
-    rows = batch.logit_rows
-    rows = torch.arange(batch.token_ids.shape[0]) if rows is None else rows
+    tokens, rows = batch.token_ids.shape[0], batch.logit_rows
+    rows = torch.arange(tokens) if rows is None else rows
+    num_wanted = rows.shape[0]
+    if not num_wanted:
+        rows = torch.tensor([tokens - 1])  # so that rank 0 does not begin the next step while this one is in stages
     given = replace(batch, logit_rows=rows)
     whole = spec.state is not None
     result = torch.empty(rows.shape[0], spec.hidden_size, dtype=dtype)
@@ -43,4 +47,4 @@ def forward(
             group.send(hidden)
     if spec.is_last:
         group.send(result)
-    return ForwardOutput(hidden=group.receive(result) if spec.is_first else result)
+    return ForwardOutput(hidden=(group.receive(result) if spec.is_first else result)[:num_wanted])

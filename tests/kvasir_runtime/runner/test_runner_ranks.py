@@ -6,6 +6,7 @@ The ranks are threads here, with the memory and the code of processes. Processes
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +130,26 @@ def test_stages_answer_as_one_process_does(root: Path, name: str, ranks: int, no
             together, found, _ = answers(runner, samplings, budget=200)
         assert together == alone
         assert found == pytest.approx(logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (3, 3)])
+def test_steps_from_which_nothing_is_sampled_end_in_all_stages(root: Path, ranks: int, nodes: int) -> None:
+    """Else rank 0 sends the next one while hidden states of the one before are on their way over the same links."""
+    folder, sizes = root / "steps without samples", {"num_blocks": 60, "ops": cpu_ops()}
+    checkpoints.write(folder, replace(SHAPES["llama"], num_layers=ranks))
+    prompt = tuple(random.Random(9).choices(range(3, 320), k=300))
+
+    def answer(**given: Any) -> list[int]:
+        runner = runner_of(folder, **sizes, **given)
+        hand, stream = Hand(runner), Stream(prompt=prompt)
+        for _ in range(4):
+            hand.step([(stream, 64)])
+        hand.run([stream], 8)
+        return stream.answer
+
+    alone = answer()
+    with group_of(ranks, nodes, ranks) as group:
+        assert answer(group=group, num_stages=ranks) == alone
 
 
 @pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=lambda ops: ops.name)
