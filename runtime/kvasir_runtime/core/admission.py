@@ -81,7 +81,7 @@ class Admission:
             hits = self._hits(kind) if is_due else None
             if hits is None:
                 head = head or kind
-                if self._host.is_fetching(kind.sequence.hashes):
+                if self._awaits_peer(kind, kind.sequence.hashes):
                     num_awaiting += 1
                 else:
                     num_passed += 1
@@ -116,7 +116,14 @@ class Admission:
         num_hits = len(hits[0])
         if self._pending.worth_waiting(kind.sequence, num_hits, limit):
             return None
-        return None if self._host.is_loading(hashes[num_hits:limit]) else hits
+        missing = hashes[num_hits:limit]
+        return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
+
+    def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
+        """Whether a request waits for blocks of a chain from another replica. One that is computed for a replica never
+        does: that one may be who is to compute them, for a request of this one's, and both would wait.
+        """
+        return not kind.request.request.for_peer and self._host.is_fetching(hashes)
 
     def _has_room(self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_free: int) -> bool:
         """Whether rows and blocks suffice for a request, and behind it for the one that it passes, if there is one."""

@@ -217,11 +217,10 @@ class HostTier:
         return self._peers.is_coming(key_of(block_hash, group) for block_hash in hashes for group in self._groups)
 
     def is_loading(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a block of a chain is on its way to the device, or to the host."""
+        """Whether a block of a chain is on its way from the host to the device."""
         loading = self._loading
-        return self.is_fetching(hashes) or (
-            bool(loading)
-            and any(key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups)
+        return bool(loading) and any(
+            key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups
         )
 
     def covers(self, block_hash: bytes, token_s: float) -> bool:

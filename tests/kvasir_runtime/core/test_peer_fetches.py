@@ -308,3 +308,16 @@ def test_prompts_that_are_computed_for_another_replica_are_counted():
     engine = served()
     answered(engine, request("a", PROMPT, max_tokens=1, for_peer=True))
     assert engine.scheduler.report(RuntimeState()).kv_host.peer_prompts == 1
+
+
+def test_two_replicas_that_have_one_another_compute_a_prompt_do_not_wait_for_one_another():
+    """Each is asked for what it has just asked the other one for, and a replica may be named to itself."""
+    engine = served(peer_delay=1000)
+    engine.submit(request("a", PROMPT, kv_peer=PEER, kv_peer_computes=True))
+    engine.step()
+    engine.submit(request("b", PROMPT[:40], max_tokens=1, for_peer=True))
+    for _ in range(20):
+        engine.step()
+    assert engine.answers["b"].reason == "length"
+    assert set(keys_of()) <= set(engine.runner.host.kept), "it can be given to the other one"
+    assert (engine.answers["a"].cached_tokens, engine.answers["a"].tokens) == (40, alone()), "and is of use here"

@@ -46,6 +46,8 @@ SAMPLING = st.fixed_dictionaries(
         "weight": st.sampled_from([1.0, 3.0]),
         "ttft_s": st.sampled_from([0.0, 1e4, 2e4]),  # far off: none is refused
         "kv_peer": st.sampled_from(["", "10.0.0.2:8002"]),
+        "kv_peer_computes": st.booleans(),
+        "for_peer": st.booleans(),
     }
 )
 
