@@ -27,6 +27,9 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 IDLE_S: Final = 30.0
 """Less than a peer keeps a connection without requests."""
 MOST_IDLE: Final = 16
+CONNECT_S: Final = 2.0
+"""For which a peer that is to compute may take to let this replica in: the time of such a fetch is that of computing.
+"""
 QUIET_S: Final = 60.0
 """Between two log lines about fetches that failed."""
 
@@ -39,12 +42,14 @@ class _Idle(NamedTuple):
 
 class _Received(NamedTuple):
     """What came of a fetch. damaged: blocks whose checksum is wrong. error: why it ended early, if it did. moved_s:
-    seconds in which content was read and kept, without those in which the peer computed it."""
+    seconds in which content was read and kept, without those in which the peer computed it. was_silent: it ended early
+    because the peer let its time go by, as it would on another connection."""
 
     keys: tuple[bytes, ...]
     damaged: int
     error: str
     moved_s: float = 0.0
+    was_silent: bool = False
 
 
 class BlockFetcher:
@@ -147,10 +152,11 @@ class BlockFetcher:
         """Over a connection that is there already, else over a new one; the former may have been closed meanwhile."""
         if idle := self._take_idle(fetch.peer):
             received = self._over(idle, fetch, deadline)
-            if received.keys or received.damaged or not received.error:
+            if received.keys or received.damaged or not received.error or received.was_silent:
                 return received
+        let_in_by = deadline if fetch.prefill is None else min(deadline, time.monotonic() + CONNECT_S)
         try:
-            connection = self._connect(fetch.peer, deadline)
+            connection = self._connect(fetch.peer, let_in_by)
         except (OSError, PeerError) as error:
             return _Received((), 0, _words(error))
         return self._over(connection, fetch, deadline)
@@ -160,7 +166,7 @@ class BlockFetcher:
         wanted = self._peer_keys(fetch, connection.hash_salt)
         batch = _Batch(self._store.block_bytes)
         kept: list[bytes] = []
-        damaged, error, kept_s = 0, "", 0.0
+        damaged, error, kept_s, was_silent = 0, "", 0.0, False
         query = BlockQuery(keys=b"".join(wanted))
         if fetch.prefill is not None:
             query = BlockQuery(keys=query.keys, prefill=fetch.prefill, tokens=fetch.tokens, salt=fetch.salt)
@@ -177,12 +183,12 @@ class BlockFetcher:
                     kept += self._keep(batch)
                     kept_s += time.monotonic() - begun
         except (OSError, PeerError) as failed:
-            error = _words(failed)
+            error, was_silent = _words(failed), isinstance(failed, TimeoutError)
             connection.close()
         else:
             self._put_idle(fetch.peer, connection)
         kept += self._keep(batch)
-        return _Received(tuple(kept), damaged, error, connection.content_s + kept_s)
+        return _Received(tuple(kept), damaged, error, connection.content_s + kept_s, was_silent)
 
     def _peer_keys(self, fetch: BlockFetch, salt: bytes) -> list[bytes]:
         """The blocks of a fetch as the peer knows them."""

@@ -118,9 +118,9 @@ class TcpPeer:
 
     def ask(self, query: BlockQuery, deadline: float) -> None:
         """At most MOST_KEYS, each of KEY_BYTES."""
-        self._link.send(msgspec.msgpack.encode(query), within_s=left_s(deadline))
-        self._left = set(range(len(query.keys) // KEY_BYTES))
         self._most_silent_s = math.inf if query.prefill is None else SILENCE_S
+        self._link.send(msgspec.msgpack.encode(query), within_s=min(left_s(deadline), self._most_silent_s))
+        self._left = set(range(len(query.keys) // KEY_BYTES))
         self._content_s = 0.0
 
     def receive(self, place: memoryview, deadline: float) -> tuple[int, int] | None:

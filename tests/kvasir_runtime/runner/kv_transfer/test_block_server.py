@@ -1,5 +1,6 @@
 """A replica computes a prompt for another one, which gets each block when it is there, whatever becomes of the rest."""
 
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from fakes.block_receiver import LONG_S, SALT, TOKENS, Receiver, content, keys_i
 from fakes.kv_peers import FACTS, KEY
 from kvasir_runtime.core.plan import PeerPrefill
 from kvasir_runtime.nodes.listening import bind
-from kvasir_runtime.runner.kv_transfer import block_server, tcp_peer
+from kvasir_runtime.runner.kv_transfer import block_fetcher, block_server, tcp_peer
 from kvasir_runtime.runner.kv_transfer.block_server import BlockServer
 from kvasir_runtime.runner.kv_transfer.interface import PeerError
 
@@ -132,6 +133,27 @@ def test_a_peer_that_falls_silent_is_left_before_the_time_of_the_fetch(receiver,
     assert (came, result.failed) == ([], True)
     assert time.monotonic() - begun < LONG_S
     assert engine.left.wait(LONG_S)
+
+
+def test_a_peer_that_falls_silent_on_a_connection_from_before_is_not_asked_again(receiver, computing, monkeypatch):
+    engine, peer = computing
+    assert receiver.fetch(peer)[1].failed is False
+    monkeypatch.setattr(tcp_peer, "SILENCE_S", 0.2)
+    monkeypatch.setattr(tcp_peer, "BEAT_S", LONG_S)
+    engine.sizes = [20]
+    assert receiver.fetch(peer, within_s=10 * LONG_S, prefill=WHOSE)[1].failed is True
+    assert engine.left.wait(LONG_S)
+    assert len(engine.asked) == 1
+
+
+def test_a_frozen_peer_is_left_before_the_time_of_the_fetch(receiver, monkeypatch):
+    """The kernel accepts connections for it, and it greets none."""
+    monkeypatch.setattr(block_fetcher, "CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        begun = time.monotonic()
+        peer = f"127.0.0.1:{frozen.getsockname()[1]}"
+        assert receiver.fetch(peer, within_s=10 * LONG_S, prefill=WHOSE)[1].failed is True
+        assert time.monotonic() - begun < LONG_S
 
 
 def test_a_prompt_that_its_model_does_not_take_ends_the_connection(receiver, computing):
