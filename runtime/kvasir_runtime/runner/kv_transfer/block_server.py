@@ -35,7 +35,7 @@ SETTLE_S: Final = 1.0
 POLL_S: Final = 0.01
 LOOK_AHEAD: Final = 64
 """Blocks that are looked for at a time while a prompt is computed: they come in this order, but for those of one chunk.
-"""
+Some never come, as those that a window has left behind: all are looked for where none has come for a while."""
 QUIET_S: Final = 60.0
 """Between two log lines about connections that were refused."""
 
@@ -105,12 +105,13 @@ class BlockServer:
         has_ended, moved_at = False, time.monotonic()
         beat_at = moved_at
         while left and (now := time.monotonic()) < deadline:
-            if self._send_held(link, left, LOOK_AHEAD):
+            rests = now > beat_at + tcp_peer.BEAT_S
+            if self._send_held(link, left, None if rests or has_ended else LOOK_AHEAD):
                 moved_at = beat_at = time.monotonic()
                 continue
             if has_ended and now > moved_at + SETTLE_S:
                 return
-            if now > beat_at + tcp_peer.BEAT_S:
+            if rests:
                 link.send(tcp_peer.HEAD.pack(tcp_peer.WAIT, 0), within_s=HANDSHAKE_S)
                 beat_at = now
             if link.has_bytes(0.0):

@@ -62,20 +62,26 @@ def computing(tmp_path):
     server.close()
 
 
-def test_blocks_come_while_their_prompt_is_computed(receiver, computing, monkeypatch):
-    engine, peer = computing
-    engine.sizes = [8, 7, 5]
+def after(monkeypatch, engine, *counts):
+    """Have the next chunk computed once so many blocks have come; the numbers of those that have."""
     received, receive = [], tcp_peer.TcpPeer.receive
 
     def seen(self, place, deadline):
         found = receive(self, place, deadline)
         if found is not None:
             received.append(found[0])
-            if len(received) in (8, 15):
-                engine.chunks.release()  # the next chunk is computed once all blocks of the one before have come
+            if len(received) in counts:
+                engine.chunks.release()
         return found
 
     monkeypatch.setattr(tcp_peer.TcpPeer, "receive", seen)
+    return received
+
+
+def test_blocks_come_while_their_prompt_is_computed(receiver, computing, monkeypatch):
+    engine, peer = computing
+    engine.sizes = [8, 7, 5]
+    received = after(monkeypatch, engine, 8, 15)
     engine.chunks.release()
     came, result = receiver.fetch(peer, prefill=WHOSE)
     assert (sorted(came), result.failed) == (list(range(20)), False)
@@ -99,6 +105,19 @@ def test_a_prompt_that_the_peer_refuses_costs_a_moment_and_no_rest(receiver, com
     _, peer = computing
     assert receiver.fetch(peer, prefill=WHOSE)[1].failed is False
     assert receiver.held() == []
+
+
+@pytest.mark.parametrize("sizes", [[7], [7, 0]], ids=["once it has ended", "while it is computed"])
+def test_blocks_behind_many_that_never_come_are_given(receiver, computing, monkeypatch, sizes):
+    """As in a group with a window, of which the peer keeps only what the end of the prefix needs that it has found."""
+    monkeypatch.setattr(block_server, "SETTLE_S", 0.05)
+    monkeypatch.setattr(block_server, "LOOK_AHEAD", 4)
+    engine, peer = computing
+    engine.done, engine.sizes = 13, sizes
+    after(monkeypatch, engine, 7)
+    engine.chunks.release()
+    came, result = receiver.fetch(peer, prefill=WHOSE)
+    assert (sorted(came), result.failed) == (list(range(13, 20)), False)
 
 
 def test_a_prompt_that_is_cut_short_gives_its_beginning(receiver, computing, monkeypatch):
