@@ -59,6 +59,11 @@ class RequestState:
         self.seniority = self.arrived_at + AGEING_S * self.request.priority
 
     @property
+    def for_peer(self) -> bool:
+        """Whether its prompt alone is computed, for another replica: the token that is drawn is no answer."""
+        return self.request.for_peer
+
+    @property
     def prompt_tokens(self) -> int:
         """Length of the prompt alone."""
         return self.request.prompt_tokens

@@ -370,7 +370,7 @@ class Scheduler:
             self._waiting.remove(kind)
         request.phase = "ended"
         del self._requests[request.request_id]
-        if (num_tokens := len(kind.sequence.tokens) - request.prompt_tokens) and not invalid:
+        if (num_tokens := len(kind.sequence.tokens) - request.prompt_tokens) and not (invalid or request.for_peer):
             self._admission.lengths.add(num_tokens)
             self._speculation.ended(kind)
         self._counters.ended(request, aborted=aborted, limits=self.limits)

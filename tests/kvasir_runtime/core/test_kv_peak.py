@@ -120,3 +120,17 @@ def test_short_answers_leave_room_for_more():
     served.submit(*(request(f"r{number}", range(1, 21), max_tokens=400, salt=bytes([number])) for number in range(16)))
     served.step()
     assert served.scheduler.report(RuntimeState()).running == 16
+
+
+def test_prompts_that_are_computed_for_another_replica_say_nothing_of_the_length_of_answers():
+    """Their one token would soon be all that is known, and too many answers would be admitted."""
+    lengths = AnswerLengths()
+    for _ in range(32):
+        lengths.add(50)
+    served = serving(num_blocks=64)
+    served.scheduler._admission.lengths = lengths
+    for number in range(300):
+        served.submit(request(f"r{number}", [5, 6, 7], max_tokens=1, for_peer=number > 0))
+        served.finish()
+    assert [lengths.expected(0), lengths.expected(1)] == [50, 49]
+    assert lengths.most_expected == 51
