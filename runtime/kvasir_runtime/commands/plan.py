@@ -177,7 +177,7 @@ def _plan(
             click.echo(f"note: {note}", err=True)
         listed = [table(report), precision_table.table(rows)]
         click.echo("\n\n".join([*listed, layout_table.table(layouts, is_card=where == "cuda")] if layouts else listed))
-    fits = report.fit.verdict == "Fits" or any(one.chosen for one in layouts)
+    fits = any(one.chosen for one in layouts) if layouts else report.fit.verdict == "Fits"
     raise SystemExit(0 if fits and report.supported else 1)
 
 

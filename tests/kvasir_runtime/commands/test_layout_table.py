@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from kvasir_runtime.commands.plan import plan
@@ -43,9 +44,12 @@ def test_layouts_are_listed_with_the_smallest_that_fits_marked(tmp_path: Path) -
     assert "layouts" not in json.loads(run(tmp_path, *H100, "--json").output)
 
 
-def test_without_a_layout_that_meets_the_objective_none_is_marked(tmp_path: Path) -> None:
-    late = run(tmp_path, *H100, "--count", "4", "--ttft-milliseconds", "1")
+@pytest.mark.parametrize("memory", ["80GB", "200GB"], ids=["too small for one", "one device holds it"])
+def test_without_a_layout_that_meets_the_objective_none_is_marked(tmp_path: Path, memory: str) -> None:
+    asked = (*H100, "--memory", memory, "--count", "4")
+    late = run(tmp_path, *asked, "--ttft-milliseconds", "1")
     assert (late.exit_code, "* tensor" in late.output) == (1, False)
+    assert run(tmp_path, *asked).exit_code == 0
 
 
 def test_of_processors_memory_is_told_and_no_speed(tmp_path: Path) -> None:
