@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Final, Literal, cast
+from typing import IO, Final, Literal, Self, cast
 
 from kvasir_runtime.fetch.model_files import is_inside, is_unpacked
 
@@ -43,11 +43,36 @@ _ZSTD_FRAME: Final = bytes.fromhex("28b52ffd")
 _ZSTD_SKIPPED: Final = range(0x184D2A50, 0x184D2A60)
 """What frames begin with that hold no content, which may come first (RFC 8878, section 3.1.2); little-endian."""
 
+_LONG: Final = frozenset(
+    {
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+    }
+)
+"""Entries of a tar archive that describe the next one, or all that follow. tarfile reads them as a whole."""
+_MOST_LONG_BYTES: Final = 1 << 20
+"""Of such an entry; a path has a few thousand. Compressed, one of 4 GiB takes 130 kB."""
+
 _Opened = Callable[[], AbstractContextManager[IO[bytes]]]
 
 
 class BrokenArchiveError(Exception):
     """What is wrong with an archive."""
+
+
+class _Member(tarfile.TarInfo):
+    """An entry of a tar archive whose description does not fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """As of TarInfo. Raises BrokenArchiveError too."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _LONG and found.size > _MOST_LONG_BYTES:
+            raise BrokenArchiveError(f"an entry is described by {found.size:,} bytes, more than {_MOST_LONG_BYTES:,}")
+        return found
 
 
 def unpack(
@@ -92,7 +117,8 @@ def _files(archive: Path, kind: Literal["tar", "zip"]) -> Iterator[tuple[str, in
                     yield entry.filename.removeprefix("./"), entry.file_size, partial(zipped.open, entry)
         return
     with _tar(archive) as packed:
-        for member in packed:
+        while (member := packed.next()) is not None:
+            packed.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has read, however many
             if member.size < 0:
                 raise BrokenArchiveError(f"{member.name!r:.100} has {member.size} bytes")
             if member.isreg():
@@ -108,10 +134,10 @@ def _tar(archive: Path) -> Iterator[tarfile.TarFile]:
         first = stream.read(4)
         if first == _ZSTD_FRAME or int.from_bytes(first, "little") in _ZSTD_SKIPPED:
             stream.seek(0)
-            with zstd.ZstdFile(stream) as plain, tarfile.open(fileobj=plain, mode="r:") as packed:
+            with zstd.ZstdFile(stream) as plain, tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as packed:
                 yield packed
             return
-    with tarfile.open(archive, "r:*") as packed:
+    with tarfile.open(archive, "r:*", tarinfo=_Member) as packed:
         yield packed
 
 

@@ -1,7 +1,9 @@
 """Archives over one another: what a layer removes of those below it, and what is left of one that is broken."""
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -142,6 +144,43 @@ def test_of_a_damaged_archive_nothing_is_left(folder, content, kind):
     with pytest.raises(BrokenArchiveError):
         unpacked(folder, content, kind)
     assert there(folder) == set(BELOW)
+
+
+def entry(kind, num_bytes=0):
+    header = tarfile.TarInfo("some.bin")
+    header.type, header.size = kind, num_bytes
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("compressed", [bytes, gzip.compress, zstd.compress], ids=["as it is", "gzip", "zstd"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+    ],
+    ids=["name", "link", "pax", "global", "solaris"],
+)
+@pytest.mark.parametrize("before", [b"", entry(tarfile.REGTYPE)], ids=["first", "second"])
+def test_what_describes_an_entry_does_not_fill_the_memory(folder, compressed, kind, before):
+    with pytest.raises(BrokenArchiveError, match="described by 4,294,967,296 bytes, more than 1,048,576"):
+        unpacked(folder, compressed(before + entry(kind, 1 << 32) + bytes(1024)))
+    assert there(folder) == set(BELOW)
+
+
+def test_entries_that_are_left_out_take_no_memory(folder):
+    content = zstd.compress(entry(tarfile.REGTYPE) * 8_000 + packed({"z.json": b"{}"}, "w"))
+    tracemalloc.start()
+    try:
+        unpacked(folder, content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert there(folder) == {*BELOW, "z.json"}
+    assert peak < 3 << 20
 
 
 def test_bytes_are_reserved_before_they_are_written(folder):
