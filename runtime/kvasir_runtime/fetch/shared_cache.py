@@ -131,6 +131,7 @@ class _ShardWatch:
         self._root, self._name, self._arrival = root, name, arrival
         self._folder: Path | None = None
         self._missing = set[str]()
+        self._may_begin = True
 
     def look(self, *, may_begin: bool) -> None:
         """Begin as soon as it is known which are to come; then report those that are there. Raises as Arrival.check.
@@ -138,13 +139,21 @@ class _ShardWatch:
         may_begin: whether bytes were reported, by which the operator knows that a start that loads still waits.
         """
         self._arrival.check()
-        if self._folder is None and may_begin:
+        if self._folder is None and may_begin and self._may_begin:
             self._begin()
         if self._folder is not None:
-            for shard in sorted(self._missing):
-                if (self._folder / shard).exists():
-                    self._missing.discard(shard)
+            self._report(self._folder)
+
+    def _report(self, folder: Path) -> None:
+        for shard in sorted(self._missing):
+            try:
+                if (folder / shard).exists():
                     self._arrival.arrived(shard)
+                    self._missing.discard(shard)
+            except OSError as error:
+                raise ModelUnavailableError(
+                    f"{shard} of model {self._name} cannot be loaded while others are fetched: {error}"
+                ) from error
 
     def ended(self, whole: Path) -> None:
         """All of the model is there. Raises ModelUnavailableError where a start loads from another folder."""
@@ -160,8 +169,11 @@ class _ShardWatch:
         expected = _expected(self._root, self._name)
         if expected is None or (folder := _held(self._root, expected.path)) is None:
             return
-        with suppress(OSError):  # it is loaded when all is there
+        try:
             self._arrival.expect(folder, expected.shards)
+        except OSError:  # it is loaded when all is there; each try would hold the folder once more
+            self._may_begin = False
+        else:
             self._folder, self._missing = folder, {*expected.shards.sizes}
 
 

@@ -5,8 +5,10 @@ import hashlib
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -320,3 +322,24 @@ def test_a_model_that_a_start_loads_from_is_not_removed(tmp_path):
 
     with pytest.raises(ModelUnavailableError, match="abandoned"):
         reader.waits(gives_way)
+
+
+def test_a_shard_that_cannot_be_read_ends_the_start_with_its_name(tmp_path):
+    _, filled = begins(tmp_path)
+    with pytest.raises(ModelUnavailableError, match=f"{FIRST} of model .* cannot be loaded while"):
+        Reader(tmp_path).waits(lambda: None, (filled / FIRST).mkdir)
+
+
+def test_a_reader_without_a_place_for_headers_waits_for_all_and_holds_the_folder_once(tmp_path, monkeypatch):
+    recorder, filled = begins(tmp_path)
+    lock = filled / ".used"
+    lock.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    reader, num_open = Reader(tmp_path), []
+
+    def look():
+        num_open.append(sum(path.resolve() == lock for path in Path("/proc/self/fd").iterdir()))
+
+    assert reader.waits(look, look, look, lambda: recorder.whole(filled)) == filled
+    assert reader.begun == []
+    assert num_open == [1, 1, 1]
