@@ -212,9 +212,14 @@ def _expected_place(record: Path) -> Path:
 
 def _replace(place: Path, content: bytes) -> None:
     place.parent.mkdir(exist_ok=True)
-    new = place.with_name(f"{place.name}.{os.getpid()}.tmp")
-    new.write_bytes(content)
-    new.replace(place)
+    # In pods all that write have the same process id, and two services may fetch one model on a node.
+    new = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    try:
+        new.write_bytes(content)
+        new.replace(place)
+    except OSError:
+        new.unlink(missing_ok=True)  # on a disk that is full, of which the model needs the rest
+        raise
 
 
 def _place(root: Path, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import struct
 import subprocess
 import sys
@@ -343,3 +344,25 @@ def test_a_reader_without_a_place_for_headers_waits_for_all_and_holds_the_folder
     assert reader.waits(look, look, look, lambda: recorder.whole(filled)) == filled
     assert reader.begun == []
     assert num_open == [1, 1, 1]
+
+
+def test_records_of_two_pods_are_written_apart(tmp_path):
+    """Both have process 1, and services of one model on a node have one record."""
+    recorder, filled = begins(tmp_path)
+    (record,) = (tmp_path / ".records").glob("*.json")
+    for suffix in (".json", ".shards"):
+        of_another = record.with_name(f"{record.stem}{suffix}.{os.getpid()}.tmp")
+        of_another.write_bytes(b"half of i")
+    recorder.expect(filled, EXPECTED)
+    recorder.whole(filled)
+    assert {path.read_bytes() for path in (tmp_path / ".records").glob("*.tmp")} == {b"half of i"}
+    assert shared_cache.awaited(tmp_path, NAME, None, Naps()) == filled
+
+
+def test_what_a_cache_does_not_take_leaves_nothing_in_it(tmp_path):
+    recorder, filled = begins(tmp_path)
+    (place,) = (tmp_path / ".records").glob("*.shards")
+    place.unlink()
+    place.mkdir()
+    recorder.expect(filled, EXPECTED)
+    assert not list((tmp_path / ".records").glob("*.tmp"))
