@@ -27,6 +27,8 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 IDLE_S: Final = 30.0
 """Less than a peer keeps a connection without requests."""
 MOST_IDLE: Final = 16
+MOST_IDLE_OF_PEER: Final = 4
+"""Connections without requests, of all peers and of one, whose places are for all replicas."""
 CONNECT_S: Final = 2.0
 """For which a peer that is to compute may take to let this replica in: the time of such a fetch is that of computing.
 """
@@ -215,10 +217,14 @@ class BlockFetcher:
 
     def _put_idle(self, peer: str, connection: BlockPeer) -> None:
         with self._changed:
-            self._idle.append(_Idle(peer, connection, time.monotonic()))
+            is_kept = sum(one.peer == peer for one in self._idle) < MOST_IDLE_OF_PEER
+            if is_kept:
+                self._idle.append(_Idle(peer, connection, time.monotonic()))
             excess = [self._idle.popleft() for _ in range(len(self._idle) - MOST_IDLE)]
         for one in excess:
             one.connection.close()
+        if not is_kept:
+            connection.close()
 
     def _warn(self, peer: str, why: str) -> None:
         now = time.monotonic()

@@ -8,6 +8,7 @@ sent: then its checksum is wrong at the other end. Every wait is bounded, and so
 import itertools
 import logging
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -24,7 +25,11 @@ from kvasir_runtime.runner.kv_transfer.interface import BlockQuery, OpenPrefill,
 from kvasir_runtime.runner.kv_transfer.tcp_peer import MOST_QUERY_BYTES
 
 LOG = logging.getLogger(__name__)
-MOST_CONNECTIONS: Final = 64
+MOST_CONNECTIONS: Final = 256
+"""Those that wait for a request included: a replica keeps some for a while, and may make 16 at once."""
+MOST_PREFILLS: Final = 64
+"""Prompts that are computed at a time; further callers get what is there, and compute the rest. Each takes two threads
+and eight descriptors beside its connection."""
 HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 60.0
 """For which a connection may wait for its next request."""
@@ -52,6 +57,7 @@ class BlockServer:
         self._acceptor = Acceptor(listener, self._serve, most=MOST_CONNECTIONS, name="kv-peer")
         self._port: int = listener.getsockname()[1]
         self._warned_at = float("-inf")
+        self._prefills = threading.Semaphore(MOST_PREFILLS)
         self._acceptor.start()
 
     @property
@@ -94,9 +100,12 @@ class BlockServer:
         """Send what is there of some keys, or what is there once their prompt is computed."""
         left = dict(enumerate(keys))
         self._send_held(link, left)
-        if left and query.prefill is not None and self.prefill is not None:
-            with self.prefill(query.tokens, query.salt, query.prefill) as opened:
-                self._send_computed(link, left, opened)
+        if left and query.prefill is not None and self.prefill is not None and self._prefills.acquire(blocking=False):
+            try:
+                with self.prefill(query.tokens, query.salt, query.prefill) as opened:
+                    self._send_computed(link, left, opened)
+            finally:
+                self._prefills.release()
         link.send(tcp_peer.HEAD.pack(tcp_peer.END, 0), within_s=ANSWER_S)
 
     def _send_computed(self, link: Link, left: dict[int, bytes], prefill: OpenPrefill) -> None:

@@ -25,7 +25,7 @@ from kvasir_runtime.core.plan import BlockFetch, PeerBlock
 from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.link import Link
 from kvasir_runtime.nodes.listening import Acceptor, bind
-from kvasir_runtime.runner.kv_transfer import block_server, tcp_peer
+from kvasir_runtime.runner.kv_transfer import block_fetcher, block_server, tcp_peer
 from kvasir_runtime.runner.kv_transfer.block_server import BlockServer
 from kvasir_runtime.runner.kv_transfer.interface import BlockQuery, PeerError
 
@@ -283,6 +283,33 @@ def test_fetches_run_side_by_side_and_a_silent_peer_holds_up_none(receiver, give
         assert receiver.changed.wait_for(lambda: not receiver.fetcher.is_busy, LONG_S)
         assert {(one.number, one.failed) for one in receiver.fetcher.take()} == {(101, True), (103, True)}
     acceptor.close()
+
+
+def test_of_many_fetches_from_a_peer_few_connections_stay(receiver, giver, monkeypatch):
+    """Each takes a place there, which other replicas need."""
+    links, all_are_there, admit = [], threading.Barrier(8), BlockServer._admit
+
+    def together(self, link):
+        links.append(link)
+        admit(self, link)
+        all_are_there.wait(LONG_S)
+
+    monkeypatch.setattr(BlockServer, "_admit", together)
+    blocks = tuple(PeerBlock(column, receiver.keys[column]) for column in range(12))
+    fetches = [
+        BlockFetch(number=number, peer=giver[1], within_s=LONG_S, salt=SALT, tokens=TOKENS, blocks=blocks)
+        for number in range(8)
+    ]
+    with receiver.changed:
+        receiver.fetcher.submit(fetches)
+        assert receiver.changed.wait_for(lambda: not receiver.fetcher.is_busy, LONG_S)
+        assert [result.failed for result in receiver.fetcher.take()] == [False] * 8
+    deadline = time.monotonic() + LONG_S
+    while sum(link._connection.fileno() >= 0 for link in links) > block_fetcher.MOST_IDLE_OF_PEER:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert receiver.fetch(giver[1])[1].failed is False
+    assert len(links) == 8, "one of them was used again"
 
 
 def test_without_a_thread_a_fetch_ends_at_once(receiver, giver, monkeypatch):

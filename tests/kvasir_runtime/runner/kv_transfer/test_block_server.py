@@ -199,6 +199,30 @@ def test_a_peer_that_computes_nothing_gives_what_it_holds(receiver, tmp_path):
     server.close()
 
 
+def test_a_peer_that_computes_as_many_prompts_as_it_may_gives_what_it_holds(receiver, tmp_path, monkeypatch):
+    monkeypatch.setattr(block_server, "MOST_PREFILLS", 1)
+    store = store_of(tmp_path / "there")
+    server = BlockServer(bind("127.0.0.1", 0, ""), store, FACTS)
+    server.keys, peer = (KEY,), f"127.0.0.1:{server.port}"
+    server.prefill = engine = Engine(store_of(tmp_path / "there"))
+    engine.sizes = [20]
+    other = Receiver(tmp_path / "other")
+    fetching = threading.Thread(target=other.fetch, args=(peer,), kwargs={"prefill": WHOSE})
+    fetching.start()
+    deadline = time.monotonic() + LONG_S
+    while not engine.asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    came, result = receiver.fetch(peer, prefill=WHOSE)
+    assert (came, result.failed, len(engine.asked)) == ([], False, 1)
+    engine.chunks.release()
+    fetching.join()
+    assert other.held() == list(range(20))
+    assert receiver.fetch(peer, prefill=WHOSE)[0] == list(range(20))
+    other.fetcher.forget_connections()
+    server.close()
+
+
 @pytest.mark.parametrize(
     "request_bytes", [b"", b"\x80", bytes(33), tcp_peer.msgspec.msgpack.encode({"keys": bytes(34)})]
 )
