@@ -67,7 +67,7 @@ def _fetched(model: str, revision: str, on_bytes: OnBytes | None, arrival: Arriv
     return _lone_file(fetched_model.fetch(model, on_bytes, arrival=arrival))
 
 
-def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None) -> Path | None:
+def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None, arrival: Arrival | None = None) -> Path | None:
     """`resolve` of the draft model that the option speculation names; None where it names none.
 
     A word without a slash is only a directory, so that a way to draft with a typing error is no name on the hub.
@@ -78,7 +78,7 @@ def resolve_drafter(speculation: str, on_bytes: OnBytes | None = None) -> Path |
         raise ModelError(
             f"--speculation {name} is none of {', '.join(WAYS)}, and no directory; expected one or a model"
         )
-    return resolve(name, on_bytes=on_bytes)
+    return resolve(name, on_bytes=on_bytes, arrival=arrival)
 
 
 def name_of(model: str) -> str:

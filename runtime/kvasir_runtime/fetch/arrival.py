@@ -20,17 +20,23 @@ _FILES_AT_ONCE: Final = 8
 
 
 class Arrival:
-    """on_begun: takes a folder that may be loaded from while files come; it is there as long as this object."""
+    """on_begun: takes a folder that may be loaded from while files come; it is there as long as this object. None where
+    the start waits for all of the model."""
 
-    def __init__(self, on_begun: Callable[[Path], None]) -> None:
+    def __init__(self, on_begun: Callable[[Path], None] | None) -> None:
         self._on_begun, self._abandoned = on_begun, False
         self._folder: ArrivingFolder | None = None
+
+    @property
+    def loads_meanwhile(self) -> bool:
+        """Whether files are loaded while others come."""
+        return self._on_begun is not None
 
     def begun(self, folder: Path, rest: Sequence[RemoteFile]) -> None:
         """folder: where the files are or will be. rest: those that are not there. A checkpoint in one file, or with
         other files to come than shards, is waited for."""
         is_sharded = len(rest) > 1 and all(is_shard(file.name) for file in rest)
-        if not is_sharded or not (folder / "config.json").is_file():
+        if not (self.loads_meanwhile and is_sharded and (folder / "config.json").is_file()):
             return
         try:
             with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
@@ -42,6 +48,7 @@ class Arrival:
 
     def expect(self, folder: Path, shards: Shards) -> None:
         """These shards of a folder are to come; all else of it is there. Raises OSError."""
+        assert self._on_begun is not None
         self._folder = ArrivingFolder(folder, shards)
         self._on_begun(self._folder.path)
 

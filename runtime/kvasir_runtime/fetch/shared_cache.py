@@ -131,7 +131,7 @@ class _ShardWatch:
         self._root, self._name, self._arrival = root, name, arrival
         self._folder: Path | None = None
         self._missing = set[str]()
-        self._may_begin = True
+        self._may_begin = arrival.loads_meanwhile
 
     def look(self, *, may_begin: bool) -> None:
         """Begin as soon as it is known which are to come; then report those that are there. Raises as Arrival.check.

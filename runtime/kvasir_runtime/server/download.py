@@ -59,15 +59,16 @@ async def begun(options: ServeOptions, lifecycle: Lifecycle, console: Console) -
     def on_begun(path: Path) -> None:
         loop.call_soon_threadsafe(folder.set_result, path)
 
-    arrival = Arrival(on_begun)
+    arrival, drafter = Arrival(on_begun), Arrival(None)
     fetching = asyncio.to_thread(source.resolve, options.model, options.revision, on_bytes, arrival)
     whole = asyncio.create_task(fetching)
     try:
         await asyncio.wait({folder, whole}, return_when=asyncio.FIRST_COMPLETED)
         path = folder.result() if folder.done() else whole.result()
-        await asyncio.to_thread(source.resolve_drafter, options.speculation, on_bytes)
+        await asyncio.to_thread(source.resolve_drafter, options.speculation, on_bytes, drafter)
     except BaseException:
         arrival.abandon()
+        drafter.abandon()  # else the process would wait for its thread
         raise
     lifecycle.advance("starting")
     return DownloadedModel(folder=path, whole=whole, arrival=arrival)
