@@ -4,6 +4,7 @@ from typing import Any
 
 from kvasir_api import forecast
 from kvasir_api.layouts import LayoutForecast, Wanted, forecasts, possible
+from kvasir_api.multi_node import MOST_RANKS
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Roofline
 from kvasir_runtime.commands.fit_report import FitReport
@@ -27,6 +28,8 @@ def of_report(
         raise ValueError("--count chooses the layout: leave out sizes of ranks, --weights-host-bytes and draft models")
     if shape.keeps_nothing:
         raise ValueError("--count: encoders are computed by one process")
+    if report.device == "cpu" and devices > MOST_RANKS:
+        raise ValueError(f"--count {devices}: at most {MOST_RANKS} ranks compute a model on processors")
     taken = forecast.PROCESS_BYTES[report.device] + report.fit.activation_bytes
     wanted = Wanted(
         room_bytes=int(report.memory_bytes * report.memory_fraction) - taken,

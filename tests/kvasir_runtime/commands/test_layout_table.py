@@ -62,3 +62,9 @@ def test_a_layout_beside_a_layout_is_refused(tmp_path: Path) -> None:
     refused = run(tmp_path, "--device", "cpu", "--memory", "80Gi", "--count", "2", "--tensor-parallel-size", "2")
     assert refused.exit_code == 2
     assert "--count chooses the layout" in refused.output
+
+
+def test_of_processors_no_more_are_forecast_than_ranks_may_compute(tmp_path: Path) -> None:
+    refused = run(tmp_path, "--device", "cpu", "--memory", "8Gi", "--count", "16")
+    assert (refused.exit_code, "at most 8 ranks compute a model on processors" in refused.output) == (2, True)
+    assert run(tmp_path, *H100, "--count", "16").exit_code == 0
