@@ -239,6 +239,14 @@ async def test_a_request_that_replicas_refuse_again_and_again_gets_their_answer(
     await until(lambda: stands(front, "always", inflight=0, held=0), "nothing is left")
 
 
+@pytest.mark.parametrize(("host", "status"), [("a_b:8080", 429), ("[::1]:8080", 200), ("a.b", 200)])
+async def test_no_host_that_a_client_names_gets_it_a_redirect(front, pods, host, status):
+    front.objects.serve("hosts", pods[0])
+    await until(lambda: have_been_read(front, "hosts", pods[:1]), "it is read")
+    pods[0].refusals = 1
+    assert (await front.post("hosts", headers={"host": host}))[0] == status
+
+
 async def refused_once(pod):
     return pod.refusals < 4
 

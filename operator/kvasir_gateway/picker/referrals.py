@@ -3,6 +3,7 @@
 What a request had when it came first is kept while it may come back, since Envoy sends it as the replica got it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,6 +14,8 @@ from kvasir_gateway.picker.destination import RoutableRequest
 
 MOST_OFFERS: Final = 65_536
 """Of requests that may come back; where there are more, their ends were lost."""
+_AUTHORITY: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+"""Of an address that Envoy follows. Its parser takes no other host, not even one with an underscore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ def is_elsewhere(headers: Mapping[str, str]) -> bool:
 
 
 def _url(headers: Mapping[str, str]) -> str:
-    """Where Envoy brings a request back: to itself."""
+    """Where Envoy brings a request back: to itself. Empty where it would pass the replica's 307 on to the client."""
     scheme, authority, target = (headers.get(name, "") for name in (":scheme", ":authority", ":path"))
-    return f"{scheme}://{authority}{target}" if scheme and authority and target.startswith("/") else ""
+    follows = scheme and _AUTHORITY.fullmatch(authority) and target.startswith("/")
+    return f"{scheme}://{authority}{target}" if follows else ""

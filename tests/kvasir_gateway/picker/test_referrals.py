@@ -117,11 +117,20 @@ def test_its_time_goes_on(picker, clock):
     assert pick(picker, "a", **BACK).timeout_s == pytest.approx(first.timeout_s - 10.1)
 
 
+@pytest.mark.parametrize("authority", ["gateway", "10.0.0.1", "[::1]", "[fd00::1]:8080", "a-b.example:443"])
+def test_a_request_to_any_usual_address_comes_back(picker, authority):
+    outcome = pick(picker, "a", **HEAD | {":authority": authority})
+    assert outcome.headers[names.HEADER_REFER] == f"http://{authority}{PATH}"
+
+
 @pytest.mark.parametrize(
     "headers",
     [
         {},
         {**HEAD, ":path": "*"},
+        {**HEAD, ":authority": "of_a_compose_file:8080"},  # Envoy does not follow these: its client would get the 307
+        {**HEAD, ":authority": "gateway:"},
+        {**HEAD, ":authority": "user@gateway"},
         {**HEAD, names.HEADER_TTFT: "60000"},  # its replica refuses it at once, and says when to come back
     ],
 )
