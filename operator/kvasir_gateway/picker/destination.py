@@ -47,7 +47,7 @@ class RoutableRequest:
     it, else empty. within: addresses that it may go to, None for all. client: its headers as the client sent them.
     caller: who sends it. limits: headers of its answer that tell what is left of them. priority: of its body, None for
     none. is_ours: our own Envoy has it. tried: external backends (NAMESPACE/ROUTE/BACKEND) that failed under it.
-    avoided: addresses that have just refused it.
+    avoided: addresses that have just refused it. restored: it came back with another model's name than that of body.
     """
 
     id: str
@@ -69,6 +69,7 @@ class RoutableRequest:
     is_ours: bool = True
     tried: frozenset[str] = frozenset()
     avoided: frozenset[str] = frozenset()
+    restored: bool = False
 
     @property
     def is_referred(self) -> bool:
@@ -100,7 +101,7 @@ class RoutableRequest:
     def body_for(self, service: RoutedService, table: RoutingTable) -> bytes | None:
         """The body with a name that the service's pods know; None where it has one."""
         if not self.body or self.model is None or service.backend or table.service(self.model) == service:
-            return None
+            return self.body if self.restored else None
         return request_parser.with_model(self.body, self.path, qualified(service))
 
 
@@ -110,6 +111,7 @@ def to_relay(request: RoutableRequest, now_s: float) -> Destination:
         cluster=RELAY,
         timeout_s=request.left_s(now_s),
         streams=request.streams,
+        body=request.body if request.restored else None,
         headers=request.limits,
         comes_back=request.is_referred,
     )
@@ -123,6 +125,7 @@ def to_backend(service: RoutedService, request: RoutableRequest, now_s: float) -
         streams=request.streams,
         service=qualified(service),
         headers={names.HEADER_BACKEND: service.backend, names.HEADER_BACKEND_MODEL: service.model},
+        comes_back=request.is_referred,
     )
 
 

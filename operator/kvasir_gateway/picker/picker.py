@@ -159,13 +159,16 @@ class Picker:
                 within=within,
             )
             return self._pick_holder(held, request)
+        original = self._referrals.original(body, path, request_id, headers)
+        body = body if original is None else original
         found = routable(body, request_id, path, headers, table=self.table, tenants=self.tenants, ends=ends)
         if isinstance(found, openai_errors.ApiError):
             return request_parser.error_response(found, path)
         service, request = found
         if offer := self._referrals.take(request):
             self.ends.referred(request.id)
-            return service, replace(request, began_s=offer.began_s, until_s=offer.until_s, avoided=offer.refused)
+            request = replace(request, began_s=offer.began_s, until_s=offer.until_s, avoided=offer.refused)
+            return service, replace(request, body=original, restored=True) if original is not None else request
         if request.relayed:
             return found
         self._count_arrival(service, now_s)
@@ -251,6 +254,8 @@ class Picker:
             # Envoy knows no endpoint of a cluster that it has not accepted.
             if tried is not None and not others_wait and key in self.accepted_clusters:
                 routed = self.router.choose(request.part_of(tried), request.prefix, self.readings, now_s=now_s)
+            if tried is not None and tried.ready and routed is None and request.avoided:
+                return None, "Saturated"  # all have just refused it
             why = unavailability(tried, routed, self.readings, saturated_s=saturated_s)
             return routed, why if is_first or key != service.key else why or "Saturated"
 
@@ -338,7 +343,8 @@ class Picker:
         if service.backend:
             return to_backend(service, request, now_s)
         may_refer = placement is not None and routed is not None and self._may_refer(service, request, routed)
-        refers = self._referrals.offer(request, address) if may_refer else {}
+        body = request.body_for(service, self.table)
+        refers = self._referrals.offer(request, address, body) if may_refer else {}
         # Services of a route may have different names for the header that names the tenant.
         caller = (
             request.caller
@@ -352,7 +358,7 @@ class Picker:
             streams=request.streams,
             service=qualified(service),
             retries_refusals=routed is not None and routed.choice.has_alternative,
-            body=request.body_for(service, self.table),
+            body=body,
             headers={**caller.added, **request.limits, **_kv_peer(routed), **refers},
             comes_back=request.is_referred,
         )

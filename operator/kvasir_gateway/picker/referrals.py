@@ -11,6 +11,7 @@ from typing import Final
 from kvasir_api import names
 from kvasir_gateway.envoy.routes import MOST_REFERRALS
 from kvasir_gateway.picker.destination import RoutableRequest
+from kvasir_gateway.picker.request_parser import with_model
 
 MOST_OFFERS: Final = 65_536
 """Of requests that may come back; where there are more, their ends were lost."""
@@ -21,12 +22,14 @@ _AUTHORITY: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferralOffer:
     """A request that may come back. refused: addresses of the replicas that have just refused it, with that of the one
-    that has it. refusals: how often it came back."""
+    that has it. refusals: how often it came back. model: that its client named, None where the replica got that
+    name too."""
 
     began_s: float
     until_s: float
     refused: frozenset[str]
     refusals: int = 0
+    model: str | None = None
 
 
 class Referrals:
@@ -38,9 +41,9 @@ class Referrals:
     def __len__(self) -> int:
         return len(self._offers)
 
-    def offer(self, request: RoutableRequest, address: str) -> dict[str, str]:
+    def offer(self, request: RoutableRequest, address: str, body: bytes | None = None) -> dict[str, str]:
         """Headers with which a request goes to a replica that may send it back; of one that came back too often those
-        of another try alone."""
+        of another try alone. body: that the replica gets instead of what came, None for that."""
         offered, url = self._offers.pop(request.id, None), _url(request.client)
         refusals = offered.refusals if offered is not None else 0
         again = {names.HEADER_RETRY_COUNT: "1"} if refusals else {}
@@ -51,10 +54,17 @@ class Referrals:
             until_s=request.until_s,
             refused=request.avoided | {address},
             refusals=refusals,
+            model=None if body is None or body == request.body else request.model,
         )
         if len(self._offers) > MOST_OFFERS:
             del self._offers[next(iter(self._offers))]
         return {**again, names.HEADER_REFER: url}
+
+    def original(self, body: bytes, path: str, inflight_id: str, headers: Mapping[str, str]) -> bytes | None:
+        """The body of a request that comes back, with its client's name of the model again, by which its route is
+        found; None where it has that."""
+        offer = self._offers.get(inflight_id) if names.HEADER_ORIGINAL_URL in headers else None
+        return None if offer is None or offer.model is None else with_model(body, path, offer.model)
 
     def take(self, request: RoutableRequest) -> ReferralOffer | None:
         """What a request had that comes back; None for one that does not, and for one that an earlier picker sent."""

@@ -1,11 +1,14 @@
 """Requests that a replica refuses although it had room by its last report come back, and are decided again."""
 
+import json
+
 import pytest
 
-from fakes.busy_picker import FULL, ONE, PATH, TWO, made, pick, report, with_room
+from fakes.busy_picker import FULL, ONE, PATH, ROUTE, TWO, made, pick, report, with_room
 from fakes.clock import Now
+from fakes.gateway import accepted, model_route, pod, service, table
 from kvasir_api import names
-from kvasir_gateway.envoy.routes import MOST_REFERRALS
+from kvasir_gateway.envoy.routes import MOST_REFERRALS, RELAY
 from kvasir_gateway.hold_queue import HeldRequest
 from kvasir_gateway.picker import ext_proc_messages, referrals
 from kvasir_gateway.picker.destination import Destination, RoutableRequest
@@ -64,6 +67,46 @@ def test_one_that_all_refuse_waits_for_their_next_report_and_keeps_no_other_back
     ((name, outcome),) = picker.release()
     assert (name, isinstance(outcome, Destination)) == ("a", True)
     assert picker.release() == []
+
+
+def routed(picker, *routes):
+    """A request for the route `r` that went to the first of two replicas, by the name that these know."""
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2"), pod("asleep", "three", ip="10.0.0.3")]
+    picker.table = table([service("s"), service("asleep")], pods, [ROUTE, *routes])
+    picker.accepted_clusters = accepted(picker.table)
+    first = pick(picker, "a", "default/r", **HEAD)
+    assert (first.cluster, json.loads(first.body)["model"]) == ("default.s", "default/s")
+    return first
+
+
+def test_one_that_all_replicas_of_its_target_refuse_goes_to_the_fallback_of_its_route(picker):
+    routed(picker)
+    assert pick(picker, "a", "default/s", **BACK).cluster == "default.s"
+    last = pick(picker, "a", "default/s", **BACK)
+    assert (last.cluster, last.fallback, json.loads(last.body)["model"]) == (
+        "default.asleep",
+        "Saturated",
+        "default/asleep",
+    )
+    picker.request_ended("a", status=200, client_left=False)
+    assert stands(picker) == (1, 0, 0)
+
+
+def test_the_name_that_a_replica_got_is_no_route_of_its_client(picker):
+    routed(picker, model_route("of-s", modelName="s", rules=[{"targets": [{"service": "asleep"}]}]))
+    second = pick(picker, "a", "default/s", **BACK)
+    assert (second.cluster, second.fallback) == ("default.s", None)
+
+
+def test_the_relay_gets_one_that_comes_back_as_its_client_sent_it(picker, clock):
+    report(picker, clock, one=with_room(1), two=FULL)
+    picker.table = table([service("s")], [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")], [ROUTE])
+    picker.places()
+    sent, got = ({"model": model, "prompt": "", "stream": True} for model in ("default/r", "default/s"))
+    first = picker.pick(json.dumps(sent).encode(), "a", PATH, HEAD)
+    assert json.loads(first.body) == got
+    back = picker.pick(first.body, "a", PATH, BACK)
+    assert (back.cluster, json.loads(back.body)) == (RELAY, sent)
 
 
 def test_one_that_comes_back_to_replicas_that_are_full_by_now_joins_the_queue(picker, clock):
