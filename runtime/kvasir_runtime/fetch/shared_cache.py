@@ -49,6 +49,7 @@ class Recorder:
     def __init__(self, root: Path, name: str) -> None:
         """A download begins: what an earlier one expected counts no more."""
         self._root, self._place, self._last = root, _place(root, name), Record()
+        self._expected: ExpectedShards | None = None
         with suppress(OSError):
             _expected_place(self._place).unlink(missing_ok=True)
 
@@ -56,17 +57,22 @@ class Recorder:
         """A disk without room for that is reported by the download."""
         with suppress(OSError):
             self._write(Record(done_bytes=done_bytes, total_bytes=total_bytes))
+            if self._expected is not None and not _expected_place(self._place).exists():
+                self._write_expected(self._expected)  # another pod has begun to fetch the model, and waits for this one
 
     def expect(self, folder: Path, shards: Shards) -> None:
         """These shards are to come, see `Arrival.expect`. A cache that does not take it has readers wait for all."""
         with suppress(OSError, ValueError):
-            expected = ExpectedShards(path=self._within(folder), shards=shards)
-            _replace(_expected_place(self._place), msgspec.msgpack.encode(expected))
+            self._expected = ExpectedShards(path=self._within(folder), shards=shards)
+            self._write_expected(self._expected)
 
     def whole(self, path: Path) -> None:
         """All files are there. path: what was fetched, in the cache. Raises OSError, ValueError for one outside."""
         self._write(msgspec.structs.replace(self._last, path=self._within(path)))
         _expected_place(self._place).unlink(missing_ok=True)
+
+    def _write_expected(self, expected: ExpectedShards) -> None:
+        _replace(_expected_place(self._place), msgspec.msgpack.encode(expected))
 
     def _within(self, path: Path) -> str:
         return str(path.absolute().relative_to(self._root.absolute()))

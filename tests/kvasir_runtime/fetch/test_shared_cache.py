@@ -366,3 +366,20 @@ def test_what_a_cache_does_not_take_leaves_nothing_in_it(tmp_path):
     place.mkdir()
     recorder.expect(filled, EXPECTED)
     assert not list((tmp_path / ".records").glob("*.tmp"))
+
+
+def test_a_second_pod_that_begins_to_fetch_does_not_end_what_the_first_expects(tmp_path):
+    """As of a new revision of a service: it waits for the lock of the folder."""
+    recorder, filled = begins(tmp_path)
+    Recorder(tmp_path, NAME)
+    reader = Reader(tmp_path)
+
+    def all_comes():
+        assert len(reader.begun) == 1
+        for name in (FIRST, SECOND):
+            (filled / name).write_bytes(SHARD)
+        recorder.whole(filled)
+
+    assert reader.waits(partial(recorder.progress, 10, 6000), all_comes) == filled
+    assert reader.here() == [FIRST, SECOND]
+    assert not list((tmp_path / ".records").glob("*.shards"))
