@@ -43,18 +43,10 @@ _ZSTD_FRAME: Final = bytes.fromhex("28b52ffd")
 _ZSTD_SKIPPED: Final = range(0x184D2A50, 0x184D2A60)
 """What frames begin with that hold no content, which may come first (RFC 8878, section 3.1.2); little-endian."""
 
-_LONG: Final = frozenset(
-    {
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-    }
-)
-"""Entries of a tar archive that describe the next one, or all that follow. tarfile reads them as a whole."""
-_MOST_LONG_BYTES: Final = 1 << 20
-"""Of such an entry; a path has a few thousand. Compressed, one of 4 GiB takes 130 kB."""
+_MOST_HEADER_BYTES: Final = 1 << 20
+"""Of what describes an entry of a tar archive, its name and where it is sparse, which tarfile reads as a whole; it is
+some kilobytes. Compressed, 4 GiB take 130 kB.
+"""
 
 _Opened = Callable[[], AbstractContextManager[IO[bytes]]]
 
@@ -63,16 +55,38 @@ class BrokenArchiveError(Exception):
     """What is wrong with an archive."""
 
 
+class _Header:
+    """What is read of a tar archive for one entry, without its content."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._left = stream, _MOST_HEADER_BYTES
+
+    def read(self, num_bytes: int) -> bytes:
+        """Raises BrokenArchiveError, before too much is read."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise BrokenArchiveError(f"an entry is described by more than {_MOST_HEADER_BYTES:,} bytes")
+        return self._stream.read(num_bytes)
+
+    def seek(self, place: int) -> int:
+        return self._stream.seek(place)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
 class _Member(tarfile.TarInfo):
     """An entry of a tar archive whose description does not fill the memory."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
         """As of TarInfo. Raises BrokenArchiveError too."""
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in _LONG and found.size > _MOST_LONG_BYTES:
-            raise BrokenArchiveError(f"an entry is described by {found.size:,} bytes, more than {_MOST_LONG_BYTES:,}")
-        return found
+        stream = cast(IO[bytes], tarfile.fileobj)
+        tarfile.fileobj = cast(IO[bytes], _Header(stream))
+        try:
+            return super().fromtarfile(tarfile)
+        finally:
+            tarfile.fileobj = stream
 
 
 def unpack(
