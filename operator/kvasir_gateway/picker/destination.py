@@ -106,13 +106,14 @@ class RoutableRequest:
 
 
 def to_relay(request: RoutableRequest, now_s: float) -> Destination:
-    """By the relay, which sends the request again."""
+    """By the relay, which sends the request again. A replica that refused it has counted it."""
+    again = {names.HEADER_RETRY_COUNT: "1"} if request.is_referred else {}
     return Destination(
         cluster=RELAY,
         timeout_s=request.left_s(now_s),
         streams=request.streams,
         body=request.body if request.restored else None,
-        headers=request.limits,
+        headers={**request.limits, **again},
         comes_back=request.is_referred,
     )
 

@@ -230,6 +230,6 @@ def _headers(held: HeldRequest, request: RoutableRequest, now_s: float) -> dict[
     found = {}
     if held.due_s < inf and names.HEADER_TTFT in request.client:
         found[names.HEADER_TTFT] = ttft_objective.left_ms(held.due_s, now_s)
-    if names.HEADER_RETRY_COUNT in request.client:
+    if names.HEADER_RETRY_COUNT in request.client or request.is_referred:
         found[names.HEADER_RETRY_COUNT] = "0"
     return found

@@ -107,6 +107,7 @@ def test_the_relay_gets_one_that_comes_back_as_its_client_sent_it(picker, clock)
     assert json.loads(first.body) == got
     back = picker.pick(first.body, "a", PATH, BACK)
     assert (back.cluster, json.loads(back.body)) == (RELAY, sent)
+    assert back.headers[names.HEADER_RETRY_COUNT] == "1", "the replica has counted it"
 
 
 def test_one_that_comes_back_to_replicas_that_are_full_by_now_joins_the_queue(picker, clock):
@@ -117,6 +118,19 @@ def test_one_that_comes_back_to_replicas_that_are_full_by_now_joins_the_queue(pi
     assert stands(picker) == (1, 0, 1)
     report(picker, clock, one=with_room(1), two=FULL)
     assert [name for name, _ in picker.release()] == ["a"]
+
+
+def test_one_that_waits_in_the_queue_after_a_refusal_counts_there_alone(picker, clock):
+    report(picker, clock, one=with_room(1), two=FULL)
+    assert pick(picker, "a", **HEAD).addresses[0] == ONE
+    assert isinstance(pick(picker, "a", **BACK), HeldRequest)
+    report(picker, clock, one=FULL, two=FULL)
+    clock.now += ASIDE_S
+    assert picker.release() == []
+    assert picker.inflight.counts("default.s").held_retried == 1
+    report(picker, clock, one=with_room(1), two=FULL)
+    ((_, outcome),) = picker.release()
+    assert outcome.headers[names.HEADER_RETRY_COUNT] == "0", "its replica would take it off once more"
 
 
 def test_a_client_that_leaves_waits_no_longer(picker, clock):
