@@ -207,6 +207,7 @@ async def test_a_refusal_that_nothing_foresaw_is_decided_again_and_waits_where_a
     assert len({request.headers["x-request-id"] for request in seen}) == 1
     assert sorted(request.headers.get("x-stainless-retry-count", "") for request in seen) == ["", "1", "1"]
     await until(lambda: stands(front, "unforeseen", inflight=0, held=0), "nothing is left")
+    assert not [request for request in seen if "x-envoy-original-url" in request.headers], "each is the picker's choice"
     assert (await front.demand("unforeseen")).requests == 1
 
 

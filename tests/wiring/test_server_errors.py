@@ -191,6 +191,8 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(model, tmp_path):
         referred = server.ask("/v1/completions", put(COMPLETION, n=6), headers=back)
         assert (referred.status, referred.headers["location"]) == (307, "http://gateway/v1/completions")
         assert referred.error["code"] == "overloaded"
+        undecided = {**back, names.HEADER_ORIGINAL_URL: "http://gateway/v1/completions"}
+        assert server.ask("/v1/completions", put(COMPLETION, n=6), headers=undecided).status == 429
         gate.touch()
         assert server.ask("/v1/completions", put(COMPLETION, n=5)).status == 200
 

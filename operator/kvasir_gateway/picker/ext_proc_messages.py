@@ -18,6 +18,7 @@ OF_ONE_TRY = (
     names.HEADER_BACKEND_MODEL,
     names.HEADER_KV_PEER,
     names.HEADER_REFER,
+    names.HEADER_ORIGINAL_URL,
 )
 """What a request that comes back from a replica may still have of its first try."""
 OVERWRITE = proc.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD

@@ -33,6 +33,7 @@ MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 RETRY_COUNT: Final = names.HEADER_RETRY_COUNT.encode()
 REFER: Final = names.HEADER_REFER.encode()
+ORIGINAL_URL: Final = names.HEADER_ORIGINAL_URL.encode()
 ATTEMPT: Final = names.HEADER_ATTEMPT.encode()
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
@@ -170,8 +171,10 @@ def _sent_again(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _referred(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Of a response that would be 429: where a gateway decides about the request again. Empty without one."""
-    return [(b"location", value) for name, value in headers if name == REFER][:1]
+    """Of a response that would be 429: where a gateway decides about the request again. Empty without one, and where
+    it had no picker to decide: Envoy brought the request back as it was, and would pass the last 307 on."""
+    found = dict(headers)
+    return [(b"location", found[REFER])] if REFER in found and ORIGINAL_URL not in found else []
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:
