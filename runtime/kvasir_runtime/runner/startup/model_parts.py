@@ -20,6 +20,7 @@ from kvasir_runtime.models.family import Family, Place
 from kvasir_runtime.models.sharded_places import sharded_places
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import kinds as stored_kinds
+from kvasir_runtime.weights.quant_formats import Kinds
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -68,10 +69,11 @@ def part_of(
     whole = family.spec(config)
     rank, stage = _rank(options, ops)
     part, places = _divided(family, whole, rank)
-    formats = _formats(options, folder, whole, part, places, floating=cuda)
+    kinds = stored_kinds(folder)
+    formats = _formats(options, kinds, whole, part, places, floating=cuda)
     specs = [part]
     if options.pipeline_parallel_size > 1:
-        specs = _stages(options, folder, family, whole, part, element_bytes)
+        specs = _stages(options, kinds, family, whole, part, element_bytes)
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
     sizes = [quant_formats.num_bytes(*pair, element_bytes) for pair in zip(shapes, of_stages, strict=True)]
@@ -113,10 +115,10 @@ def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpe
 
 
 def _stages(
-    options: ServeOptions, folder: Path, family: Family, whole: DecoderSpec, part: DecoderSpec, element_bytes: int
+    options: ServeOptions, kinds: Kinds, family: Family, whole: DecoderSpec, part: DecoderSpec, element_bytes: int
 ) -> list[DecoderSpec]:
     """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
-    shapes, kinds = parameter_shapes(whole), stored_kinds(folder)
+    shapes = parameter_shapes(whole)
     formats = quant_formats.formats(options.quantization, whole, shapes, family.places(whole), kinds, floating=False)
     of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers)
     beside = quant_formats.num_bytes(shapes, formats, element_bytes) - sum(of_layers)
@@ -139,7 +141,7 @@ def _of_stage(formats: Mapping[str, QuantFormat], spec: DecoderSpec) -> dict[str
 
 def _formats(
     options: ServeOptions,
-    folder: Path,
+    kinds: Kinds,
     whole: DecoderSpec,
     part: DecoderSpec,
     places: Mapping[str, Place],
@@ -149,7 +151,7 @@ def _formats(
     """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
     as the weight is: it would be held in more bits than requested.
     """
-    kinds, shapes = stored_kinds(folder), (parameter_shapes(whole), parameter_shapes(part))
+    shapes = (parameter_shapes(whole), parameter_shapes(part))
     wanted, found = (
         quant_formats.formats(options.quantization, spec, of_spec, places, kinds, floating=floating)
         for spec, of_spec in zip((whole, part), shapes, strict=True)
