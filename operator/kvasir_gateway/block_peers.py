@@ -45,7 +45,7 @@ class RoutedPrompt(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPeer:
+class PeerChoice:
     """header: the endpoint, as names.HEADER_KV_PEER has it; "" for none. handed: where the prompt is computed, None for
     at the chosen endpoint."""
 
@@ -77,12 +77,12 @@ class BlockPeers:
         readings: Mapping[str, StateReading],
         *,
         now_s: float,
-    ) -> BlockPeer:
+    ) -> PeerChoice:
         """The one to name to the chosen endpoint."""
         header, held = self._holder(service, chosen.address, prompt, readings, now_s)
         reading, among = readings.get(chosen.address), prefilling(service)
         if not among.endpoints or reading is None or not _hands_over(reading):
-            return BlockPeer(header=header)
+            return PeerChoice(header=header)
         kv = reading.state.kv
         facts = HandoverFacts(
             kv_bytes_per_token=kv.capacity_bytes / kv.capacity_tokens if kv.capacity_tokens > 0 else 0.0,
@@ -92,8 +92,8 @@ class BlockPeers:
         prefill = self._prefill(among, chosen.address, prompt, readings, now_s)
         handed = handover(chosen, prefill, request, facts, policy=self._policy)
         if handed is None:
-            return BlockPeer(header=header)
-        return BlockPeer(header=f"{_block_address(handed.address, readings[handed.address])};prefill", handed=handed)
+            return PeerChoice(header=header)
+        return PeerChoice(header=f"{_block_address(handed.address, readings[handed.address])};prefill", handed=handed)
 
     def _prefill(
         self,
@@ -147,8 +147,9 @@ def prefilling(service: RoutedService) -> RoutedService:
 def decoding(service: RoutedService) -> RoutedService:
     """With the endpoints alone that requests go to while one of them serves."""
     prefill = {endpoint.address for endpoint in service.endpoints if endpoint.is_prefill}
-    others = {endpoint.address for endpoint in service.endpoints} - prefill
-    return service.within(others) if prefill else service
+    if not prefill:
+        return service
+    return service.within({endpoint.address for endpoint in service.endpoints} - prefill)
 
 
 def _gives_blocks(reading: StateReading, now_s: float) -> bool:
