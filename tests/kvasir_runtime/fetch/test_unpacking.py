@@ -90,7 +90,7 @@ def damaged(content, at):
 
 
 def wide_window(content):
-    """A frame whose header asks for a gibibyte of memory to decompress it."""
+    """A frame that takes a gibibyte of memory to decompress, by its header."""
     compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
     return compressor.compress(content) + compressor.flush()
 

@@ -19,7 +19,7 @@ WHOSE = PeerPrefill(tenant="acme", weight=2.0, priority=3)
 
 
 class Engine:
-    """Computes the prompt of the tests in chunks, each when it is told so. left: whether its last caller ended."""
+    """Computes a prompt in chunks; a test allows each one. left: whether the last caller has ended."""
 
     def __init__(self, store):
         self.store, self.keys = store, keys_in(store)
