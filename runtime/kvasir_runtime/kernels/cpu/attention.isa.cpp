@@ -305,14 +305,14 @@ Ahead next_of(const AttentionArgs& a, const Plan& plan, int64_t task, const Item
   return ahead_of(a, next, next.kv_head * row_bytes, row_bytes, begin, least(end, begin + SPLIT), token_bytes, calls);
 }
 
+template <class From>
 KVASIR_INLINE void few(const AttentionArgs& a, const Plan& plan, const Tile& t, int64_t task, const Item& item,
                        float* partials) {
 #ifdef __AVX512BF16__
-  Item next{};
-  if (task + 1 < plan.tasks[a.sequences->count]) next = item_of(a, plan, task + 1, item.sequence);
+  const Item next = task + 1 < plan.tasks[a.sequences->count] ? item_of(a, plan, task + 1, item.sequence) : Item{};
   const Item* after = next.cut.few ? &next : nullptr;
-  if (a.head_dim == 64) attend_few<2>(a, t.few, item, plan.few_heads, after, partials);
-  else attend_few<4>(a, t.few, item, plan.few_heads, after, partials);
+  const auto attend_rows = a.head_dim == 64 ? attend_few<From, 2> : attend_few<From, 4>;
+  attend_rows(a, t.few, item, plan.few_heads, after, partials);
 #endif
 }
 
@@ -334,7 +334,7 @@ void run_all(int tid, int nth, const AttentionArgs& a) {
     const Item item = item_of(a, plan, task, task < plan.tasks[near] ? 0 : near);
     near = item.sequence;
     if (item.cut.few) {
-      few(a, plan, t, task, item, partials);
+      if constexpr (sizeof(Query) == 2) few<From>(a, plan, t, task, item, partials);
       continue;
     }
     const Ahead ahead = next_of<From>(a, plan, task, item);

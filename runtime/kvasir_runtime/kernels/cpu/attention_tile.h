@@ -52,7 +52,7 @@ constexpr int64_t FEW_ROWS = 8, MOST_HEADS = 256;
 
 KVASIR_INLINE bool is_few(const AttentionArgs& a, int64_t queries) {
 #ifdef __AVX512BF16__
-  return queries == 1 && a.query_type == kvasir::BFLOAT16 && a.cache_type == kvasir::BFLOAT16 &&
+  return queries == 1 && a.query_type == kvasir::BFLOAT16 && a.cache_type != kvasir::INT4 &&
          a.heads / a.kv_heads <= FEW_ROWS && a.heads <= MOST_HEADS && (a.head_dim == 64 || a.head_dim == 128) &&
          a.block_size % CHUNK == 0;
 #else

@@ -145,10 +145,11 @@ def test_extreme_scores_stay_finite(variant: CpuKernels) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 37])
-def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: int) -> None:
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.int8])
+def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: int, cached: torch.dtype) -> None:
     """Places of the last block that nobody has written, and those that a window has left, may hold anything."""
     query, cache, tables = case(HEADS[0], BATCHES[3])
-    query, cache = query.bfloat16(), layer_of(cache.bfloat16())
+    query, cache = query.bfloat16(), layer_of(kv_quant.stored(cache.bfloat16(), cached))
     query_lens, kv_lens = BATCHES[3]
     attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
     clean = variant.attention(query, cache, attn_metadata, 0.125, window)
@@ -156,7 +157,7 @@ def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: in
     for table_of, queries, end in zip(tables, query_lens, kv_lens, strict=True):
         seen = torch.arange(end - queries + 1 - window if window else 0, end).clamp(min=0)
         places[table_of[seen // 16], seen % 16] = False
-    cache[:, places] = float("nan")
+    cache[:, places] = float("nan") if cached.is_floating_point else -1  # as bytes of a scale, no number either
     assert torch.equal(variant.attention(query, cache, attn_metadata, 0.125, window), clean)
 
 
