@@ -16,6 +16,8 @@ PYTEST_ARGS ?=
 KUBELET_STATE := .kvasir/kubelet
 # Fewer cases on real nodes: make test-kubelet KUBELET_TESTS=tests/outside/real_nodes/test_network.py
 KUBELET_TESTS ?= tests/outside/real_nodes/test_*.py
+# Fewer cases of arm64: make test-arm64 ARM64_TESTS=tests/kvasir_runtime/kernels/cpu/test_linear.py
+ARM64_TESTS ?= tests/kvasir_runtime/kernels/cpu --ignore tests/kvasir_runtime/kernels/cpu/test_build.py
 # make images DOCKER=podman IMAGE_REGISTRY=registry.example/team/
 DOCKER ?= docker
 IMAGE_REGISTRY ?=
@@ -23,7 +25,7 @@ IMAGE_REGISTRY ?=
 IMAGE_BUILD_ARGS ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-arm64 test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +94,9 @@ test-kubelet: setup  ## Test our images on two real nodes: kubelet, containerd, 
 	@trap '$(BIN)/kvasir local down --state-dir $(KUBELET_STATE); tail -n 1 .kvasir/test-kubelet.log || true' EXIT; \
 	  mkdir -p .kvasir; : >.kvasir/test-kubelet.log; $(BIN)/kvasir local up --kubelet --nodes 2 --owner-pid $$$$ --state-dir $(KUBELET_STATE); \
 	  KVASIR_STATE_DIR=$(KUBELET_STATE) $(TEST_ENV) $(BIN)/python -m pytest $(KUBELET_TESTS) $(PYTEST_ARGS) | tee .kvasir/test-kubelet.log
+
+test-arm64: setup  ## Test the C++ kernels of arm64 under emulation (root installs its Debian packages; PYTEST_ARGS="-k linear")
+	@$(TEST_ENV) tests/outside/arm64.sh $(ARM64_TESTS) $(PYTEST_ARGS)
 
 test-away: setup  ## Take the API server away from a running operator for five minutes (SECONDS_AWAY=…)
 	@KVASIR_AWAY_S=$(or $(SECONDS_AWAY),300) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_harm.py -k away $(PYTEST_ARGS)

@@ -39,7 +39,7 @@ def device(root: Path = Path("/")) -> Device:
 
 def dtype(wanted: str, checkpoint: str, computed_on: Device, root: Path = Path("/")) -> str:
     """What --dtype auto comes to: on CUDA as `forecast.cuda_dtype`; on a CPU the checkpoint's type, except for 16-bit
-    types where it computes them badly, which is without AVX2, for which there are kernels of bfloat16.
+    types where there are no kernels of bfloat16 for it (`kernels.cpu.build.VARIANTS_OF`).
     """
     if wanted != "auto":
         return wanted
@@ -49,4 +49,4 @@ def dtype(wanted: str, checkpoint: str, computed_on: Device, root: Path = Path("
         return checkpoint
     path = root / "proc/cpuinfo"
     words = set(path.read_text().split()) if path.is_file() else set()
-    return "bfloat16" if words & {"avx2", "bf16"} else "float32"
+    return "bfloat16" if words & {"avx2", "asimddp", "bf16"} else "float32"

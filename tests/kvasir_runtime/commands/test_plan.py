@@ -140,7 +140,7 @@ def test_sizes_are_read_as_people_write_them(text, want):
     [
         ("flags : fpu avx2", "auto", "bfloat16", "cpu", "bfloat16"),
         ("flags : fpu avx", "auto", "bfloat16", "cpu", "float32"),
-        ("Features : fp bf16", "auto", "float16", "cpu", "bfloat16"),
+        ("Features : fp asimd asimddp", "auto", "float16", "cpu", "bfloat16"),
         ("flags : fpu avx2", "auto", "float16", "cuda", "float16"),
         ("flags : fpu avx2", "bfloat16", "float32", "cpu", "bfloat16"),
         ("flags : fpu avx2", "auto", "float32", "cpu", "float32"),

@@ -35,12 +35,18 @@ AVX512: Final = (
     "-mavx512vnni",
     "-mprefer-vector-width=512",
 )
-VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "avx2": AVX2,
-    "avx2_vnni": (*AVX2, "-mavxvnni"),
-    "avx512": AVX512,
-    "avx512_bf16": (*AVX512, "-mavx512bf16"),
+VARIANTS_OF: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "x86_64": {
+        "avx2": AVX2,
+        "avx2_vnni": (*AVX2, "-mavxvnni"),
+        "avx512": AVX512,
+        "avx512_bf16": (*AVX512, "-mavx512bf16"),
+    },
+    "aarch64": {"neon": ("-march=armv8.2-a+dotprod",)},
 }
+"""By machine, the name and the compiler's flags of each."""
+MACHINE: Final = platform.machine()
+VARIANTS: Final = VARIANTS_OF.get(MACHINE, {})
 COMPILERS: Final = ("g++", "clang++", "c++")
 TIMEOUT_S: Final = 600
 
@@ -68,17 +74,20 @@ def build(
     folder: Path = FOLDER,
     *,
     only: Sequence[str] = (),
-    variants: Sequence[str] = tuple(VARIANTS),
+    variants: Sequence[str] = (),
     flags: Sequence[str] = (),
+    machine: str = MACHINE,
 ) -> Path:
     """Compile and link into target, which is replaced as a whole. Raises BuildError with one line.
 
     only: beginnings of the names of *.isa.cpp files to compile, for work on one of them; empty takes all.
-    flags: more flags for the compiler.
+    variants: those to compile, empty takes all of the machine's. flags: more flags for the compiler.
+    machine: whose library it is to be, as platform.machine() names it; another one's takes a cross-compiler.
     """
-    compiler = [*_compiler(), *flags]
+    compiler = [*_compiler(machine), *flags]
     with tempfile.TemporaryDirectory(prefix="kvasir-cpu-") as scratch:
-        jobs = list(_jobs(compiler, folder, Path(scratch), only, variants))
+        chosen = {name: of for name, of in VARIANTS_OF[machine].items() if not variants or name in variants}
+        jobs = list(_jobs(compiler, folder, Path(scratch), only, chosen))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, (command for command, _ in jobs)))
         linked = Path(scratch) / target.name
@@ -113,21 +122,22 @@ def platform_tag() -> str:
     return f"{platform.system().lower()}_{platform.machine()}"
 
 
-def _compiler() -> list[str]:
-    """The command of $CXX, or the first compiler on the path."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise BuildError(f"there are kernels for Linux on x86_64 only, this is {platform_tag()}")
+def _compiler(machine: str) -> list[str]:
+    """The command of $CXX, or the first compiler on the path that compiles for the machine."""
+    if platform.system() != "Linux" or machine not in VARIANTS_OF:
+        raise BuildError(f"there are kernels for Linux on {' and '.join(VARIANTS_OF)} only, this is {platform_tag()}")
     given = shlex.split(os.environ.get("CXX", ""))
     if given and not shutil.which(given[0]):
         raise BuildError(f"CXX={shlex.join(given)} is not a program")
-    found = given or next(([name] for name in COMPILERS if shutil.which(name)), [])
+    names = COMPILERS if machine == MACHINE else (f"{machine}-linux-gnu-g++",)
+    found = given or next(([name] for name in names if shutil.which(name)), [])
     if not found:
-        raise BuildError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on the path, and CXX is not set")
+        raise BuildError(f"no C++ compiler: none of {', '.join(names)} is on the path, and CXX is not set")
     return found
 
 
 def _jobs(
-    compiler: list[str], folder: Path, scratch: Path, only: Sequence[str], variants: Sequence[str]
+    compiler: list[str], folder: Path, scratch: Path, only: Sequence[str], variants: Mapping[str, Sequence[str]]
 ) -> list[tuple[list[str], Path]]:
     """A command and its object file for each source and variant, the longest first."""
     plain, special = [], []
@@ -137,8 +147,8 @@ def _jobs(
             plain.append(([*base, f'-DKVASIR_SOURCES="{digest(folder)}"'], path.stem))
         elif not only or path.name.startswith(tuple(only)):
             special += [
-                ([*base, *FLAGS_ISA, *VARIANTS[name], f"-DKVASIR_ISA={name}"], f"{path.stem}.{name}")
-                for name in variants
+                ([*base, *FLAGS_ISA, *of_variant, f"-DKVASIR_ISA={name}"], f"{path.stem}.{name}")
+                for name, of_variant in variants.items()
             ]
     named = ((command, scratch / f"{name}.o") for command, name in special + plain)
     return [([*command, "-o", str(output)], output) for command, output in named]
@@ -160,12 +170,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--only", nargs="*", default=(), help="beginnings of names of *.isa.cpp files; others are left out"
     )
+    parser.add_argument("--machine", choices=list(VARIANTS_OF), default=MACHINE, help="whose library it is to be")
     parser.add_argument("--if-stale", action="store_true", help="do nothing when the library is as new as its sources")
     given = parser.parse_args(arguments)
     if given.if_stale and is_fresh(given.output, given.sources):
         return 0
     try:
-        sys.stdout.write(f"built {build(given.output, given.sources, only=given.only)}\n")
+        sys.stdout.write(f"built {build(given.output, given.sources, only=given.only, machine=given.machine)}\n")
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #ifndef KVASIR_SOURCES
@@ -32,6 +34,9 @@ KVASIR_API const char* kvasir_isas() {
   if (bf16) return vnni ? "avx512_bf16 avx512 avx2_vnni avx2" : "avx512_bf16 avx512 avx2";
   if (avx512) return vnni ? "avx512 avx2_vnni avx2" : "avx512 avx2";
   if (avx2) return vnni ? "avx2_vnni avx2" : "avx2";
+#elif defined(__aarch64__)
+  constexpr unsigned long DOT_PRODUCTS = 1ul << 20;  // HWCAP_ASIMDDP
+  if (getauxval(AT_HWCAP) & DOT_PRODUCTS) return "neon";
 #endif
   return "";
 }

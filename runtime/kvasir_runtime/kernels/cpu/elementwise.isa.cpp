@@ -15,7 +15,7 @@ constexpr int64_t HEAD = 1024;     // longest head
 
 KVASIR_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-KVASIR_INLINE float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+KVASIR_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 
 // x (+ residual) to total, rounded to T as the residual stream is, and the mean of its squares plus eps, as a scale.
 template <class T>

@@ -11,11 +11,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvasir_runtime.kernels.cpu import build
 
 Function = Callable[..., Any]
+NEEDED: Final = {"x86_64": "AVX2", "aarch64": "dot products (ARMv8.2)"}
+"""By machine, what the least of its variants takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ def load(environment: Mapping[str, str]) -> Library:
         _check_sources(handle)
     found = variants(handle)
     if not found:
-        raise Absent("this processor has no AVX2")
+        raise Absent(f"this processor has no {NEEDED[build.MACHINE]}")
     if kernels != "cpp" and kernels not in found:
         raise Absent(f"KVASIR_KERNELS={kernels}, which this processor does not run")
     return Library(isa=found[0] if kernels == "cpp" else kernels, handle=handle)

@@ -4,7 +4,7 @@
 #include "linear_bf16.h"
 #include "linear_pack.h"
 #include "linear_quantized.h"
-#include "linear_quantized_avx2.h"
+#include "linear_quantized_bytes.h"
 #include "linear_widened.h"
 
 namespace KVASIR_ISA {

@@ -34,8 +34,8 @@ struct Ahead {
     const uint8_t* to = from + (count < left ? count : left) * 64;
     next = to;
     for (; from < to; from += 64) {
-      if (near) _mm_prefetch(from, _MM_HINT_T0);
-      else _mm_prefetch(from, _MM_HINT_T1);
+      if (near) __builtin_prefetch(from);
+      else __builtin_prefetch(from, 0, 2);
     }
   }
 };

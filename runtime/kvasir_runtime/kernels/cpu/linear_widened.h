@@ -55,7 +55,7 @@ void add_widened(const float* x, int64_t ldx, const uint8_t* lines, int64_t step
     }
   };
   for (int64_t p = pairs - odd; p > 0; --p, lines += step, x += 2) {
-    for (int t = 0; t < NT && MR > 1; ++t) _mm_prefetch(lines + BLOCK_PAIRS * step + 64 * t, _MM_HINT_T0);
+    for (int t = 0; t < NT && MR > 1; ++t) __builtin_prefetch(lines + BLOCK_PAIRS * step + 64 * t);
     add(0);
     add(1);
   }

@@ -38,15 +38,8 @@ struct Line {
 
 // 16 bits as the file has them, and what they stand for.
 KVASIR_INLINE Floats halved(Floats v, uint16_t* to) {
-#if defined(__AVX512F__)
-  const __m256i bits = _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
-  return reinterpret_cast<Floats>(_mm512_cvtph_ps(bits));
-#else
-  const __m128i bits = _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bits);
-  return reinterpret_cast<Floats>(_mm256_cvtph_ps(bits));
-#endif
+  store_float16(to, v);
+  return load_float16(to);
 }
 
 // As many groups as lanes: x[column], what each value's error counts, and their weighted mean.

@@ -2,7 +2,11 @@
 // where it turns them into the right instructions. Used by the kernels beside it; knows no tensors.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 #include "isa.h"
 
@@ -10,12 +14,14 @@ namespace KVASIR_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kColumns = 4;  // vectors side by side in a tile of sums: 6 x 4 sums, 4 columns and a row in 32 registers
+constexpr int kRows = 6, kColumns = 4;  // a tile of sums, columns in vectors: 6 x 4 sums, 4 columns and a row in 32 registers
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
+constexpr int kRows = 4, kColumns = 4;  // 4 x 4 sums, 4 columns and a row in 32 registers
 #else
 constexpr int kLanes = 8;
-constexpr int kColumns = 2;  // 6 x 2 sums, 2 columns and a row in 16 registers
+constexpr int kRows = 6, kColumns = 2;  // 6 x 2 sums, 2 columns and a row in 16 registers
 #endif
-constexpr int kRows = 6;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
@@ -33,6 +39,8 @@ KVASIR_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
                                                   reinterpret_cast<__m512>(c)));
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
   return reinterpret_cast<Floats>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
                                                   reinterpret_cast<__m256>(c)));
@@ -55,6 +63,8 @@ KVASIR_INLINE Floats load(const bfloat16* from) {
 KVASIR_INLINE Floats load(const int8_t* from) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(from))));
+#elif defined(__aarch64__)
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(load_as<int32_t>(from)))))));
 #else
   int64_t bytes;
   __builtin_memcpy(&bytes, from, sizeof bytes);
@@ -96,6 +106,8 @@ KVASIR_INLINE void narrow(bfloat16* to, float x) {
 KVASIR_INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__aarch64__)
+  return a > b ? a : b;  // b where one is no number, as on other processors
 #else
   return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
 #endif
@@ -104,6 +116,8 @@ KVASIR_INLINE Floats larger(Floats a, Floats b) {
 KVASIR_INLINE Floats smaller(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__aarch64__)
+  return a < b ? a : b;
 #else
   return reinterpret_cast<Floats>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
 #endif
@@ -112,9 +126,44 @@ KVASIR_INLINE Floats smaller(Floats a, Floats b) {
 KVASIR_INLINE Floats square_root(Floats v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#elif defined(__aarch64__)
+  return vsqrtq_f32(v);
 #else
   return reinterpret_cast<Floats>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
 #endif
+}
+
+// To the nearest whole number, ties to even.
+KVASIR_INLINE Ints rounded(Floats v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Ints>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));
+#elif defined(__aarch64__)
+  return vcvtnq_s32_f32(v);
+#else
+  return reinterpret_cast<Ints>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
+#endif
+}
+
+// float16, as its bits.
+KVASIR_INLINE Floats load_float16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(load_as<__m256i>(from)));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(load_as<__m128i>(from)));
+#endif
+}
+
+KVASIR_INLINE void store_float16(uint16_t* to, Floats v) {
+#if defined(__AVX512F__)
+  const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  const auto halves = vcvt_f16_f32(v);
+#else
+  const auto halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT);
+#endif
+  __builtin_memcpy(to, &halves, sizeof halves);
 }
 
 KVASIR_INLINE float sum(Floats v) {
@@ -209,7 +258,11 @@ KVASIR_INLINE Floats chosen(Floats a, uint32_t bits, Floats b) {
   return reinterpret_cast<Floats>(_mm512_mask_blend_ps(static_cast<__mmask16>(bits), reinterpret_cast<__m512>(b),
                                                        reinterpret_cast<__m512>(a)));
 #else
+#if defined(__aarch64__)
+  const Ints lanes = {1, 2, 4, 8};
+#else
   const Ints lanes = {1, 2, 4, 8, 16, 32, 64, 128};
+#endif
   return (static_cast<int32_t>(bits) & lanes) != 0 ? a : b;
 #endif
 }
@@ -218,6 +271,8 @@ KVASIR_INLINE Floats chosen(Floats a, uint32_t bits, Floats b) {
 KVASIR_INLINE uint32_t greater_bits(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_GT_OQ);
+#elif defined(__aarch64__)
+  return vaddvq_u32(reinterpret_cast<Words>(a > b) & Words{1, 2, 4, 8});
 #else
   return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), _CMP_GT_OQ));
 #endif

@@ -74,7 +74,15 @@ KVASIR_INLINE bool all_in_order(const StepBatch& batch) {
   return true;
 }
 
-KVASIR_INLINE int64_t now() { return static_cast<int64_t>(__builtin_ia32_rdtsc()); }
+KVASIR_INLINE int64_t now() {
+#if defined(__aarch64__)
+  int64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#else
+  return static_cast<int64_t>(__builtin_ia32_rdtsc());
+#endif
+}
 
 // One thread's way through the layers.
 struct Pass {

@@ -1,7 +1,7 @@
 // The product with a weight of 8 or 4 bits for processors without AVX-512: the formula of linear_quantized.h, whose sums of
 // integers are exact and whose sums over groups are the same chain in float32, so that the results are its bits.
 //
-// With AVX-VNNI one instruction multiplies four values of k and adds them up. Without it 8 bits are widened to 16, since
+// With AVX-VNNI and on arm64 one instruction multiplies four values of k and adds them up. Without it 8 bits are widened to 16, since
 // two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3 of each
 // four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits 32 products fit (2 * 15 * 128 * 8).
 #pragma once
@@ -14,10 +14,17 @@ namespace KVASIR_ISA {
 constexpr int STRIP_QUANTISED = 4;
 constexpr int64_t BLOCK_BYTES = 16384;  // of a panel's lines, which stay in the first-level cache for all strips
 
-#ifdef __AVXVNNI__
+#if defined(__AVXVNNI__) || defined(__aarch64__)
+#define KVASIR_BYTE_DOTS
 constexpr bool DOTS = true;
 #else
 constexpr bool DOTS = false;
+#endif
+// Whether both sides of a dot product have signs: weights of 8 bits lose their 128 then, and sums begin at 0.
+#ifdef __aarch64__
+constexpr bool SIGNED = true;
+#else
+constexpr bool SIGNED = false;
 #endif
 
 // Whether rows are 16 bits wide.
@@ -41,8 +48,14 @@ inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
   return {bytes, scales, reinterpret_cast<int32_t*>(scales + rows * (w.k / w.group))};
 }
 
-// Eight numbers, each four in the order 0 2 1 3 where they are wide.
-KVASIR_INLINE void put_rounded(uint8_t* to, __m256i eight, bool wide) {
+// As many numbers as lanes, each four in the order 0 2 1 3 where they are wide.
+KVASIR_INLINE void put_rounded(uint8_t* to, Ints numbers, [[maybe_unused]] bool wide) {
+#ifdef __aarch64__
+  const int16x4_t words = vqmovn_s32(numbers);
+  const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
+  __builtin_memcpy(to, &bytes, kLanes);
+#else
+  const auto eight = reinterpret_cast<__m256i>(numbers);
   const __m128i low = _mm256_castsi256_si128(eight), high = _mm256_extracti128_si256(eight, 1);
   const __m128i words = _mm_packs_epi32(low, high);
   if (!wide) {
@@ -51,6 +64,7 @@ KVASIR_INLINE void put_rounded(uint8_t* to, __m256i eight, bool wide) {
   }
   const __m128i swapped = _mm_shufflehi_epi16(_mm_shufflelo_epi16(words, 0xd8), 0xd8);
   _mm_storeu_si128((__m128i*)to, swapped);
+#endif
 }
 
 template <class T>
@@ -69,8 +83,8 @@ KVASIR_INLINE void round_row(const Linear& w, const T* x, uint8_t* values, float
     const Floats inverse = splat(top > 0 ? 127.0f / top : 0.0f);
     Ints sum{};
     for (int64_t i = 0; i < w.group; i += kLanes, values += step) {
-      const __m256i q = _mm256_cvtps_epi32(reinterpret_cast<__m256>(load(x + i) * inverse));
-      sum += reinterpret_cast<Ints>(q);
+      const Ints q = rounded(load(x + i) * inverse);
+      sum += q;
       put_rounded(values, q, wide);
     }
     int32_t total = 0, any_nan = 0;
@@ -96,11 +110,30 @@ inline void round_rows(const Linear& w, const Product& p, const Rounded& to, int
   }
 }
 
-KVASIR_INLINE __m256i word_at(const uint8_t* from) {
-  int32_t four;
-  __builtin_memcpy(&four, from, 4);
-  return _mm256_set1_epi32(four);
+KVASIR_INLINE Ints word_at(const uint8_t* from) { return load_as<int32_t>(from) - Ints{}; }
+
+#ifdef KVASIR_BYTE_DOTS
+// sum + the products of each lane's four bytes, those of u without a sign, or with one where SIGNED.
+KVASIR_INLINE Ints add_dots(Ints sum, Ints u, Ints x) {
+#ifdef __aarch64__
+  return vdotq_s32(sum, reinterpret_cast<int8x16_t>(u), reinterpret_cast<int8x16_t>(x));
+#else
+  return reinterpret_cast<Ints>(
+      _mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(u), reinterpret_cast<__m256i>(x)));
+#endif
 }
+#else
+// Products of numbers of 16 bits, two neighbours added up.
+KVASIR_INLINE Ints pair_sums(Ints a, Ints b) {
+  return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+
+// sum + products of bytes, those of u without a sign, in 16 bits: two neighbours added up.
+KVASIR_INLINE Ints add_byte_pairs(Ints sum, Ints u, Ints x) {
+  const __m256i products = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(u), reinterpret_cast<__m256i>(x));
+  return reinterpret_cast<Ints>(_mm256_add_epi16(reinterpret_cast<__m256i>(sum), products));
+}
+#endif
 
 // Rows of a strip, of a group: bytes from row to row of the values, numbers of groups.
 struct StripRows {
@@ -114,49 +147,43 @@ struct StripRows {
 // prefetchers.
 template <int MR, int VECTORS>
 KVASIR_INLINE void ask(const uint8_t* line) {
-  for (int v = 0; v < VECTORS && MR > 1; v += 2) _mm_prefetch(line + BLOCK_BYTES + 32 * v, _MM_HINT_T0);
+  for (int byte = 0; byte < VECTORS * kLanes * 4 && MR > 1; byte += 64) __builtin_prefetch(line + BLOCK_BYTES + byte);
 }
 
-// What one line of 8 bits adds to the sums of MR rows: four values of k, VECTORS times eight outputs.
+// What one line of 8 bits adds to the sums of MR rows: four values of k, VECTORS times as many outputs as there are lanes.
 template <int MR, int VECTORS>
-KVASIR_INLINE void add_line_8(__m256i (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
+KVASIR_INLINE void add_line_8(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int v = 0; v < VECTORS; ++v) {
-    const __m256i u = _mm256_loadu_si256((const __m256i*)(line + 32 * v));
-#ifdef __AVXVNNI__
+    const Ints u = load_as<Ints>(line + 4 * kLanes * v);
+#ifdef KVASIR_BYTE_DOTS
+    const Ints weight = SIGNED ? u ^ static_cast<int32_t>(0x80808080) : u;
 #pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], u, word_at(x + i * stride));
+    for (int i = 0; i < MR; ++i) sum[i][v] = add_dots(sum[i][v], weight, word_at(x + i * stride));
 #else
-    const __m256i even = _mm256_and_si256(u, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(u, 8);
+    const Ints even = u & 0x00ff00ff, odd = (u >> 8) & 0x00ff00ff;
 #pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) {
-      const __m256i a = _mm256_madd_epi16(even, word_at(x + i * stride));
-      const __m256i b = _mm256_madd_epi16(odd, word_at(x + i * stride + 4));
-      sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_add_epi32(a, b));
-    }
+    for (int i = 0; i < MR; ++i)
+      sum[i][v] += pair_sums(even, word_at(x + i * stride)) + pair_sums(odd, word_at(x + i * stride + 4));
 #endif
   }
 }
 
-// The same of a line of 4 bits: eight values of k. Without AVX-VNNI sums are of 16 bits, two beside one another.
+// The same of a line of 4 bits: eight values of k. Without dot products sums are of 16 bits, two beside one another.
 template <int MR, int VECTORS>
-KVASIR_INLINE void add_line_4(__m256i (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
-  const __m256i nibbles = _mm256_set1_epi8(15);
+KVASIR_INLINE void add_line_4(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int v = 0; v < VECTORS; ++v) {
-    const __m256i u = _mm256_loadu_si256((const __m256i*)(line + 32 * v));
-    const __m256i low = _mm256_and_si256(u, nibbles), high = _mm256_and_si256(_mm256_srli_epi16(u, 4), nibbles);
+    const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = u & 0x0f0f0f0f, high = (u >> 4) & 0x0f0f0f0f;
 #pragma GCC unroll 4
     for (int i = 0; i < MR; ++i) {
-#ifdef __AVXVNNI__
-      sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], low, word_at(x + i * stride));
-      sum[i][v] = _mm256_dpbusd_avx_epi32(sum[i][v], high, word_at(x + i * stride + 4));
+      const Ints first = word_at(x + i * stride), second = word_at(x + i * stride + 4);
+#ifdef KVASIR_BYTE_DOTS
+      sum[i][v] = add_dots(add_dots(sum[i][v], low, first), high, second);
 #else
-      const __m256i a = _mm256_maddubs_epi16(low, word_at(x + i * stride));
-      const __m256i b = _mm256_maddubs_epi16(high, word_at(x + i * stride + 4));
-      sum[i][v] = _mm256_add_epi16(sum[i][v], _mm256_add_epi16(a, b));
+      sum[i][v] = add_byte_pairs(add_byte_pairs(sum[i][v], low, first), high, second);
 #endif
     }
   }
@@ -164,28 +191,28 @@ KVASIR_INLINE void add_line_4(__m256i (&sum)[MR][VECTORS], const uint8_t* line, 
 
 // Sums of one group of a line's values. per_x: bytes of a row that a line takes.
 template <int MR, int VECTORS, bool BITS4>
-KVASIR_INLINE void group_sums(__m256i (&sum)[MR][VECTORS], const StripRows& r, int64_t g, const uint8_t* lines, int64_t step,
+KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int64_t g, const uint8_t* lines, int64_t step,
                               const uint8_t* x, int64_t num_lines) {
   constexpr int64_t PER_X = BITS4 ? 8 : DOTS ? 4 : 8;
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v)
-      sum[i][v] = BITS4 ? _mm256_setzero_si256() : _mm256_set1_epi32(r.offsets[i * r.groups + g]);
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) sum[i][v] = BITS4 || SIGNED ? Ints{} : r.offsets[i * r.groups + g] - Ints{};
   }
   if constexpr (!BITS4) {
     for (int64_t n = 0; n < num_lines; ++n) add_line_8(sum, lines + n * step, x + n * PER_X, r.stride);
-  } else if constexpr (DOTS) {
-    for (int64_t n = 0; n < num_lines; ++n) add_line_4(sum, lines + n * step, x + n * PER_X, r.stride);
   } else {
+#ifdef KVASIR_BYTE_DOTS
+    for (int64_t n = 0; n < num_lines; ++n) add_line_4(sum, lines + n * step, x + n * PER_X, r.stride);
+#else
     constexpr int64_t FITS = 4;  // lines whose products fit 16 bits
     for (int64_t n = 0; n < num_lines; n += FITS) {
-      __m256i halves[MR][VECTORS] = {};
+      Ints halves[MR][VECTORS] = {};
       for (int64_t l = n; l < least(num_lines, n + FITS); ++l) add_line_4(halves, lines + l * step, x + l * PER_X, r.stride);
       for (int i = 0; i < MR; ++i)
-        for (int v = 0; v < VECTORS; ++v)
-          sum[i][v] = _mm256_add_epi32(sum[i][v], _mm256_madd_epi16(halves[i][v], _mm256_set1_epi16(1)));
+        for (int v = 0; v < VECTORS; ++v) sum[i][v] += pair_sums(halves[i][v], Ints{} + 0x00010001);
     }
+#endif
   }
 }
 
@@ -197,18 +224,16 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
   const int64_t num_lines = w.group / (BITS4 ? 8 : 4), step = width * 64;
   const uint8_t* x = r.values;
   for (int64_t g = 0; g < groups; ++g) {
-    __m256i sum[MR][VECTORS];
+    Ints sum[MR][VECTORS];
     group_sums<MR, VECTORS, BITS4>(sum, r, g, lines, step, x, num_lines);
     lines += num_lines * step;
     x += w.group * (BITS4 || DOTS ? 1 : 2);
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t at = g * width * TILE + v * kLanes;
-      const Floats scale = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(scales + at))));
-      Floats minimum{};
-      if constexpr (BITS4) minimum = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(minima + at))));
+      const Floats scale = load_float16(scales + at), minimum = BITS4 ? load_float16(minima + at) : Floats{};
       for (int i = 0; i < MR; ++i) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
-        const Floats whole = reinterpret_cast<Floats>(_mm256_cvtepi32_ps(sum[i][v]));
+        const Floats whole = __builtin_convertvector(sum[i][v], Floats);
         Floats total = multiply_add(whole * splat(r.scales[i * r.groups + g]), scale, load(to));
         if (BITS4) {
           float offset;
