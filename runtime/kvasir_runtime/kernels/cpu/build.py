@@ -119,13 +119,17 @@ def is_fresh(target: Path = LIBRARY, folder: Path = FOLDER) -> bool:
 
 def platform_tag() -> str:
     """The platform part of a wheel's name."""
-    return f"{platform.system().lower()}_{platform.machine()}"
+    return _tag(MACHINE)
+
+
+def _tag(machine: str) -> str:
+    return f"{platform.system().lower()}_{machine}"
 
 
 def _compiler(machine: str) -> list[str]:
     """The command of $CXX, or the first compiler on the path that compiles for the machine."""
     if platform.system() != "Linux" or machine not in VARIANTS_OF:
-        raise BuildError(f"there are kernels for Linux on {' and '.join(VARIANTS_OF)} only, this is {platform_tag()}")
+        raise BuildError(f"there are kernels for Linux on {' and '.join(VARIANTS_OF)} only, not on {_tag(machine)}")
     given = shlex.split(os.environ.get("CXX", ""))
     if given and not shutil.which(given[0]):
         raise BuildError(f"CXX={shlex.join(given)} is not a program")

@@ -1,9 +1,10 @@
 // The product with a weight of 8 or 4 bits for processors without AVX-512: the formula of linear_quantized.h, whose sums of
 // integers are exact and whose sums over groups are the same chain in float32, so that the results are its bits.
 //
-// With AVX-VNNI and on arm64 one instruction multiplies four values of k and adds them up. Without it 8 bits are widened to 16, since
-// two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3 of each
-// four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits 32 products fit (2 * 15 * 128 * 8).
+// With AVX-VNNI and on arm64 one instruction multiplies four values of k and adds them up. With AVX2 alone 8 bits are widened
+// to 16, since two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3
+// of each four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits 32 products fit
+// (2 * 15 * 128 * 8).
 #pragma once
 
 #include "linear_finish.h"

@@ -252,18 +252,19 @@ KVASIR_INLINE Floats log(Floats x) {
   return multiply_add(e, splat(0x1.62e4p-1f), f + low);
 }
 
+#if defined(__aarch64__)
+constexpr Ints LANE_BITS = {1, 2, 4, 8};
+#elif !defined(__AVX512F__)
+constexpr Ints LANE_BITS = {1, 2, 4, 8, 16, 32, 64, 128};
+#endif
+
 // Of each lane a where its bit is set, else b.
 KVASIR_INLINE Floats chosen(Floats a, uint32_t bits, Floats b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_mask_blend_ps(static_cast<__mmask16>(bits), reinterpret_cast<__m512>(b),
                                                        reinterpret_cast<__m512>(a)));
 #else
-#if defined(__aarch64__)
-  const Ints lanes = {1, 2, 4, 8};
-#else
-  const Ints lanes = {1, 2, 4, 8, 16, 32, 64, 128};
-#endif
-  return (static_cast<int32_t>(bits) & lanes) != 0 ? a : b;
+  return (static_cast<int32_t>(bits) & LANE_BITS) != 0 ? a : b;
 #endif
 }
 
@@ -272,7 +273,7 @@ KVASIR_INLINE uint32_t greater_bits(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_GT_OQ);
 #elif defined(__aarch64__)
-  return vaddvq_u32(reinterpret_cast<Words>(a > b) & Words{1, 2, 4, 8});
+  return vaddvq_u32(reinterpret_cast<Words>((a > b) & LANE_BITS));
 #else
   return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), _CMP_GT_OQ));
 #endif
