@@ -1,5 +1,7 @@
 """HTTP servers on unix sockets: the next process takes the socket over, with the permissions that it is given."""
 
+import contextlib
+import socket
 import stat
 
 import aiohttp
@@ -32,3 +34,15 @@ async def test_the_socket_of_an_earlier_process_is_replaced(tmp_path, options, m
         assert await response.text() == "later"
     for runner in reversed(runners):
         await runner.cleanup()
+
+
+async def test_connections_wait_for_a_server_that_is_busy(tmp_path):
+    """As many as streams begin in some seconds; the kernel refuses what exceeds the backlog."""
+    path = tmp_path / "it.sock"
+    runner = await served(path, "busy")
+    with contextlib.ExitStack() as stack:
+        for _ in range(500):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(str(path))
+    await runner.cleanup()

@@ -33,6 +33,12 @@ REFERRALS: Final[Config] = {
     "redirect_response_codes": [307],
     "allow_cross_scheme_redirect": True,  # a stream of the relay may have come by TLS, and is on a plain socket now
 }
+RELAY_RETRIES: Final[Config] = {
+    "retry_on": "connect-failure",
+    "num_retries": 5,
+    "retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"},
+}
+"""For the second or two in which the relay's process starts again: it has got nothing of such a request."""
 CORS_FILTER: Final = "envoy.filters.http.cors"
 CORS_MAX_AGE_S: Final = 600
 
@@ -65,7 +71,12 @@ def route_configuration(settings: RouteSettings) -> Config:
         "routes": [
             {
                 "match": {"prefix": "/", "headers": [relayed]},
-                "route": {"cluster": RELAY, "timeout": "0s", "idle_timeout": f"{MAX_ANSWER_S}s"},
+                "route": {
+                    "cluster": RELAY,
+                    "timeout": "0s",
+                    "idle_timeout": f"{MAX_ANSWER_S}s",
+                    "retry_policy": RELAY_RETRIES,
+                },
             },
             {
                 "match": {"prefix": "/", "headers": [external]},

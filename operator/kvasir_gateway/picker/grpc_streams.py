@@ -14,6 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvasir_gateway import unix_socket
 from kvasir_kube import http_sites
 
 LOG: Final = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ RENEWED_BYTES: Final = 1 << 30
 """So many received bytes are given back to the connection's window at once; that of a stream outlasts it."""
 WRITTEN_AT_ONCE: Final = 16
 """Frames: the first answers do not wait for all that came with their requests."""
-BACKLOG: Final = 1024
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
 FRAME: Final = struct.Struct(">BHBBI")
 """Length in three bytes, type, flags, stream."""
@@ -344,7 +344,7 @@ class GrpcStreamServer:
         """Listen; the socket of an earlier process is replaced."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(
-            self._connection, self._path, backlog=BACKLOG
+            self._connection, self._path, backlog=unix_socket.BACKLOG
         )
         self._path.chmod(0o660)
 

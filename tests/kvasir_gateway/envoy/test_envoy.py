@@ -97,6 +97,15 @@ def test_a_request_comes_back_from_a_replica_only_where_the_picker_says_so():
         }
 
 
+def test_a_request_goes_to_the_relay_again_only_where_no_connection_was_made():
+    """It may have begun, and to a replica the relay sends it again by itself."""
+    (host,) = routes.route_configuration(RouteSettings(max_body_bytes=1, idle_timeout_s=1))["virtual_hosts"]
+    (policy,) = (
+        route["route"]["retry_policy"] for route in host["routes"] if route["route"].get("cluster") == routes.RELAY
+    )
+    assert policy["retry_on"] == "connect-failure"
+
+
 def test_the_server_for_external_backends_gets_no_key():
     """A tenant may send it in either header."""
     (host,) = routes.route_configuration(RouteSettings(max_body_bytes=1, idle_timeout_s=1))["virtual_hosts"]
