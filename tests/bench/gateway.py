@@ -52,6 +52,11 @@ def catalogue(length: float) -> dict[str, Scenario]:
         "replacements": Scenario(
             run=partial(replacements, rollouts=part(20, 1), scale_downs=part(100, 2)), replicas=4, by_name=True
         ),
+        "resumed": Scenario(
+            run=partial(replacements, rollouts=part(20, 1), scale_downs=part(100, 2), resumes=True),
+            replicas=4,
+            by_name=True,
+        ),
         "reuse": Scenario(
             run=partial(reuse, customers=12, turns=part(2, 1), at_once=8, rounds=part(3, 1)),
         ),
@@ -72,7 +77,7 @@ def main() -> int:
     """Runs what was asked for, one scenario after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     named = ", ".join(catalogue(1))
-    parser.add_argument("scenarios", nargs="*", help=f"of {named}; by default all but memory and replacements")
+    parser.add_argument("scenarios", nargs="*", help=f"of {named}; by default all but memory, replacements and resumed")
     parser.add_argument("--length", type=float, default=1.0, help="of each run, as a share of the full one")
     parser.add_argument("--profile", default="", help="a file for what Python's profiler counts in the picker")
     parser.add_argument("--write", action="store_true", help=f"keep the figures in docs/benchmarks/{PAGE.name}")

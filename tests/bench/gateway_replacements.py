@@ -23,14 +23,17 @@ from kvasir_api import names
 EVENTS: Final = 6
 PAUSE_S: Final = 0.2
 """Between the events of a stream, so that it lasts a second."""
+WHOLE: Final = "whole"
+BROKEN: Final = "broken"
 
 
 class Fleet:
-    """The replicas that serve, and those that are spare."""
+    """The replicas that serve, and those that are spare. handed_over: streams that those which left have not ended."""
 
     def __init__(self, front: GatewayProcesses, pods: Sequence[Replica], spare: int) -> None:
         self._front = front
         self.serving, self.spare = list(pods[spare:]), list(pods[:spare])
+        self.handed_over = 0
 
     async def add(self) -> None:
         """A spare replica serves."""
@@ -50,7 +53,7 @@ class Fleet:
             await asyncio.sleep(2 * PAUSE_S)
             await until(is_idle, f"the last stream of {leaving.name} has ended")
             await self._front.serve(self.serving[1:])
-            await (await session.delete(names.PATH_DRAIN)).read()
+            self.handed_over += await (await session.delete(names.PATH_DRAIN)).json()
         self.spare.append(self.serving.pop(0))
 
     async def roll(self) -> None:
@@ -61,13 +64,23 @@ class Fleet:
 
 
 async def replacements(
-    front: GatewayProcesses, pods: Sequence[Replica], *, rollouts: int, scale_downs: int, per_s: float = 50.0
+    front: GatewayProcesses,
+    pods: Sequence[Replica],
+    *,
+    rollouts: int,
+    scale_downs: int,
+    per_s: float = 50.0,
+    resumes: bool = False,
 ) -> list[Figure]:
-    """Rolling updates of all replicas but one, and then times that one of them leaves, with one that comes between."""
+    """Rolling updates of all replicas but one, and then times that one of them leaves, with one that comes between.
+    resumes: streams may be, so that a replica that drains hands them over; else it ends what it answers."""
     fleet, seen, ends = Fleet(front, pods, spare=1), Counter[str](), asyncio.Event()
     await front.serve(fleet.serving)
     url = f"http://127.0.0.1:{front.address[1]}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=600.0) as client:
+    headers = {names.HEADER_RESUME: "1"} if resumes else {}
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="k", max_retries=0, timeout=600.0, default_headers=headers
+    ) as client:
         load = asyncio.create_task(_streams(client, per_s, ends, seen))
         for _ in range(rollouts):
             await fleet.roll()
@@ -77,11 +90,20 @@ async def replacements(
         ends.set()
         await load
     of = f"{rollouts} rolling updates, {scale_downs} scale-downs, {per_s:.0f} streams/s"
-    failed = sum(number for name, number in seen.items() if name not in ("whole", "broken"))
+    broken = seen.pop(BROKEN, 0)
+    failed = {name: number for name, number in seen.items() if name != WHOLE}
     return [
-        Figure(scenario=of, name="streams", value=seen.total()),
-        Figure(scenario=of, name="errors that the openai client saw", value=failed, goal="0", is_met=not failed),
-        Figure(scenario=of, name="streams that broke", value=seen["broken"], goal="0", is_met=not seen["broken"]),
+        Figure(scenario=of, name="streams", value=seen.total() + broken),
+        Figure(scenario=of, name="streams handed over to another replica", value=fleet.handed_over),
+        Figure(
+            scenario=of,
+            name="errors that the openai client saw",
+            value=sum(failed.values()),
+            goal="0",
+            is_met=not failed,
+        ),
+        Figure(scenario=of, name="streams that broke", value=broken, goal="0", is_met=not broken),
+        *(Figure(scenario=of, name=f"of the errors: {name}", value=number) for name, number in failed.items()),
     ]
 
 
@@ -104,6 +126,6 @@ async def _stream(client: openai.AsyncOpenAI, number: int, seen: Counter[str]) -
         )
         async for chunk in await asked:
             events += bool(chunk.choices)
-        seen["whole" if events == EVENTS + 1 else "broken"] += 1
+        seen[WHOLE if events == EVENTS + 1 else BROKEN] += 1
     except (openai.APIError, httpx.HTTPError) as error:  # httpx: of the transport, in mid-stream
-        seen["broken" if events else type(error).__name__] += 1
+        seen[BROKEN if events else f"{type(error).__name__} {error}"] += 1

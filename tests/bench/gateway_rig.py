@@ -42,10 +42,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayProcesses:
-    """Envoy with one worker thread, and the picker."""
+    """Envoy with one worker thread, the picker and the relay."""
 
     envoy: subprocess.Popen[bytes]
     picker: subprocess.Popen[bytes]
+    relay: subprocess.Popen[bytes]
     address: Address
     state_port: int
 
@@ -54,10 +55,10 @@ class GatewayProcesses:
         envoy, picker = (_cpu_s(process.pid) for process in (self.envoy, self.picker))
         return envoy, picker
 
-    def rss_mib(self) -> tuple[float, float]:
-        """Resident memory of both."""
-        envoy, picker = (_rss_mib(process.pid) for process in (self.envoy, self.picker))
-        return envoy, picker
+    def rss_mib(self) -> dict[str, float]:
+        """Resident memory of each."""
+        processes = {"Envoy": self.envoy, "picker": self.picker, "relay": self.relay}
+        return {name: _rss_mib(process.pid) for name, process in processes.items()}
 
     async def serve(self, replicas: Iterable[Replica]) -> None:
         """Let the one service have these replicas; it has when Envoy and the picker know."""
@@ -114,7 +115,10 @@ async def gateway(*, strategy: str = "cost", profile: str = "") -> AsyncIterator
             *filter(None, [profile]),
         ]
         picker = _start(stack, program, stdin=subprocess.PIPE, stderr=log)
-        running = GatewayProcesses(envoy=envoy, picker=picker, address=("127.0.0.1", port), state_port=state_port)
+        relay = _start(stack, [sys.executable, "-m", "kvasir_gateway", "relay", "--config-dir", name], stderr=log)
+        running = GatewayProcesses(
+            envoy=envoy, picker=picker, relay=relay, address=("127.0.0.1", port), state_port=state_port
+        )
         async with aiohttp.ClientSession() as session:
 
             async def is_ready() -> bool:

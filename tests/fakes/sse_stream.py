@@ -35,21 +35,25 @@ class StreamSeen:
         return self.status == 200 and self.has_reason and self.is_done
 
 
-def head_and_body(address: Address, body: Mapping[str, Any]) -> bytes:
+def head_and_body(address: Address, body: Mapping[str, Any], **headers: str) -> bytes:
     """A request for a completion, to be sent on a connection that the server closes."""
     raw = json.dumps({**body, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {address[0]}\r\nconnection: close\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"{head}content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
 
 
-async def read(address: Address, body: Mapping[str, Any]) -> StreamSeen:
-    """The whole stream, as fast as it comes. A connection that breaks leaves what was seen until then."""
+async def read(address: Address, body: Mapping[str, Any], **headers: str) -> StreamSeen:
+    """The whole stream, as fast as it comes. A connection that breaks leaves what was seen until then.
+
+    headers: of the request, beside its own.
+    """
     seen, clock = StreamSeen(), asyncio.get_running_loop().time
     began = last = clock()
     writer = None
     try:
         reader, writer = await asyncio.open_connection(*address)
-        writer.write(head_and_body(address, body))
+        writer.write(head_and_body(address, body, **headers))
         seen.status = int((await reader.readline()).split()[1])
         while line := await reader.readline():
             if not line.startswith(b"data: "):

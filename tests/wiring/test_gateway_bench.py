@@ -21,10 +21,12 @@ async def test_streams_are_measured_and_none_breaks():
 
 
 async def test_memory_is_measured_under_all_kinds_of_requests():
-    run = partial(scenarios.memory, seconds=2.0)
+    run = partial(scenarios.memory, seconds=3.0, change_s=0.5)
     strange, *memory = await bench.measured(bench.Scenario(run=run, replicas=2))
     assert strange.is_met, strange
-    assert [figure.name.split(",")[0] for figure in memory] == ["Envoy", "Envoy", "picker", "picker"]
+    assert [figure.name.split(",")[0] for figure in memory[::4]] == ["Envoy", "picker", "relay"]
+    for least, middle, most, _taken in zip(*([iter(memory)] * 4), strict=True):
+        assert 1 < least.value <= middle.value <= most.value
 
 
 async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
@@ -34,10 +36,12 @@ async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():
     assert moved.is_met, moved
 
 
-async def test_replicas_are_replaced_and_leave_under_streams_and_no_client_notices():
-    run = partial(replacements, rollouts=1, scale_downs=2, per_s=10.0)
-    streams, *failed = await bench.measured(bench.Scenario(run=run, replicas=3))
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_replicas_are_replaced_and_leave_under_streams_and_no_client_notices(resumes):
+    run = partial(replacements, rollouts=1, scale_downs=2, per_s=10.0, resumes=resumes)
+    streams, handed_over, *failed = await bench.measured(bench.Scenario(run=run, replicas=3))
     assert streams.value > 10
+    assert (handed_over.value > 0) == resumes
     assert [figure.value for figure in failed] == [0, 0], failed
 
 
