@@ -43,6 +43,13 @@ NO_SIZES = NORMS_OF_MEANS | dict.fromkeys(
 )
 YARN_OF_DEEPSEEK = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 128}
 YARN_OF_DEEPSEEK |= {"beta_fast": 32, "beta_slow": 1}
+YARN_OF_MINISTRAL: dict[str, Any] = {
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+YARN_OF_MINISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "rope_type": "yarn", "rope_theta": 1e6}
 LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "num_hidden_layers": 3,
@@ -102,6 +109,12 @@ MODELS = {
             "partial_rotary_factor": 0.5,
             "tie_word_embeddings": True,
         },
+    ),
+    "ministral3": Model(
+        architecture="Ministral3ForCausalLM",
+        family="ministral3",
+        config={"head_dim": 24, "rope_theta": None, "tie_word_embeddings": True}
+        | {"rope_parameters": YARN_OF_MINISTRAL | {"llama_4_scaling_beta": 0.5}},
     ),
     "granite": Model(
         architecture="GraniteForCausalLM",

@@ -4,7 +4,7 @@ Called by the runner once a step with the ragged batch of that step. It knows no
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -90,7 +90,7 @@ class Decoder:
         one rank's part, the ranks of ops.collectives compute together: all call each method in the same order. A stage
         behind the first is given the hidden states before its first layer as embeddings.
         """
-        self.spec = spec
+        self.spec = spec = replace(spec, temperature=rotary.reached(spec.temperature, num_positions))
         self._ops = ops
         self._group = ops.collectives if spec.rank.count > 1 else None
         own = "embedding" in tensors  # else embeddings are given, and the table has no rows
@@ -245,7 +245,8 @@ class Decoder:
                 span = layer.attention.span
                 attended = encoder.attend(spec, self._input, ops.rope, projected, turned, attn_metadata, span)
             else:
-                place, growth = (cache.layers[index], slots[group]), None if layer.attention.span else grown
+                growth = None if layer.attention.kind == "chunked" else grown
+                place = cache.layers[index], slots[group]
                 attended = self._attend(layer, projected, turned, *place, attn_metadata, growth)
             if index == len(self._layers) - 1 and rows is not None and not behind:
                 # Only the wanted rows go on: nothing later reads the others.

@@ -47,13 +47,14 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureSpec:
-    """Queries grow with their position: times 1 + scale * log(1 + floor((position + 1) / step)).
+    """Queries grow with their position: times 1 + scale * log(1 + floor((position + first) / step)).
 
-    step: in tokens. Nakanishi 2025 (scalable softmax), in steps as Llama 4 has it.
+    step: in tokens. first: number of the first position. Nakanishi 2025 (scalable softmax), in steps as Llama 4 has it.
     """
 
     scale: float
     step: float
+    first: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

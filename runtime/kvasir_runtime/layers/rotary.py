@@ -27,9 +27,15 @@ def of_positions(angles: Angles, positions: Tensor) -> Angles:
     return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
 
 
+def reached(temperature: TemperatureSpec | None, num_positions: int) -> TemperatureSpec | None:
+    """The same; None where no query of a sequence of so many tokens grows."""
+    is_reached = temperature is not None and num_positions - 1 + temperature.first >= temperature.step
+    return temperature if is_reached else None
+
+
 def query_scale(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     """What queries are multiplied with: (tokens, 1, 1) float32. positions: (tokens,) int64."""
-    steps = torch.floor((positions.float() + 1) / temperature.step)
+    steps = torch.floor((positions.float() + temperature.first) / temperature.step)
     return (torch.log1p(steps) * temperature.scale + 1).view(-1, 1, 1)
 
 

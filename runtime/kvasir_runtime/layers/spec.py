@@ -62,8 +62,8 @@ class DecoderSpec:
     attentions: per layer, what a token sees of those before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
     local_rope: of layers with a window or chunks, where it is another than that of the others. plain_qk_norm: queries
-    and keys of these layers have a norm without weights. temperature: of queries of the other layers, None where they
-    do not grow.
+    and keys of these layers have a norm without weights. temperature: of queries of layers without chunks, None where
+    they do not grow.
     norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.

@@ -11,6 +11,7 @@ from typing import Final, get_args
 import msgspec
 
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.layer_specs import TemperatureSpec
 from kvasir_runtime.layers.spec import RopeKind, RopeSpec
 from kvasir_runtime.models.config import ModelConfig, RopeConfig
 
@@ -35,6 +36,20 @@ def yarn_scale(config: ModelConfig) -> float:
         return 1.0
     factor = _factor(config, scaling, "yarn")
     return 0.1 * scaling.mscale_all_dim * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def growing_queries(config: ModelConfig) -> TemperatureSpec | None:
+    """How queries behind the positions of training grow (Ministral 3); None where llama_4_scaling_beta names nothing.
+
+    Raises ModelError where those positions are missing.
+    """
+    scaling = config.rope_scaling or config.rope_parameters or RopeConfig()
+    original = scaling.original_max_position_embeddings or config.original_max_position_embeddings
+    if not scaling.llama_4_scaling_beta:
+        return None
+    if original is None:
+        raise ModelError("config.json: llama_4_scaling_beta needs original_max_position_embeddings")
+    return TemperatureSpec(scale=scaling.llama_4_scaling_beta, step=original, first=0)
 
 
 def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:

@@ -1,0 +1,243 @@
+"""What families of models call the fields of a config.json that most have under one name, and mean by leaving one out.
+
+Called by `hf_config`, which gives documents the usual names by these tables.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvasir_api import nemotron_h
+
+MOST_LAYERS: Final = 1024
+_EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
+_MAMBA: Final = {
+    "mamba_n_groups": "linear_num_key_heads",
+    "mamba_n_heads": "linear_num_value_heads",
+    "mamba_d_state": "linear_key_head_dim",
+    "mamba_d_head": "linear_value_head_dim",
+    "mamba_d_conv": "linear_conv_kernel_dim",
+    "layers_block_type": "layer_types",
+}
+"""Mamba-2's groups, states and heads are keys and values of linear attention."""
+RENAMED: Final[dict[str, dict[str, str]]] = {
+    "starcoder2": {"norm_epsilon": "rms_norm_eps"},
+    "llama4_text": {
+        "attention_chunk_size": "sliding_window",
+        "no_rope_layer_interval": "full_attention_interval",
+        "interleave_moe_layer_step": "decoder_sparse_step",
+    },
+    "granitemoehybrid": _MAMBA,
+    "bamba": _MAMBA,
+    "nemotron_h": nemotron_h.NAMES,
+    "cohere": _EPS,
+    "cohere2": _EPS,
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "max_seq_len": "max_position_embeddings",
+        "layer_norm_epsilon": "rms_norm_eps",
+    },
+    "bloom": {
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "seq_length": "max_position_embeddings",
+        "layer_norm_epsilon": "rms_norm_eps",
+    },
+    "falcon": {
+        "layer_norm_epsilon": "rms_norm_eps",
+        "ffn_hidden_size": "intermediate_size",
+        "num_kv_heads": "num_key_value_heads",
+        "activation": "hidden_act",
+        "n_embed": "hidden_size",
+    },
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _EPS),
+    "distilbert": {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "activation": "hidden_act",
+    },
+    "nomic_bert": {
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "max_trained_positions": "max_position_embeddings",
+        "rotary_emb_base": "rope_theta",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "layer_norm_eps": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    "modernbert": {
+        "norm_eps": "rms_norm_eps",
+        "local_attention": "sliding_window",
+        "global_attn_every_n_layers": "full_attention_interval",
+    },
+}
+"""What families call fields that most others have under one name."""
+ELSEWHERE: Final[dict[str, str]] = {
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "ffn_dim": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+}
+"""The same of families that are not named here: for the sizes of models that are not declared."""
+FOUR_TIMES: Final = ("falcon", "mpt", "bloom")
+"""Feed-forward layers are as many times as wide, or expansion_ratio times, where a config names no width; and those of
+GPT-2's fields."""
+_BAICHUAN2_VOCABULARY: Final = 125_696
+_BERT: Final = {
+    "rms_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+_ROBERTA: Final = _BERT | {"type_vocab_size": 2, "pad_token_id": 1}
+_COHERE: Final = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625}
+_MAMBA_SIZES: Final = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 128,
+    "linear_key_head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
+    "phi3": {"rms_norm_eps": 1e-5},
+    "ministral3": {
+        "rms_norm_eps": 1e-5,
+        "head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "ernie4_5": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True},
+    "glm": {"partial_rotary_factor": 0.5},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    "starcoder2": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "mpt": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu", "alibi": True},
+    "bloom": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "attention_bias": True,
+    },
+    "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "granitemoehybrid": _MAMBA_SIZES,
+    "bamba": _MAMBA_SIZES | {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "nemotron_h": nemotron_h.LEFT_OUT,
+    "llama4_text": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "num_experts_per_tok": 1, "use_qk_norm": True}
+    | {"attn_temperature_tuning": True},
+    "falcon": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    "bert": _BERT | {"type_vocab_size": 2},
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "mpnet": _BERT | {"pad_token_id": 1, "relative_attention_num_buckets": 32},
+    "distilbert": _BERT,
+    "nomic_bert": _BERT
+    | {"type_vocab_size": 2, "max_position_embeddings": 2048, "rope_theta": 1000.0, "hidden_act": "silu"},
+    "modernbert": {
+        "rms_norm_eps": 1e-5,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+}
+"""What a family means by leaving out a field, where that is not what most mean."""
+
+
+def _falcon(document: dict[str, Any]) -> dict[str, Any]:
+    """Falcon's sizes as other families have them."""
+    if not document.get("new_decoder_architecture"):
+        heads = document.get("num_attention_heads")
+        document["num_key_value_heads"] = heads if document.get("multi_query") is False else 1
+    return document
+
+
+def _mpt(document: dict[str, Any]) -> dict[str, Any]:
+    """MPT's attn_config as fields of its own."""
+    attention = document.get("attn_config")
+    given: Mapping[str, Any] = attention if isinstance(attention, Mapping) else {}
+    names = {"softmax_scale": "attention_multiplier"}
+    return document | {names.get(name, name): value for name, value in given.items() if value is not None}
+
+
+def _baichuan(document: dict[str, Any]) -> dict[str, Any]:
+    """Models of 13B name model_max_length alone, and have ALiBi; the head of the second ones has rows of length 1."""
+    implied = {
+        "alibi": "max_position_embeddings" not in document,
+        "max_position_embeddings": document.get("model_max_length", 4096),
+        "normalised_head": document.get("vocab_size") == _BAICHUAN2_VOCABULARY,
+    }
+    return implied | document
+
+
+def _llama4(document: dict[str, Any]) -> dict[str, Any]:
+    """Llama 4's sizes as other families have them: its intermediate_size is that of an expert, and of the shared one."""
+    if "intermediate_size_mlp" in document:
+        size = document.pop("intermediate_size", None)
+        document |= {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
+        document["intermediate_size"] = document.pop("intermediate_size_mlp")
+    sparse, layers = document.pop("moe_layers", None), document.get("num_hidden_layers")
+    if isinstance(sparse, list) and isinstance(layers, int) and layers <= MOST_LAYERS:
+        having = {at for at in sparse if isinstance(at, int)}
+        document |= {"decoder_sparse_step": 1, "mlp_only_layers": [at for at in range(layers) if at not in having]}
+    turning = document.get("no_rope_layers")
+    if isinstance(turning, list) and turning and not document.get("layer_types"):
+        document["layer_types"] = [("chunked" if turns else "full") + "_attention" for turns in turning]
+    return document
+
+
+def _mamba2(document: dict[str, Any]) -> dict[str, Any]:
+    """Layers of Mamba-2 and of attention by name, as Granite 4 and Bamba mix them, and the width of a head."""
+    layers, attending = document.get("num_hidden_layers"), document.pop("attn_layer_indices", None)
+    if isinstance(layers, int) and layers <= MOST_LAYERS and not document.get("layer_types"):
+        full = {at for at in attending or () if isinstance(at, int)} if isinstance(attending, list) else set()
+        document["layer_types"] = [("full" if at in full else "linear") + "_attention" for at in range(layers)]
+    if "shared_intermediate_size" in document:  # Granite's, which is the only one where there are no others
+        shared = document.pop("shared_intermediate_size")
+        if document.get("num_local_experts"):
+            size = document.get("intermediate_size")
+            document |= {"moe_intermediate_size": size, "shared_expert_intermediate_size": shared}
+        else:
+            document["intermediate_size"] = shared
+    if not document.get("num_local_experts"):
+        document.pop("num_experts_per_tok", None)  # 0, as there are none
+    hidden, heads = document.get("hidden_size"), document.get("linear_num_value_heads", 128)
+    expand = document.get("mamba_expand", 2)
+    if not isinstance(document.get("linear_value_head_dim"), int) and all(
+        isinstance(size, int) and size > 0 for size in (hidden, heads, expand)
+    ):
+        document["linear_value_head_dim"] = expand * hidden // heads
+    return document
+
+
+RESHAPED: Final = {
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "baichuan": _baichuan,
+    "llama4_text": _llama4,
+    "granitemoehybrid": _mamba2,
+    "bamba": _mamba2,
+    "nemotron_h": nemotron_h.folded,
+}
