@@ -132,6 +132,10 @@ class ModelRouteSpec(CrdObject):
         ge=1,
         le=86_400,
     )
+    resume_streams: bool = option(
+        False,
+        "Streams go on at another replica where their own fails or leaves, as with the header x-kvasir-resume: 1; a client excludes one with 0.",
+    )
 
 
 class ModelRouteStatus(CrdObject):

@@ -10,6 +10,7 @@ from openai import AsyncOpenAI
 
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import stub_runtimes
+from kvasir_api import names
 from kvasir_api.state import MeasuredRates, TtftForecast
 from kvasir_gateway.hold_queue import HoldLimits
 
@@ -168,6 +169,14 @@ async def test_a_relayed_stream_and_the_official_client_get_what_the_route_says(
         "default/one",
         "",
     )
+    assert names.HEADER_CONTINUATION in pods[0].seen[-1].headers, "it may be resumed"
+    front.objects.route("named", rules=to(("one", 1)), resumeStreams=True)
+
+    async def resumes():
+        await answered_by(front, "default/named", stream=True)
+        return names.HEADER_CONTINUATION in pods[0].seen[-1].headers
+
+    await until(resumes, "streams may be resumed without a header")
     forged = {"x-kvasir-service": "default/other", "x-kvasir-fallback": "Stalled", "x-kvasir-relayed": "x"}
     assert await answered_by(front, "default/named", headers=forged) == ("default/one", "")
     client = AsyncOpenAI(base_url=f"{front.url}/v1", api_key="none")

@@ -87,6 +87,14 @@ class RoutableRequest:
         tries = self.client.get(names.HEADER_RETRY_COUNT, "").strip()
         return bool(self.answer or self.tried or self.is_referred or (tries.isdecimal() and tries.strip("0")))
 
+    @property
+    def resumes(self) -> bool:
+        """Whether its stream goes on at another replica, by its client's word or else its route's. A client that
+        requests the pieces goes on by itself."""
+        of_route = "1" if self.route is not None and self.route.spec.resume_streams else "0"
+        asked = self.client.get(names.HEADER_RESUME, of_route)
+        return asked == "1" and names.HEADER_CONTINUATION not in self.client
+
     def left_s(self, now_s: float) -> float:
         """For the rest of the answer: never 0, which would be without an end to Envoy."""
         return max(LEAST_TIMEOUT_S, self.until_s - now_s)
@@ -108,12 +116,13 @@ class RoutableRequest:
 def to_relay(request: RoutableRequest, now_s: float) -> Destination:
     """By the relay, which sends the request again. A replica that refused it has counted it."""
     again = {names.HEADER_RETRY_COUNT: "1"} if request.is_referred else {}
+    resumes = {names.HEADER_RESUME: "1"} if request.resumes else {}
     return Destination(
         cluster=RELAY,
         timeout_s=request.left_s(now_s),
         streams=request.streams,
         body=request.body if request.restored else None,
-        headers={**request.limits, **again},
+        headers={**request.limits, **again, **resumes},
         comes_back=request.is_referred,
     )
 

@@ -110,9 +110,8 @@ class Picker:
         relays = request.streams and not request.relayed and self._relay_listens(started_s)
         if request.relayed:
             self.ends.comes_from_relay(request.relayed)
-        resumes = headers.get(names.HEADER_RESUME) == "1" and names.HEADER_CONTINUATION not in headers
-        destination = None if relays and resumes else self._destination(service, request, started_s)
-        if destination is None and relays and (resumes or self._holds.may_hold(service)):
+        destination = None if relays and request.resumes else self._destination(service, request, started_s)
+        if destination is None and relays and (request.resumes or self._holds.may_hold(service)):
             self.ends.goes_to_relay(inflight_id, service.key, is_retry=request.is_retry)
             return to_relay(request, started_s)
         return destination or self._holds.hold(service, request, len(body), started_s)

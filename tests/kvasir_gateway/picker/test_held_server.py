@@ -143,6 +143,29 @@ def test_streams_that_may_be_resumed_go_through_the_relay(picker, headers, is_re
     assert goes_to_relay(picker.pick(STREAM, "t", CHAT, headers)) is is_relayed
 
 
+@pytest.mark.parametrize(
+    ("of_route", "headers", "is_resumed"),
+    [
+        (True, {}, True),
+        (True, {names.HEADER_RESUME: "0"}, False),
+        (True, {names.HEADER_CONTINUATION: "pieces"}, False),
+        (False, {}, False),
+        (False, {names.HEADER_RESUME: "1"}, True),
+    ],
+)
+def test_a_route_lets_streams_be_resumed_unless_the_client_says_otherwise(picker, of_route, headers, is_resumed):
+    """The relay reads it in the header alone, whoever set it."""
+    route = model_route("s", rules=[{"targets": [{"service": "s"}]}], resumeStreams=of_route)
+    picker.table = table([service("s")], [pod("s", "one", ip="10.0.0.1")], [route])
+    picker.accepted_clusters = frozenset({"default.s"})
+    picker.places()
+    found = picker.pick(STREAM, "t", CHAT, headers)
+    assert goes_to_relay(found) is is_resumed
+    assert found.headers.get(names.HEADER_RESUME) == ("1" if is_resumed else None)
+    inner = picker.pick(STREAM, "inner", CHAT, {names.HEADER_RELAYED: "t"})
+    assert (inner.cluster, inner.service) == ("default.s", "default/s"), "it goes to a replica from there"
+
+
 def test_a_relayed_request_is_counted_once(picker):
     picker.places()
     assert goes_to_relay(picker.pick(STREAM, "outer", CHAT))
