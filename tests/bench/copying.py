@@ -1,9 +1,10 @@
 """Answers that copy their prompts, beside peers with lookups of their own: `python -m bench.copying`.
 
-One model for all (`copying_model`), in 16 bits: of Kvasir the checkpoint, of peers a GGUF file of it. Each engine is
-started with drafts and without, and sent the same prompts of ids; the seconds are those from the first token to the
-end. Peers take part where KVASIR_BENCH_OPENVINO_PYTHON names a python with openvino-genai, tokenizers and aiohttp,
-and KVASIR_BENCH_LLAMA_CPP_PYTHON one with xllamacpp.
+One model for all (`copying_model`), in 16 bits: of Kvasir the checkpoint, of peers a GGUF file of it. All engines, with
+drafts and without, are started at once and sent the same prompts of ids, one engine after the other in each round, so
+that a machine that becomes slower does so for all; figures are ratios within a round. The seconds are those from the
+first token to the end. Peers take part where KVASIR_BENCH_OPENVINO_PYTHON names a python with openvino-genai,
+tokenizers and aiohttp, and KVASIR_BENCH_LLAMA_CPP_PYTHON one with xllamacpp.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,52 +39,58 @@ WORK: Final = {"edit": copying_model.edit, "extract": copying_model.extract}
 SETTINGS: Final = {"OpenVINO": ("3,5",), "llama.cpp": ("12 48", "3 8")}
 """Ids that are looked for and drafted: those of the documentation or the program itself first. The best counts."""
 
+Rates = dict[str, list[float]]
+"""Tokens a second of each round, by work and streams."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An engine as it is started. drafts: as the table names them, "" for none."""
+    """An engine as it is started. drafts: "" for none."""
 
     engine: str
     drafts: str
+    port: int
     command: Sequence[str]
     ready: str = "/health"
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 def started(model: Path, folder: Path) -> list[Started]:
-    """All that take part here, in the order in which they are measured."""
-    found = [_kvasir(model, "off"), _kvasir(model, "auto")]
+    """All that take part here, in the order in which they take turns."""
+    found = [_kvasir(model, PORT, "off"), _kvasir(model, PORT + 2, "auto")]
     if python := os.environ.get("KVASIR_BENCH_OPENVINO_PYTHON", ""):
         file = model / "model-f16.gguf"
         ggufs.write(model, file, kind="F16", general__file_type=1)
-        command = [python, str(HERE / "openvino_server.py"), str(file), str(PORT)]
         for lookup in ("", *SETTINGS["OpenVINO"]):
+            port = PORT + 2 * len(found)
+            command = [python, str(HERE / "openvino_server.py"), str(file), str(port)]
             env = {"KVASIR_BENCH_OPENVINO_LOOKUP": lookup}
-            found.append(Started(engine="OpenVINO", drafts=lookup, command=command, ready="/v1/models", env=env))
+            found.append(
+                Started(engine="OpenVINO", drafts=lookup, port=port, command=command, ready="/v1/models", env=env)
+            )
     if python := os.environ.get("KVASIR_BENCH_LLAMA_CPP_PYTHON", ""):
         file = folder / "model-bf16.gguf"
         ggufs.write(model, file, kind="BF16", general__file_type=32)
-        command = [python, str(HERE / "llama_cpp_server.py"), str(file), str(PORT)]
-        found += [
-            Started(engine="llama.cpp", drafts=lookup, command=[*command, *lookup.split()])
-            for lookup in ("", *SETTINGS["llama.cpp"])
-        ]
+        for lookup in ("", *SETTINGS["llama.cpp"]):
+            port = PORT + 2 * len(found)
+            command = [python, str(HERE / "llama_cpp_server.py"), str(file), str(port), *lookup.split()]
+            found.append(Started(engine="llama.cpp", drafts=lookup, port=port, command=command))
     return found
 
 
-def _kvasir(model: Path, speculation: str) -> Started:
-    ports = ["--port", str(PORT), "--ops-port", str(PORT + 1)]
+def _kvasir(model: Path, port: int, speculation: str) -> Started:
+    ports = ["--port", str(port), "--ops-port", str(port + 1)]
     options = ["--kv-cache-tokens", "16384", "--speculation", speculation, "--dtype", "bfloat16"]
     command = [str(BIN / "kvasir"), "serve", str(model), *ports, *options]
-    return Started(engine="Kvasir", drafts="" if speculation == "off" else speculation, command=command)
+    return Started(engine="Kvasir", drafts="" if speculation == "off" else speculation, port=port, command=command)
 
 
-async def answered(client: httpx.AsyncClient, prompt: Sequence[int], text: str) -> tuple[float, float]:
+async def answered(client: httpx.AsyncClient, port: int, prompt: Sequence[int], text: str) -> tuple[float, float]:
     """When its first token came, and when the answer ended. Raises RuntimeError where it is not this text."""
     body: dict[str, Any] = {"model": "model", "prompt": list(prompt), "max_tokens": TOKENS, "temperature": 0.0}
     body |= {"stream": True, "ignore_eos": True}
     first, parts = 0.0, list[str]()
-    async with client.stream("POST", f"http://127.0.0.1:{PORT}/v1/completions", json=body) as answer:
+    async with client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line.startswith("data:") and line != "data: [DONE]":
@@ -93,67 +101,80 @@ async def answered(client: httpx.AsyncClient, prompt: Sequence[int], text: str) 
     return first, time.perf_counter()
 
 
-async def rates(rounds: int) -> dict[str, list[float]]:
-    """Tokens a second behind the first by work and streams, of each round; prompts are others in every round."""
+async def turn(client: httpx.AsyncClient, port: int, number: int, found: Rates) -> None:
+    """One engine's part of a round: all work with all streams. number: prompts are others in every round."""
     shape = SHAPES["small"]
-    ids, tokenizer, found = copying_model.chain(shape.vocab_size), tokenizer_of(shape), dict[str, list[float]]()
+    ids, tokenizer = copying_model.chain(shape.vocab_size), tokenizer_of(shape)
+    for name, prompt_of in WORK.items():
+        for streams in STREAMS:
+            requests = []
+            for start in range(1 + 1000 * number, 1 + 1000 * number + 400 * streams, 400):
+                text = tokenizer.decode([ids[(start + place) % len(ids)] for place in range(TOKENS)])
+                requests.append(answered(client, port, prompt_of(ids, start, TOKENS, start), text))
+            ended = await asyncio.gather(*requests)
+            spent = max(end for _, end in ended) - min(first for first, _ in ended)
+            found.setdefault(f"{name}, {streams}", []).append(streams * (TOKENS - 1) / spent)
 
+
+async def in_turns(engines: Sequence[Started], rounds: int) -> list[Rates]:
+    """Of each engine. What is learned and compiled in a first round is left out; each round begins with another."""
+    found: list[Rates] = [{} for _ in engines]
     async with httpx.AsyncClient(timeout=300) as client:
-
-        def request(prompt_of: Callable[..., list[int]], start: int) -> Coroutine[Any, Any, tuple[float, float]]:
-            text = tokenizer.decode([ids[(start + place) % len(ids)] for place in range(TOKENS)])
-            return answered(client, prompt_of(ids, start, TOKENS, start), text)
-
-        await request(copying_model.edit, 5)
-        for number in range(rounds):
-            for name, prompt_of in WORK.items():
-                for streams in STREAMS:
-                    starts = [1 + 1000 * number + 400 * place for place in range(streams)]
-                    ended = await asyncio.gather(*(request(prompt_of, start) for start in starts))
-                    spent = max(end for _, end in ended) - min(first for first, _ in ended)
-                    found.setdefault(f"{name}, {streams}", []).append(streams * (TOKENS - 1) / spent)
+        for number in range(rounds + 1):
+            for place in range(len(engines)):
+                at = (place + number) % len(engines)
+                await turn(client, engines[at].port, number, found[at] if number else {})
     return found
 
 
-def measured(rounds: int) -> dict[tuple[str, str], dict[str, float]]:
-    """The median rate by engine, drafts and work."""
-    found = dict[tuple[str, str], dict[str, float]]()
-    with tempfile.TemporaryDirectory() as name:
+def measured(rounds: int) -> dict[tuple[str, str], Rates]:
+    """By engine and drafts."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         folder = Path(name)
-        for one in started(copying_model.written(folder / "model", "small"), folder):
-            url = f"http://127.0.0.1:{PORT}{one.ready}"
-            with serving(one.command, url, folder / "server.log", dict(one.env)):
-                by_work = asyncio.run(rates(rounds))
-            found[one.engine, one.drafts] = {work: statistics.median(those) for work, those in by_work.items()}
-            rounded = {work: round(rate, 1) for work, rate in found[one.engine, one.drafts].items()}
-            print(one.engine, one.drafts or "off", rounded, flush=True)
-    return found
+        engines = started(copying_model.written(folder / "model", "small"), folder)
+        for place, one in enumerate(engines):
+            url = f"http://127.0.0.1:{one.port}{one.ready}"
+            running.enter_context(serving(one.command, url, folder / f"server-{place}.log", dict(one.env)))
+        found = asyncio.run(in_turns(engines, rounds))
+    return {(one.engine, one.drafts): rates for one, rates in zip(engines, found, strict=True)}
 
 
-def tables(found: Mapping[tuple[str, str], Mapping[str, float]]) -> str:
-    """Each engine's best drafts by its own rate without, and Kvasir's by those of the best peer."""
-    engines = list(dict.fromkeys(engine for engine, _ in found))
-    rows = []
+def tables(found: Mapping[tuple[str, str], Rates]) -> str:
+    """Each engine's best drafts by its own rates without, and Kvasir's by those of the best peer."""
+    engines, rows = list(dict.fromkeys(engine for engine, _ in found)), []
     for work in next(iter(found.values())):
-        with_drafts = {
-            engine: max(rate[work] for (name, drafts), rate in found.items() if name == engine and drafts)
+        best = {
+            engine: max(
+                (rates[work] for (name, drafts), rates in found.items() if name == engine and drafts),
+                key=statistics.median,
+            )
             for engine in engines
         }
-        peers = [rate for engine, rate in with_drafts.items() if engine != "Kvasir"]
-        by_peers = f"{with_drafts['Kvasir'] / max(peers):.2f}" if peers else "-"
-        gains = [f"{with_drafts[engine] / found[engine, ''][work]:.2f}" for engine in engines]
-        rows.append([*work.split(", "), *gains, by_peers])
-    head = ["answer", "streams", *(f"{engine}, by its own without drafts" for engine in engines)]
+        peers = [rates for engine, rates in best.items() if engine != "Kvasir"]
+        by_peers = spread(best["Kvasir"], max(peers, key=statistics.median)) if peers else "-"
+        gains = [spread(best[engine], found[engine, ""][work]) for engine in engines]
+        rate = f"{statistics.median(best['Kvasir']):.0f}"
+        rows.append([*work.split(", "), rate, *gains, by_peers])
+    head = ["answer", "streams", "Kvasir, tokens a second", *(f"{name}, by its own without drafts" for name in engines)]
     return table([*head, "Kvasir by the best peer"], rows)
+
+
+def spread(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Median, least and most of the ratios of the rounds."""
+    ratios = sorted(one / other for one, other in zip(ours, theirs, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/speculation.md")
     asked = parser.parse_args()
-    said = f"small, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}\n\n{tables(measured(asked.rounds))}"
+    said = (
+        f"small, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}, medians (least to most) of the ratios of"
+        f" {asked.rounds} rounds\n\n{tables(measured(asked.rounds))}"
+    )
     print(f"\n{said}")
     if asked.write:
         PAGE.write_text(marked_page.replaced(PAGE.read_text(), MARKS, said))

@@ -8,6 +8,14 @@ from fakes.model import FakeModel
 from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
 
 
+class AlwaysDrafter:
+    """As many tokens as it may, since whether they are right is another's to say."""
+
+    def propose(self, history: TokenHistory, most: int) -> Draft:
+        """Ones."""
+        return Draft((1,) * most, (1.0,) * most, 8)
+
+
 class OracleDrafter:
     """wrong_every: about one draft in so many is wrong, by what stands before it; 0 for none."""
 

@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Draft, TokenHistory
+from kvasir_runtime.core.speculation.ongoing_copy import OngoingCopy
 
 CLASSES: Final = 5
-"""Of drafts, by the bits of the number of ids that they follow from: 1, 2 to 3, 4 to 7, 8 to 15, more."""
-FIRST: Final = (0.3, 0.4, 0.6, 0.8, 0.9)
+"""Of drafts, by the bits of the number of ids that they follow from: 1 (behind a replaced token), 2 to 3, 4 to 7, 8 to
+15, more.
+"""
+FIRST: Final = (0.6, 0.4, 0.6, 0.8, 0.9)
 """Expected of a draft of each class before any was verified."""
 FIRST_WEIGHT: Final = 2.0
 """Verified drafts that weigh as much as what others of the engine have taught, in a sequence that begins."""
@@ -60,6 +63,7 @@ class SequenceDrafts:
 
     rates: AcceptanceRates
     history: TokenHistory = field(default_factory=TokenHistory)
+    copy: OngoingCopy = field(default_factory=OngoingCopy)
     draft: Draft = NO_DRAFT
     untried: int = 0
     rest: int = 0
@@ -80,8 +84,15 @@ class SequenceDrafts:
             found.append(survival * share)
         return found
 
-    def look(self, found: Draft) -> None:
-        """What a look at the text gave."""
+    def look(self, found: Draft, most: int) -> None:
+        """What a look at the text gave, unless going on with the copy behind a replaced token is likelier to be right.
+
+        most: tokens of that.
+        """
+        resumed = self.copy.resumed(self.history.ids, self.history.length, most)
+        if self._likelihood(resumed) > self._likelihood(found):
+            found = resumed
+        self.copy.follow(found, self.history.length)
         self.draft = found
         self.misses = 0 if found.tokens else self.misses + 1
         self.rest = min(MOST_REST, (1 << self.misses) - 1) if self.misses else 0
@@ -91,6 +102,10 @@ class SequenceDrafts:
         self.untried = 0 if count else self.untried + 1
         if self.draft.tokens and not count:
             self.rest = UNTRIED_REST
+
+    def _likelihood(self, draft: Draft) -> float:
+        """Of its first token."""
+        return self.rates.of(class_of(draft)) * draft.shares[0] if draft.tokens else 0.0
 
 
 def class_of(draft: Draft) -> int:

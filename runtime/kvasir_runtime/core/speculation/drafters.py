@@ -7,7 +7,8 @@ text that repeats itself only the last of many occurrences are compared.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +33,20 @@ MODEL_MATCHED: Final = 4
 """As which a draft of a model counts: of middling acceptance before any was verified."""
 
 
-class Draft(NamedTuple):
+NO_IDS: Final[NDArray[np.int32]] = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
     """tokens: what may follow. shares: for each the share of occurrences that went on so far as the draft does, 1 where
-    there is no vote. matched: ids at the end of the text that occurred before.
+    there is no vote. matched: ids at the end of the text that occurred before. source: the two ids before the draft's
+    first where it was copied from, and all behind them; never written again.
     """
 
     tokens: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
     matched: int = 0
+    source: NDArray[np.int32] = field(default_factory=lambda: NO_IDS, compare=False, repr=False)
 
 
 NO_DRAFT: Final = Draft()
@@ -54,7 +61,7 @@ class Drafter(Protocol):
 
 
 class TokenHistory:
-    """The last ids of one growing text as an array."""
+    """The last ids of one growing text as an array, of which nothing is written twice: drafts have views of it."""
 
     __slots__ = ("_ids", "_size", "length")
 
@@ -72,19 +79,16 @@ class TokenHistory:
     def follow(self, tokens: Sequence[int]) -> None:
         """Take in what a text has more than before. It never becomes shorter, nor changes."""
         fresh = np.array(tokens[max(self.length, len(tokens) - MAX_HISTORY) :], dtype=np.int32)
-        if len(tokens) - self.length > MAX_HISTORY:
-            self._size = 0
+        kept = self._size if len(tokens) - self.length <= MAX_HISTORY else 0
         self.length = len(tokens)
-        if self._size + len(fresh) > 2 * MAX_HISTORY:
+        if kept + len(fresh) > 2 * MAX_HISTORY:
             kept = MAX_HISTORY - len(fresh)
-            self._ids[:kept] = self._ids[self._size - kept : self._size].copy()
-            self._size = kept
-        if self._size + len(fresh) > len(self._ids):
-            grown = np.empty(min(2 * MAX_HISTORY, 2 * (self._size + len(fresh))), dtype=np.int32)
-            grown[: self._size] = self.ids
+        if kept < self._size or kept + len(fresh) > len(self._ids):
+            grown = np.empty(min(2 * MAX_HISTORY, 2 * (kept + len(fresh))), dtype=np.int32)
+            grown[:kept] = self._ids[self._size - kept : self._size]
             self._ids = grown
-        self._ids[self._size : self._size + len(fresh)] = fresh
-        self._size += len(fresh)
+        self._size = kept + len(fresh)
+        self._ids[kept : self._size] = fresh
 
     def occurrences(self, least: int, most: int) -> tuple[NDArray[np.int64], int]:
         """Where the longest end of the text that occurred before went on: places in `ids`, ascending, and its length.
@@ -117,8 +121,7 @@ class NgramDrafter:
         places, matched = history.occurrences(2, 4)
         if not matched:
             return NO_DRAFT
-        tokens = tuple(history.ids[places[-1] : places[-1] + most].tolist())
-        return Draft(tokens, (1.0,) * len(tokens), matched)
+        return elected_draft(history.ids, places[-1:], matched, most)
 
 
 class SuffixDrafter:
@@ -165,7 +168,7 @@ def elected_draft(ids: NDArray[np.int32], places: NDArray[np.int64], matched: in
 
     matched: as of `Draft`.
     """
-    total = len(places)
+    total, room = len(places), 0
     tokens, shares = list[int](), list[float]()
     rests = ids[np.minimum(places[:, None] + np.arange(most), len(ids) - 1)].tolist()
     rooms = (len(ids) - places).tolist()  # ascending places: those with the least room are the last
@@ -185,7 +188,9 @@ def elected_draft(ids: NDArray[np.int32], places: NDArray[np.int64], matched: in
             rests = [rest for rest in rests if rest[column] == token]
         tokens.append(token)
         shares.append(count / total)
-    return Draft(tuple(tokens), tuple(shares), matched)
+        room = rooms[-1]
+    source = ids[len(ids) - room - 2 :] if tokens else NO_IDS
+    return Draft(tuple(tokens), tuple(shares), matched, source)
 
 
 def _elected(following: list[int]) -> int:

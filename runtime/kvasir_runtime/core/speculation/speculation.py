@@ -24,12 +24,15 @@ from kvasir_runtime.core.speculation.recent_answers import PROMPT_TOKENS, Recent
 from kvasir_runtime.core.step_prompts import lacking
 from kvasir_runtime.core.throughput import DecayingMean
 
-MAX_DRAFTS: Final = 15
-"""Of a sequence in a step. With the token before them they fill one tile of 16 rows, which costs AMX as much as one."""
+MAX_DRAFTS: Final = 31
+"""Of a sequence in a step, where "auto" drafts for FEW sequences or less, by what such steps are measured to take."""
+DRAFTS_OF_MANY: Final = 15
+"""Of a sequence otherwise. With the token before them they fill one tile of 16 rows, which costs AMX as much as one."""
+FEW: Final = 2
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
-MOST_FORCED: Final = 1 + MAX_DRAFTS
+MOST_FORCED: Final = 1 + DRAFTS_OF_MANY
 """Tokens of a sequence that a step computes beside drafts of others: no more than it could have as drafts."""
 FROM_TEXTS: Final = ("auto", "suffix")
 """Of what limits name, what drafts from recent answers too."""
@@ -162,6 +165,8 @@ class Speculation:
 
     def _look(self, drafter: Drafter, able: Collection[RequestKind]) -> None:
         """Draft for those sequences that do not rest, where there are states for as many as can be copied."""
+        takes_long = self._limits.speculation == "auto" and len(able) <= FEW and not self._limits.has_states
+        longest = MAX_DRAFTS if takes_long else DRAFTS_OF_MANY
         for kind in able:
             sequence = kind.sequence
             if sequence.speculated is None:
@@ -172,13 +177,17 @@ class Speculation:
                 drafts.draft = NO_DRAFT
                 continue
             # Each draft that is kept and the token behind them must have a place in the answer.
-            most = min(MAX_DRAFTS, kind.remaining - 1)
+            most = min(longest, kind.remaining - 1)
             if self._limits.has_states:
                 size = self._limits.block_size
                 most = min(most, kept_states.most_drafts(sequence.computed, len(sequence.tokens), size))
             drafts.history.follow(sequence.tokens)
             found = drafter.propose(drafts.history, most)
-            drafts.look(found if sequence.answers is None else sequence.answers.longer(found, drafts.history.ids, most))
+            if sequence.answers is not None:
+                if not sequence.answers.is_open:  # what the copy goes on from may be forgotten with them
+                    drafts.copy.follow(NO_DRAFT, 0)
+                found = sequence.answers.longer(found, drafts.history.ids, most)
+            drafts.look(found, most)
         if self._limits.has_states:
             having = [kind for kind in able if _drafts_of(kind).draft.tokens]
             for kind in having[self._most_with_state :]:

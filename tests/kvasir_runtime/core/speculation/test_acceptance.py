@@ -48,7 +48,7 @@ def test_a_change_is_known_after_some_verifications():
 
 def test_survival_falls_by_the_rate_and_the_vote():
     drafts = SequenceDrafts(AcceptanceRates())
-    drafts.look(FOUND)
+    drafts.look(FOUND, 3)
     rate = FIRST[class_of(FOUND)]
     assert drafts.survivals(1) == pytest.approx([rate, rate**2, rate**3 / 2])
 
@@ -57,7 +57,7 @@ def test_drafts_that_were_not_worth_it_are_tried_again():
     drafts = SequenceDrafts(AcceptanceRates())
     for _ in range(60):
         drafts.rates.verified(class_of(FOUND), 1, 0, KEPT)
-    drafts.look(FOUND)
+    drafts.look(FOUND, 3)
     assert sum(drafts.survivals(1)) < 0.1
     for _ in range(RETRY_STEPS):
         drafts.tries(0)
@@ -71,8 +71,8 @@ def test_drafts_that_were_not_worth_it_are_tried_again():
 def test_a_text_without_repeats_is_looked_at_more_and_more_rarely():
     drafts, rests = SequenceDrafts(AcceptanceRates()), []
     for _ in range(6):
-        drafts.look(Draft())
+        drafts.look(Draft(), 3)
         rests.append(drafts.rest)
     assert rests == [1, 3, 7, 15, MOST_REST, MOST_REST]
-    drafts.look(FOUND)
+    drafts.look(FOUND, 3)
     assert drafts.rest == 0

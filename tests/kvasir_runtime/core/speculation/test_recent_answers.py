@@ -1,6 +1,7 @@
 """Answers of a tenant serve its own later requests as texts to draft from, no other's, and are forgotten with it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def naive(answers, text, most):
     text=st.lists(st.integers(0, 2), min_size=1, max_size=40),
 )
 def test_the_search_finds_what_a_plain_one_does(answers, text):
-    assert kept(*answers).longer(NO_DRAFT, ids(*text), 6)._replace(shares=()) == naive(answers, text, 6)
+    assert replace(kept(*answers).longer(NO_DRAFT, ids(*text), 6), shares=()) == naive(answers, text, 6)
 
 
 def test_of_answers_only_the_last_are_kept():

@@ -5,11 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fakes.model import FakeModel
-from fakes.runner import FakeRunner
-from fakes.serving import Serving, request, serving
-from kvasir_api.cache_groups import LayerAttention
-from kvasir_api.state import RuntimeState
+from fakes.drafter import AlwaysDrafter
+from fakes.serving import request
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
@@ -17,21 +14,12 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.request_state import RequestState
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.speculation.acceptance import class_of
-from kvasir_runtime.core.speculation.drafters import Draft
-from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS, Speculation
+from kvasir_runtime.core.speculation.speculation import DRAFTS_OF_MANY, Speculation
 from kvasir_runtime.wire import Grammar
 
 LIMITS = Limits(num_blocks=4096, block_size=16, max_batch_tokens=512, max_sequences=256, max_model_len=1 << 20)
-
-
-class AlwaysDrafter:
-    """As many tokens as it may, since whether they are right is another's to say."""
-
-    def propose(self, history, most):
-        return Draft((1,) * most, (1.0,) * most, 8)
 
 
 def running(number):
@@ -172,7 +160,18 @@ def test_a_text_that_becomes_another_is_noticed_within_32_tokens(cost, seed):
 def test_a_named_drafter_drafts_in_every_step():
     world = World(3, COSTS["arithmetic"], [0.0] * 3, speculation="suffix")
     world.step()
-    assert [len(kind.sequence.drafts) for kind in world.kinds] == [MAX_DRAFTS] * 3
+    assert [len(kind.sequence.drafts) for kind in world.kinds] == [DRAFTS_OF_MANY] * 3
+
+
+@pytest.mark.parametrize(("num_sequences", "want"), [(1, 30), (2, 60), (3, 40)])
+def test_one_or_two_sequences_have_long_drafts_where_these_pay(num_sequences, want):
+    world = World(num_sequences, COSTS["memory"], [0.999] * num_sequences)
+    world.run(200)
+    given = []
+    for _ in range(20):
+        world.step()
+        given.append(sum(len(kind.sequence.drafts) for kind in world.kinds))
+    assert max(given) == want
 
 
 @pytest.mark.parametrize(("cost", "follows"), [("memory", True), ("arithmetic", False)])
@@ -224,7 +223,7 @@ def test_a_step_that_computes_a_prompt_has_no_drafts():
     assert [kind.sequence.drafts for kind in world.kinds] == [(), ()]
 
 
-@pytest.mark.parametrize(("budget", "want"), [(512, MAX_DRAFTS), (20, 3), (17, 0), (10, 0)])
+@pytest.mark.parametrize(("budget", "want"), [(512, DRAFTS_OF_MANY), (20, 3), (17, 0), (10, 0)])
 def test_tokens_that_a_grammar_forced_keep_no_other_request_from_drafts(budget, want):
     """They come first: drafts have what is left of the step's tokens."""
     world = World(2, COSTS["memory"], [1.0] * 2, speculation="suffix")
@@ -233,20 +232,20 @@ def test_tokens_that_a_grammar_forced_keep_no_other_request_from_drafts(budget, 
     assert [len(kind.sequence.drafts) for kind in world.kinds] == [want, 0]
 
 
-@pytest.mark.parametrize(("check", "want"), [("", MAX_DRAFTS), ("{}", 0)])
+@pytest.mark.parametrize(("check", "want"), [("", DRAFTS_OF_MANY), ("{}", 0)])
 def test_a_request_whose_grammar_is_checked_has_no_drafts_and_keeps_no_other_from_them(check, want):
     world = World(2, COSTS["memory"], [1.0] * 2, speculation="suffix")
     guided = request("g", [1, 2], grammar=Grammar(kind="json_object", check=check))
     world.kinds[1].request.request = guided
     world.speculation.draft(world.kinds, 512, world.pool)
-    assert [len(kind.sequence.drafts) for kind in world.kinds] == [MAX_DRAFTS, want]
+    assert [len(kind.sequence.drafts) for kind in world.kinds] == [DRAFTS_OF_MANY, want]
 
 
 def test_a_request_whose_mask_was_late_has_no_drafts_in_the_next_step():
     world = World(2, COSTS["memory"], [1.0] * 2, speculation="suffix")
     world.kinds[0].sequence.deferred = True
     world.speculation.draft(world.kinds, 512, world.pool)
-    assert [len(kind.sequence.drafts) for kind in world.kinds] == [0, MAX_DRAFTS]
+    assert [len(kind.sequence.drafts) for kind in world.kinds] == [0, DRAFTS_OF_MANY]
 
 
 def test_drafts_take_no_block_that_is_not_there():
@@ -255,143 +254,7 @@ def test_drafts_take_no_block_that_is_not_there():
     kind.sequence.blocks = BlockTables(LIMITS.attentions, 16)
     world.pool.take(4094)
     world.speculation.draft([kind], 512, world.pool)
-    assert len(kind.sequence.drafts) == MAX_DRAFTS
+    assert len(kind.sequence.drafts) == DRAFTS_OF_MANY
     world.pool.take(1)
     world.speculation.draft([kind], 512, world.pool)
     assert kind.sequence.drafts == ()
-
-
-def repeating(speculation: str, **limits) -> Serving:
-    """A model that answers the same token for ever."""
-    settings = {name: value for name, value in limits.items() if name in FakeRunner.__dataclass_fields__}
-    runner = FakeRunner(model=FakeModel(table=(5,)), **settings)
-    return serving(runner=runner, speculation=speculation, **limits)
-
-
-@pytest.mark.parametrize("sampling", [{}, {"min_tokens": 5, "logprobs": 2}])
-def test_a_text_that_repeats_itself_has_drafts(sampling):
-    served = repeating("suffix")
-    served.submit(request("r", [1, 2], max_tokens=30, **sampling))
-    served.finish()
-    assert served.scheduler.report(RuntimeState()).totals.drafted_tokens > 0
-
-
-@pytest.mark.parametrize("prefix_cache", [True, False])
-def test_drafts_of_a_model_with_a_state_end_before_a_border(prefix_cache):
-    """There it is kept; and of the blocks that a chunk goes over, those before its end are not there for a shorter."""
-    attentions = (LayerAttention("state"),)
-    served = repeating("suffix", attentions=attentions, block_size=16, prefix_cache=prefix_cache)
-    served.submit(request("r", [1, 2], max_tokens=60))
-    served.finish()
-    chunks = [chunk for plan in served.plans for chunk in plan.chunks]
-    assert sum(len(chunk.drafts) > 4 for chunk in chunks) > 1
-    ends = {chunk.start + chunk.num_tokens for chunk in chunks if chunk.drafts}
-    assert not any(end % 16 == 0 for end in ends)
-    assert {16, 32, 48} <= {chunk.start + chunk.num_tokens for chunk in chunks if not chunk.drafts}
-
-
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
-def test_a_chunk_over_a_border_has_no_drafts_where_there_are_states(block_size, prefix_cache):
-    """The rest of a prompt is one too. Of several blocks a state has the last alone."""
-    attentions = (LayerAttention("state"),)
-    limits = {"attentions": attentions, "block_size": block_size, "prefix_cache": prefix_cache, "max_batch_tokens": 20}
-    served = repeating("suffix", num_blocks=256, **limits)
-    served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
-    for number, length in enumerate((37, 45)):
-        served.submit(request(str(number), [5] * length, max_tokens=40))
-        for _ in range(9):
-            served.step()
-        served.scheduler.inject(str(number), (7,) * 8)
-    served.finish()
-    drafted = [chunk for plan in served.plans for chunk in plan.chunks if chunk.drafts]
-    assert bool(drafted) is (block_size > 2)
-    for chunk in drafted:
-        assert chunk.start // block_size == (chunk.start + chunk.num_tokens) // block_size
-
-
-def test_tokens_that_are_injected_end_drafts_that_were_to_follow_those_before():
-    """They would make a chunk end at a border with drafts, whose state others were to go on from."""
-    attentions = (LayerAttention("state"),)
-    served = repeating("suffix", attentions=attentions, block_size=16)
-    served.submit(request("r", [5] * 17, max_tokens=40))
-    served.step()
-    sequence = served.scheduler._requests["r"].sequence
-    injected = (7,) * 8
-    served.scheduler.inject("r", injected)
-    served.step()
-    assert served.plans[-1].inserts[0].tokens == injected
-    (chunk,) = served.plans[-1].chunks
-    assert (chunk.start + chunk.num_tokens, chunk.drafts) == (len(sequence.tokens) - 1, ())
-    served.finish()
-    asked = [*sequence.tokens, 3]
-    served.submit(request("next", asked, max_tokens=3))
-    served.finish()
-    assert served.answers["next"].cached_tokens == 16 * (len(sequence.tokens) // 16)
-
-
-def test_behind_a_wrong_draft_what_a_state_has_read_is_computed_again_with_the_next_drafts():
-    served = repeating("suffix", attentions=(LayerAttention("state"),), block_size=64)
-    served.scheduler = Scheduler(served.scheduler.limits, drafter=WrongAtTheEnd())
-    served.submit(request("r", [1, 2], max_tokens=60))
-    served.finish()
-    chunks = [chunk for plan in served.plans[1:] for chunk in plan.chunks]
-    # Each step gives two right drafts and a token. Behind 16 that were computed again there is a step without drafts.
-    known = [(chunk.start, chunk.num_tokens - len(chunk.drafts), len(chunk.drafts)) for chunk in chunks[:8]]
-    assert known == [(2, 1, 3), (2, 4, 3), (2, 7, 3), (2, 10, 3), (2, 13, 3), (2, 16, 3), (2, 19, 0), (21, 1, 3)]
-    assert served.answers["r"].tokens == [5] * 60
-
-
-class WrongAtTheEnd:
-    """Two right drafts and a wrong one."""
-
-    def propose(self, history, most):
-        tokens = (5, 5, 7)[:most]
-        return Draft(tokens, (1.0,) * len(tokens), 8)
-
-
-def drafted(plan):
-    return [len(chunk.drafts) for chunk in plan.chunks]
-
-
-def test_a_step_that_admits_a_prompt_has_no_drafts():
-    served = repeating("suffix", max_batch_tokens=64)
-    served.submit(request("a", [1, 2], max_tokens=100))
-    while not any(sum(drafted(plan)) for plan in served.plans):
-        served.step()
-    served.submit(request("b", range(10, 50)))
-    served.step()
-    plan = served.plans[-1]
-    assert [chunk.num_tokens for chunk in plan.chunks] == [1, 40]
-    served.finish()
-    assert sum(drafted(served.plans[-1])) > 0
-
-
-def test_streams_have_drafts_while_requests_wait_for_a_row():
-    served = repeating("suffix", max_batch_tokens=4, max_sequences=1)
-    served.submit(request("a", [1, 2], max_tokens=60), request("b", [1, 2]))
-    while len(served.answers["a"].tokens) < 50:
-        served.step()
-    assert drafted(served.plans[-1]) == [3]
-
-
-@pytest.mark.parametrize("num_blocks", [5, 6])
-def test_no_request_loses_its_row_for_a_draft(num_blocks):
-    """With 5 blocks the last is for the next token of `a`, which has no drafts; those of `b` would end in it."""
-    served = repeating("suffix", num_blocks=num_blocks, block_size=16, max_batch_tokens=64)
-    served.scheduler = Scheduler(served.scheduler.limits, drafter=AlwaysDrafter())
-    served.submit(request("a", range(100, 132), max_tokens=2), request("b", range(28), max_tokens=8))
-    served.finish()
-    assert served.scheduler.report(RuntimeState()).totals.preemptions == 0
-    assert [len(one.tokens) for one in served.answers.values()] == [2, 8]
-    assert drafted(served.plans[1]) == [0, 6 if num_blocks == 6 else 0]
-
-
-def test_state_says_what_was_drafted_and_kept():
-    served = repeating("ngram")
-    served.submit(request("r", [1, 2], max_tokens=12))
-    served.finish()
-    said = served.scheduler.report(RuntimeState()).speculation
-    assert said.drafter == "ngram"
-    assert said.draft_tokens > 0
-    assert said.acceptance_fraction == 1
