@@ -144,12 +144,10 @@ def prefilling(service: RoutedService) -> RoutedService:
     return service.within({endpoint.address for endpoint in service.endpoints if endpoint.is_prefill})
 
 
-def decoding(service: RoutedService) -> RoutedService:
-    """With the endpoints alone that requests go to while one of them serves."""
+def decoding(service: RoutedService, found: list[Candidate]) -> list[Candidate]:
+    """Of the candidates of a service those that requests go to while one of them serves; else all."""
     prefill = {endpoint.address for endpoint in service.endpoints if endpoint.is_prefill}
-    if not prefill:
-        return service
-    return service.within({endpoint.address for endpoint in service.endpoints} - prefill)
+    return [candidate for candidate in found if candidate.address not in prefill] or found
 
 
 def _gives_blocks(reading: StateReading, now_s: float) -> bool:

@@ -81,9 +81,9 @@ class EndpointRouter:
         self, service: RoutedService, prompt: RoutedPrompt, readings: Mapping[str, StateReading], *, now_s: float
     ) -> RoutedRequest | None:
         """Endpoints for a request of a service; None where none may be chosen. `forward` makes it count."""
-        found = self._candidates(block_peers.decoding(service), readings, now_s) or self._candidates(
-            service, readings, now_s
-        )
+        at = self.inflight.at
+        found = routing_table.candidates(service, readings, now_s=now_s, inflight=at, since=self._since)
+        found = block_peers.decoding(service, found)
         if not found:
             return None
         hashes, matched = self._matched(found, prompt, readings)
@@ -261,12 +261,6 @@ class EndpointRouter:
             if count:
                 matched[candidate.address] = count
         return hashes, matched
-
-    def _candidates(
-        self, service: RoutedService, readings: Mapping[str, StateReading], now_s: float
-    ) -> list[Candidate]:
-        at = self.inflight.at
-        return routing_table.candidates(service, readings, now_s=now_s, inflight=at, since=self._since)
 
     def _enriched(
         self, candidate: Candidate, hashes: Mapping[str, tuple[bytes, ...]], matched: Mapping[str, int]

@@ -110,3 +110,13 @@ def test_the_explanation_of_a_choice_names_who_computes_the_prompt(rig):
     state(rig, ONE, running=0)
     records.add("r", "s", routed(rig).inputs, at_s=0.0)
     assert "prompt computed by" not in choice_records.explained(records.find("r"))
+
+
+def test_a_replica_that_computes_prompts_comes_before_one_that_decodes_and_is_stalled(rig):
+    pods = [
+        pod("s", "one", ip="10.0.0.1", ready=False, started=True),
+        pod("s", "two", ip="10.0.0.2", annotations=PREFILL),
+    ]
+    rig.service = table([service("s")], pods).services[0]
+    state(rig, ONE, stalled_s=5.0)
+    assert routed(rig).choice.addresses == (TWO,)
