@@ -68,7 +68,8 @@ class Observer:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
         claim = await self._claim(service)
-        replicas = self._replicas(name)
+        pods = self._scraper.pods(name)
+        replicas = self._replicas(name, pods.replicas)
         return observed(
             service,
             # A StatefulSet keeps revisions of its own, with the labels of its pods.
@@ -76,8 +77,8 @@ class Observer:
             deployments=self._store.of(DEPLOYMENT, name),
             replicas=replicas,
             node_sets=self._store.of(STATEFUL_SET, name),
-            nodes=self._scraper.nodes(name),
-            quarantined=self._scraper.quarantined(name),
+            nodes=pods.nodes,
+            quarantined=pods.quarantined,
             svc=self._store.get(SERVICE, name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim.found,
@@ -95,9 +96,9 @@ class Observer:
         self._baselines.pop(name, None)
         self._drains.pop(name, None)
 
-    def _replicas(self, name: Key) -> tuple[Replica, ...]:
+    def _replicas(self, name: Key, found: tuple[Replica, ...]) -> tuple[Replica, ...]:
         """Of a service, with how long they have drained."""
-        found, steady = self._scraper.replicas(name), self._clock.steady()
+        steady = self._clock.steady()
         self._drains[name] = drain_times.followed(
             self._drains.get(name, {}), found, wall=self._clock.wall(), steady=steady
         )

@@ -65,6 +65,17 @@ class ParsedPod:
     replica: Replica
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePods:
+    """Pods of a service with their last readings, without those that inspect or fetch. replicas: without quarantined
+    ones. quarantined: because their device failed. nodes: behind node 0 of a replica, each with the uid of its
+    StatefulSet."""
+
+    replicas: tuple[Replica, ...]
+    quarantined: tuple[Replica, ...]
+    nodes: tuple[tuple[str, Replica], ...]
+
+
 class Scraper:
     """Readings of all pods that the store knows. system_namespace: where the gateways are that are believed. elsewhere:
     pods of that namespace, where the store has those of another one alone; it changes as they do."""
@@ -124,21 +135,18 @@ class Scraper:
         known = self._readings.get(id_)
         return LastReading(state=known.state if known and unchanged(known.state, state) else state, at=now)
 
+    def pods(self, service: Key) -> ServicePods:
+        """All of a service, as they are now."""
+        parsed = [self._parse(pod) for pod in self._store.of(POD, service)]
+        return ServicePods(
+            replicas=tuple(pod.replica for pod in parsed if pod.serves and not pod.quarantined),
+            quarantined=tuple(pod.replica for pod in parsed if pod.serves and pod.quarantined),
+            nodes=tuple((pod.node_of, pod.replica) for pod in parsed if pod.node_of),
+        )
+
     def replicas(self, service: Key) -> tuple[Replica, ...]:
-        """The replicas of a service with their last readings, without inspection pods and quarantined pods."""
-        return tuple(pod.replica for pod in self._pods(service) if not pod.quarantined)
-
-    def quarantined(self, service: Key) -> tuple[Replica, ...]:
-        """Pods that are quarantined because their device failed."""
-        return tuple(pod.replica for pod in self._pods(service) if pod.quarantined)
-
-    def nodes(self, service: Key) -> list[tuple[str, Replica]]:
-        """Pods that are nodes behind node 0 of a replica, each with the uid of its StatefulSet."""
-        pods = map(self._parse, self._store.of(POD, service))
-        return [(pod.node_of, pod.replica) for pod in pods if pod.node_of]
-
-    def _pods(self, service: Key) -> list[ParsedPod]:
-        return [pod for pod in map(self._parse, self._store.of(POD, service)) if pod.serves]
+        """Those of a service."""
+        return self.pods(service).replicas
 
     def _parse(self, pod: Json) -> ParsedPod:
         id_ = uid(pod)
