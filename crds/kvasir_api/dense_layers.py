@@ -18,6 +18,30 @@ _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "m
 _BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
 _UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", *_BERTS)
 
+_Biases = tuple[str | bool, str | bool, str | bool]
+"""Of queries, keys and values, of the output of attention, and of feed-forward layers: the field that says, or what is."""
+_USUAL: Final[_Biases] = ("attention_bias", "attention_bias", "mlp_bias")
+_OF_ATTENTION: Final[_Biases] = ("attention_bias", "attention_bias", False)
+_NO_BIASES: Final[_Biases] = (False, False, False)
+_BIASES: Final[Mapping[str, _Biases]] = {
+    **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "mpt", "baichuan", "nomic_bert"), _NO_BIASES),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _NO_BIASES),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text"), _OF_ATTENTION),
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
+    **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss"), _OF_ATTENTION),
+    **dict.fromkeys(("glm", "glm4", "glm4_moe"), ("attention_bias", False, False)),
+    **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
+    **dict.fromkeys(("starcoder2", "ernie4_5"), ("use_bias",) * 3),
+    "falcon": ("bias",) * 3,
+    "qwen2": (True, False, False),
+    "qwen2_moe": ("qkv_bias", False, False),
+    "internlm2": ("bias", "bias", False),
+    "internlm3": ("qkv_bias", "bias", "bias"),
+    "seed_oss": ("attention_bias", "attention_out_bias", "mlp_bias"),
+    "nemotron_h": (False, False, "mlp_bias"),
+}
+"""What families other than Llama have; the fields of a config that leaves them out are `family_fields.LEFT_OUT`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
@@ -35,8 +59,10 @@ class DenseLayer:
     last_norm: int
 
 
-def of(config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int, key: int, head_dim: int) -> DenseLayer:
-    """query, key: rows of the projections to queries and to keys."""
+def of(
+    config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int, gate: int, key: int, head_dim: int
+) -> DenseLayer:
+    """query, gate, key: rows of the projections to queries, to gates of what attention gives, and to keys."""
     family = str(config.get("model_type", ""))
     norms, each = 4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2, hidden
     if family == "falcon" and _norms_are_one(config):
@@ -56,7 +82,7 @@ def of(config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int,
         products=products,
         norms=norms * each,
         head_norms=head_norms,
-        attention_biases=(query + 2 * key if qkv else 0) + (hidden if output else 0),
+        attention_biases=(query + gate + 2 * key if qkv else 0) + (hidden if output else 0),
         mlp_biases=(products - 1) * intermediate + hidden if mlp else 0,
         last_norm=2 * each if family == "bloom" else each,
     )
@@ -64,31 +90,8 @@ def of(config: Mapping[str, Any], *, hidden: int, intermediate: int, query: int,
 
 def _biased(config: Mapping[str, Any], family: str) -> tuple[bool, bool, bool]:
     """Whether queries, keys and values have biases, the output of attention, and feed-forward layers."""
-    if family in _BERTS:
-        return True, True, True
-    if family == "modernbert":
-        attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
-        return attention, attention, mlp
-    if family == "gpt_oss":
-        return bool(config.get("attention_bias", True)), bool(config.get("attention_bias", True)), False
-    if family == "starcoder2":
-        return (bool(config.get("use_bias", True)),) * 3
-    if family == "falcon":
-        return (bool(config.get("bias")),) * 3
-    if family == "bloom":
-        return (True,) * 3
-    if family == "ernie4_5":
-        return (bool(config.get("use_bias")),) * 3
-    if family == "nemotron_h":
-        return False, False, bool(config.get("mlp_bias"))
-    if family == "seed_oss":
-        return bool(config.get("attention_bias")), bool(config.get("attention_out_bias")), bool(config.get("mlp_bias"))
-    if family == "internlm2":
-        return bool(config.get("bias")), bool(config.get("bias")), False
-    if family == "internlm3":
-        return bool(config.get("qkv_bias")), bool(config.get("bias")), bool(config.get("bias"))
-    own = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
-    return bool(config.get("attention_bias") or own), False, False
+    qkv, output, mlp = (bool(config.get(one)) if isinstance(one, str) else one for one in _BIASES.get(family, _USUAL))
+    return qkv, output, mlp
 
 
 def _norms_are_one(config: Mapping[str, Any]) -> bool:

@@ -239,7 +239,9 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     compressed = compressed_attention.weights(config, groups)
     attending = layers - compressed.layers
     family = str(config.get("model_type", ""))
-    dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, query=query, key=key, head_dim=head_dim)
+    gate = query if family == "qwen3_next" else 0
+    rows_of = {"query": query, "gate": gate, "key": key, "head_dim": head_dim}
+    dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, **rows_of)
     bare = min(dense.bare, layers - experts.layers)
     others = (
         (2 * layers - bare) * dense.norms // 2
@@ -248,8 +250,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     )
     others += (layers - experts.layers - bare) * dense.mlp_biases + dense.last_norm + experts.biases
     tied = bool(config.get("tie_word_embeddings", family in ("gemma2", "gemma3_text")))
-    gated = query if family == "qwen3_next" else 0
-    matrices = attending * hidden * (2 * query + gated + 2 * key) + compressed.matrices
+    matrices = attending * hidden * (2 * query + gate + 2 * key) + compressed.matrices
     matrices += dense.products * hidden * intermediate * (layers - experts.layers - bare)
     routed = 3 * hidden * experts.layers * experts.number * experts.size
     matrices += routed + 3 * hidden * experts.layers * experts.shared

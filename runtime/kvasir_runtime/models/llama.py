@@ -30,7 +30,7 @@ LLAMA = Family(
 
 
 def _ernie(config: ModelConfig) -> DecoderSpec:
-    bias, rope = config.use_bias is True, replace(rope_spec(config), interleaved=True)
+    bias, rope = bool(config.use_bias), replace(rope_spec(config), interleaved=True)
     return decoder_spec(config, "ernie4_5", qkv_bias=bias, output_bias=bias, mlp_bias=bias, rope=rope, tied=True)
 
 

@@ -18,7 +18,7 @@ def _spec(config: ModelConfig) -> DecoderSpec:
         renormalised=config.norm_topk_prob,
         shared_size=config.shared_expert_intermediate_size,
     )
-    return decoder_spec(config, "qwen2_moe", qkv_bias=config.qkv_bias is not False, experts=experts)
+    return decoder_spec(config, "qwen2_moe", qkv_bias=bool(config.qkv_bias), experts=experts)
 
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:

@@ -13,7 +13,7 @@ _NAMES: Final = TensorNames(up="mlp.c_fc", down="mlp.c_proj")
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
-    bias = config.use_bias is not False
+    bias = bool(config.use_bias)
     usual = msgspec.structs.replace(config, hidden_activation=config.hidden_act)
     made = decoder_spec(
         usual, "starcoder2", qkv_bias=bias, output_bias=bias, mlp_bias=bias, activation="gelu", tied=True

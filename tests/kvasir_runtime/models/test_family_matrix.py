@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes import checkpoints, family_checkpoints, family_configs
+from fakes import checkpoints, family_checkpoints, family_configs, family_documents
 from fakes.by_hand import Hand, runner_of
 from fakes.checkpoints import Shape
 from fakes.mixed_streams import mixed_streams
@@ -40,19 +40,7 @@ logits of that position are of other matrices.
 LINES_OF_A_FAMILY = 60
 
 
-def documents() -> dict[str, dict[str, Any]]:
-    """A config.json for each kind of checkpoint that the fakes write."""
-    found = dict[str, dict[str, Any]]()
-    for family in checkpoints.ARCHITECTURES:
-        found[family] = checkpoints.config_json(Shape(family=family, num_layers=4 if "next" in family else 2))
-    for name, model in family_configs.MODELS.items():
-        given = family_configs.SIZES | model.config
-        given = {key: one for key, one in given.items() if one is not None or key in family_configs.NULLS}
-        found[name] = given | {"model_type": model.family, "architectures": [model.architecture]}
-    return found
-
-
-DOCUMENTS = documents()
+DOCUMENTS = family_documents.documents()
 
 
 def parts(document: dict[str, Any]) -> frozenset[str]:
