@@ -13,6 +13,7 @@ from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_kube import pod_tls
 from kvasir_kube.kinds import Json, has_ended
+from kvasir_operator.observed.kubelet_end import kubelet_end
 
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
 
@@ -284,8 +285,8 @@ def _last_words(pod: Json, runtime: Json) -> str:
     scheduled = _condition(pod.get("status") or {}, "PodScheduled")
     if scheduled.get("status") == "False":
         return str(scheduled.get("message") or "")
-    if evicted := _end_by_kubelet(pod.get("status") or {}):
-        return evicted
+    if ended_by_kubelet := kubelet_end(pod):
+        return ended_by_kubelet
     if unpulled := _image_failure(pod, runtime):
         return unpulled
     waiting = (runtime.get("state") or {}).get("waiting") or {}
@@ -307,14 +308,6 @@ def _ended_at(pod: Json) -> float | None:
         return None
     since = epoch(_condition(pod.get("status") or {}, "Ready").get("lastTransitionTime"))
     return since or epoch((pod.get("metadata") or {}).get("creationTimestamp")) or 0.0
-
-
-def _end_by_kubelet(status: Json) -> str:
-    """Why the kubelet ended a pod or did not take it: evicted, shut down with its node, refused. What its containers
-    ended with follows from that."""
-    if status.get("phase") != "Failed" or not status.get("reason"):
-        return ""
-    return f"{status['reason']}: {status.get('message') or 'no reason was reported'}"[:300]
 
 
 def _image_failure(pod: Json, runtime: Json) -> str:

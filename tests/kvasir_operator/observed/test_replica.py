@@ -121,7 +121,7 @@ def test_a_pod_that_the_kubelet_ended_is_none_of_its_workload_and_says_why():
     evicted["status"] |= {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
     found = replica(evicted, None)
     assert (found.live, found.phase) == (False, "failed")
-    assert found.last_words == "Evicted: The node was low on resource: ephemeral-storage."
+    assert found.last_words.startswith("Evicted: The node was low on resource: ephemeral-storage. (node node); free")
     assert found.ended_at == found.created + 10  # since it is not ready
     del evicted["status"]["conditions"]
     assert replica(evicted, None).ended_at == found.created
