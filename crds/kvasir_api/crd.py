@@ -168,7 +168,8 @@ def _strip_spec(node: dict[str, Any], path: str) -> None:
 def _strip_status(node: dict[str, Any]) -> None:
     for child in node.get("properties", {}).values():
         child.pop("default", None)
-        child["description"] = child["description"].split(" Default: ")[0]
+        for fact in (" Unit: ", " Range: ", " Default: "):  # the name has the unit
+            child["description"] = child["description"].split(fact)[0]
         _strip_status(child)
     if "items" in node:
         _strip_status(node["items"])
@@ -190,6 +191,7 @@ def _columns() -> list[dict[str, Any]]:
         _column(
             "Downloaded", "integer", ".status.counts.downloadedBytes", "Bytes fetched of a starting replica.", wide=True
         ),
+        _column("Prefill", "integer", ".status.roles.prefill", "Replicas for prompts.", wide=True),
         _column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
         _column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
     ]

@@ -62,7 +62,7 @@ USER_PREFIX: Final = f"user.{GROUP}/"
 """Of labels and annotations that a service's author gave the pods."""
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
 ANNOTATION_SERVING_ROLE: Final = f"{GROUP}/serving-role"
-"""On a replica's pod: what requests the gateway sends there. Without it all."""
+"""On a replica's pod, set by the operator: what requests the gateway sends there. Without it all."""
 SERVING_ROLE_PREFILL: Final = "prefill"
 """None, while others serve; it computes prompts for them."""
 ANNOTATION_QUARANTINED_AT: Final = f"{GROUP}/quarantined-at"
@@ -298,6 +298,7 @@ EVENTS: Final = {
     "RolledBack": "The spec's revision was rolled back to the last good one; the note says why.",
     "AcceleratorClassFallback": "An accelerator class found no node for any replica in time, so that the next one is tried.",
     "RolloutComplete": "Every replica runs the current revision.",
+    "RoleChanged": "A replica computes prompts for the others from now on, or no longer.",
     "DrainStarted": "A replica finishes its requests before it leaves; it takes no new ones.",
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note has its termination message.",

@@ -26,6 +26,7 @@ from kvasir_api.crd_types import (
 )
 from kvasir_api.option_fields import option
 from kvasir_api.options import Reduction, RuntimeOptions
+from kvasir_api.roles import Roles
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
 
@@ -89,13 +90,13 @@ class ModelSpec(CrdObject):
     )
     secret_name: str = option(
         "",
-        "Secret by which pods reach the source of a model that they fetch: its keys token, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, .dockerconfigjson, endpoint (base URL of a mirror), ca.crt and proxy, each of which may be absent.",
+        "Secret by which pods reach the source of a model that they fetch: its keys token, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, .dockerconfigjson, endpoint (base URL of a mirror), ca.crt and proxy, all optional.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )
     cache_claim: str = option(
         "",
-        "PersistentVolumeClaim of this namespace in which replicas share what one of them has fetched; ReadWriteMany for replicas on several nodes. Default: each pod has its own copy.",
+        "PersistentVolumeClaim in which replicas share what one of them has fetched; ReadWriteMany for several nodes. Default: each pod has its own copy.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )
@@ -151,7 +152,7 @@ class Accelerator(CrdObject):
     )
     fallback_seconds: int = option(
         300,
-        "A class that found no node for any replica for so long is passed over for the next one; 0 waits for ever.",
+        "A class that found no node for any replica for so long is passed over; 0 waits for ever.",
         unit="seconds",
         ge=0,
         le=86_400,
@@ -282,12 +283,12 @@ class PodSpec(CrdObject):
 
     labels: dict[ShortName, LabelValue] = option(
         {},
-        "Labels of the pods, under user.serving.kvasir.dev/, so that no foreign selector can be made to match.",
+        "Labels of the pods, under user.serving.kvasir.dev/, so that no foreign selector matches.",
         max_length=16,
     )
     annotations: dict[ShortName, NoteValue] = option(
         {},
-        "Annotations of the pods, under user.serving.kvasir.dev/, so that none can steer what else looks at pods.",
+        "Annotations of the pods, under user.serving.kvasir.dev/, so that none steers what looks at pods.",
         max_length=16,
     )
     topology_spread: list[TopologySpread] = option(
@@ -316,7 +317,7 @@ class Observability(CrdObject):
 
     trace_sample_percent: int = option(
         0,
-        "Share of requests of which spans are sent to the collector that the operator was told of; a request whose client traces it follows the client.",
+        "Share of requests whose spans are sent to the operator's collector; a request that its client traces follows the client.",
         unit="percent",
         ge=0,
         le=100,
@@ -350,6 +351,7 @@ class InferenceServiceSpec(CrdObject):
     autoscaling: Autoscaling | None = option(
         None, "Lets the operator choose the number of replicas; absent means spec.replicas rules."
     )
+    roles: Roles = option(Roles(), "What some of the replicas are for.")
     resources: Resources = option(Resources(), "What one replica requires of its node.")
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
     runtime_version: str = option(
@@ -360,7 +362,7 @@ class InferenceServiceSpec(CrdObject):
     )
     reductions: list[Reduction] = option(
         [],
-        "What may be reduced, one after the other in this order, where replicas cannot start for want of memory, or sequences keep losing their KV cache and no replica may be added; empty means nothing. FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Nothing is reduced of pods that the spec requests later, until they need it too.",
+        "What may be reduced, one after the other, where replicas cannot start for want of memory, or sequences keep losing their KV cache and no replica may be added. FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Pods that the spec requests later begin without.",
         max_length=4,
     )
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")

@@ -76,7 +76,7 @@ class AutoscalingStatus(CrdObject):
     desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0, le=MOST_REPLICAS)
     raw_replicas: int = option(
         0,
-        "Replicas demanded before windows, rate limits and bounds; with minReplicas 0 at least one while a request of the last idleSeconds keeps or starts it.",
+        "Replicas demanded before windows, rate limits and bounds; with minReplicas 0 at least one for idleSeconds after a request.",
         unit="replicas",
         ge=0,
         le=MOST_REPLICAS,
@@ -87,15 +87,20 @@ class AutoscalingStatus(CrdObject):
     decisions: list[ScalingChange] = option([], "The last changes, newest first.", max_length=10)
 
 
+class RolesStatus(CrdObject):
+    """Replicas that compute prompts for the others."""
+
+    prefill: int = option(0, "How many they are.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    message: str = option("", "Why it is that.", max_length=512)
+
+
 class ModelStatus(CrdObject):
     """What was read of the model before replicas start."""
 
     uri: str = option("", "The model that was looked at.", max_length=1024)
     inspected_at: str = option("", "When it was looked at, RFC 3339.", max_length=64)
-    architecture: str = option(
-        "", "Architecture that its config names; absent when it could not be read.", max_length=128
-    )
-    parameters: int | None = option(None, "Number of its weights; absent when not known.", ge=0, le=MOST)
+    architecture: str = option("", "Architecture that its config names.", max_length=128)
+    parameters: int | None = option(None, "Number of its weights.", ge=0, le=MOST)
     commit: str = option(
         "",
         "Commit on the hub, or SHA-256 of the manifest, archive or list of objects, that the uri stands for; every replica loads it.",
@@ -103,7 +108,7 @@ class ModelStatus(CrdObject):
     )
     download_bytes: int | None = option(None, "Size of the files that a replica fetches.", unit="bytes", ge=0, le=MOST)
     facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
-    message: str = option("", "Why it could not be read; absent when it was.", max_length=1024)
+    message: str = option("", "Why it could not be read.", max_length=1024)
 
 
 class ClassForecast(CrdObject):
@@ -235,12 +240,8 @@ class RolloutStatus(CrdObject):
 
     current_revision: str = option("", "Revision that the spec requests.", max_length=253)
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
-    unavailable_classes: list[Name] = option(
-        [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
-    )
-    reductions: list[Reduction] = option(
-        [], "Of spec.reductions what was taken, so that replicas start or keep their sequences.", max_length=4
-    )
+    unavailable_classes: list[Name] = option([], "AcceleratorClasses that found no node for these pods.", max_length=8)
+    reductions: list[Reduction] = option([], "What was taken of spec.reductions.", max_length=4)
     pod_hash: str = option(
         "", "Hash of the pods that acceleratorClass, unavailableClasses and reductions are about.", max_length=64
     )
@@ -298,5 +299,6 @@ class InferenceServiceStatus(CrdObject):
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
     cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
     autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler decided last; absent while it is off.")
+    roles: RolesStatus | None = option(None, "Replicas that compute prompts for the others.")
     rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
     address: Address = option(Address(), "Where clients call.")

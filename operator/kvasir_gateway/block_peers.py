@@ -78,7 +78,8 @@ class BlockPeers:
         *,
         now_s: float,
     ) -> PeerChoice:
-        """The one to name to the chosen endpoint."""
+        """The one to name to the chosen endpoint, of its revision: two revisions exchange no blocks."""
+        service = _with_revision_of(service, chosen.address)
         header, held = self._holder(service, chosen.address, prompt, readings, now_s)
         reading, among = readings.get(chosen.address), prefilling(service)
         if not among.endpoints or reading is None or not _hands_over(reading):
@@ -148,6 +149,12 @@ def decoding(service: RoutedService, found: list[Candidate]) -> list[Candidate]:
     """Of the candidates of a service those that requests go to while one of them serves; else all."""
     prefill = {endpoint.address for endpoint in service.endpoints if endpoint.is_prefill}
     return [candidate for candidate in found if candidate.address not in prefill] or found
+
+
+def _with_revision_of(service: RoutedService, address: str) -> RoutedService:
+    """With the endpoints alone that have the revision of the one with this address."""
+    own = {endpoint.revision for endpoint in service.endpoints if endpoint.address == address}
+    return service.within({endpoint.address for endpoint in service.endpoints if endpoint.revision in own})
 
 
 def _gives_blocks(reading: StateReading, now_s: float) -> bool:

@@ -34,7 +34,7 @@ class PerObject(Generic[Parsed]):
 class Endpoint:
     """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
     server_name: that its certificate must have, "" where its ports speak no TLS. is_prefill: it is to compute prompts
-    for the others.
+    for the others of its revision.
 
     last_resort: not ready, but its runtime has started. By its own fresh reading it may serve nevertheless; and where
     no pod that serves may be chosen it may be one whose engine is stalled, since a late answer is better than none.
@@ -47,6 +47,7 @@ class Endpoint:
     last_resort: bool = False
     server_name: str = ""
     is_prefill: bool = False
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         last_resort=bool(runtime.get("started")) and not (ready or draining),
         server_name=server_name,
         is_prefill=notes.get(names.ANNOTATION_SERVING_ROLE) == names.SERVING_ROLE_PREFILL,
+        revision=(metadata.get("labels") or {}).get(names.LABEL_REVISION, ""),
     )
 
 

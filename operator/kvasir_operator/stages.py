@@ -22,7 +22,19 @@ from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 RolloutPhase = Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"]
 RolloutStrategy = Literal["", "Surge", "InPlace", "BlueGreen"]
 PodVerb = Literal[
-    "drain", "ask", "finish", "release", "cut", "quarantine", "return", "free", "regroup", "dissolve", "discount"
+    "drain",
+    "ask",
+    "finish",
+    "release",
+    "cut",
+    "quarantine",
+    "return",
+    "free",
+    "regroup",
+    "dissolve",
+    "discount",
+    "prefill",
+    "decode",
 ]
 
 
@@ -115,7 +127,8 @@ class ScalerResult:
     missing: pods and gateways that did not answer; lost: pods that have not for minutes; contradictions: pods whose
     readings cannot be true, with the reason. unread: no ready replica was read. preempting: sequences lost
     their KV cache to others within a minute; exhausted: many did. imbalance: see LoadSample, of a minute; busiest: the
-    fullest replica. acceptance: of tokens drafted ahead. decode_rates: by uid of the replica.
+    fullest replica. acceptance: of tokens drafted ahead. decode_rates: by uid of the replica. prefill: how many
+    replicas are to compute prompts for the others; prefill_why: for people, empty where the spec has no such role.
     """
 
     wanted: int = 0
@@ -132,6 +145,8 @@ class ScalerResult:
     busiest: str = ""
     acceptance: float = 1.0
     decode_rates: Mapping[str, DecodeRate] = field(default_factory=dict)
+    prefill: int = 0
+    prefill_why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +183,7 @@ class PodAction:
     it. regroup: delete node 0 of several with all its grace, since another node left it; its StatefulSet goes with it.
     dissolve: delete that StatefulSet, since node 0 will not go. discount: take a node that has outlived it out of what
     the disruption budget selects: Kubernetes allows no eviction while that selects a pod without a controller.
+    prefill: have it compute prompts for the other replicas; decode: have it get requests again.
     """
 
     verb: PodVerb

@@ -155,6 +155,9 @@ ELSEWHERE: Final = {
     "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
     "rollout.reclass": "tests/e2e/test_operator_classes.py"
     "::test_a_cheaper_class_moves_replicas_only_where_that_is_asked",
+    "roles.prefill.minReplicas": "tests/e2e/test_operator_roles.py"
+    "::test_pods_get_the_role_and_another_one_follows_one_that_is_lost",
+    "roles.prefill.maxReplicas": "tests/e2e/test_operator_roles.py::test_as_many_as_the_prompts_that_wait_require",
     "rollout.inPlaceAfterSeconds": "tests/e2e/test_operator_rollout.py"
     "::test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_again",
     "rollout.promote": "tests/e2e/test_operator_rollout.py::test_a_bad_canary_is_rolled_back_and_may_be_promoted",

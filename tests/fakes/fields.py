@@ -50,6 +50,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "autoscaling.scaleDown.windowSeconds": (300, 60),
     "autoscaling.scaleDown.percent": (25, 50),
     "autoscaling.scaleDown.periodSeconds": (60, 30),
+    "roles.prefill.minReplicas": ({"minReplicas": 1, "maxReplicas": 4}, {"minReplicas": 2, "maxReplicas": 4}),
+    "roles.prefill.maxReplicas": ({"minReplicas": 0, "maxReplicas": 1}, {"minReplicas": 0, "maxReplicas": 2}),
     "resources.accelerator": (GPU, {**GPU, "count": 0}),
     "resources.accelerator.count": (0, 1),
     "resources.accelerator.resourceName": (GPU, {**GPU, "resourceName": "amd.com/gpu"}),
@@ -154,6 +156,8 @@ WHOLE = (
     "minRequests",
     "nnodes",
     "enableExpertParallel",
+    "minReplicas",
+    "maxReplicas",
 )
 """Fields that have an effect only beside others: their cases give the whole object."""
 

@@ -178,13 +178,14 @@ def pod(
     namespace: str = "default",
     tls: bool = False,
     annotations: Mapping[str, str] | None = None,
+    revision: str = "",
 ) -> Json:
     """A pod of a service as the API server gives it."""
     marks = {names.ANNOTATION_DRAIN: draining, names.ANNOTATION_TLS: tls}
     metadata: Json = {
         "namespace": namespace,
         "name": name,
-        "labels": {names.LABEL_SERVICE: service_name},
+        "labels": {names.LABEL_SERVICE: service_name, names.LABEL_REVISION: revision},
         "annotations": {name: "true" for name, is_set in marks.items() if is_set} | dict(annotations or {}),
         "ownerReferences": [controller(kinds.REPLICA_SET, f"uid-{namespace}-{service_name}-replica-set")],
     }

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from kvasir_api import crd, generate
 from kvasir_api.autoscaling import Autoscaling
+from kvasir_api.roles import PrefillRole, Roles
 from kvasir_api.rollout import Analysis, Rollout
 from kvasir_api.schema import structural
 from kvasir_api.service import InferenceServiceSpec, ModelSpec
@@ -50,6 +51,7 @@ def _nodes() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from _walk(schema["properties"][name], name)
 
 
+ROLES = Roles(prefill=PrefillRole())
 ANYTHING = {"spec.podPatches[].value"}
 """What may be of any type: an operation of a JSON Patch puts it into a pod. The operator bounds it."""
 BOUNDS = {"integer": ("minimum", "maximum"), "string": ("maxLength",), "array": ("maxItems",)}
@@ -117,7 +119,10 @@ def test_what_may_be_left_out_of_a_class_has_a_default_or_means_its_absence() ->
 def test_a_field_that_may_be_left_out_names_its_default() -> None:
     """A number or a word, which `kubectl explain` shows; an empty text or list says by itself what it means."""
     found = InferenceServiceSpec(
-        model=ModelSpec(uri="pvc://models/tiny"), autoscaling=Autoscaling(), rollout=Rollout(analysis=Analysis())
+        model=ModelSpec(uri="pvc://models/tiny"),
+        autoscaling=Autoscaling(),
+        roles=ROLES,
+        rollout=Rollout(analysis=Analysis()),
     )
     defaults = found.model_dump(by_alias=True)
     for path, node in _walk(_schema()["properties"]["spec"]):
@@ -131,9 +136,10 @@ def test_a_field_that_may_be_left_out_names_its_default() -> None:
 
 
 def test_rules_judge_absent_fields_by_their_defaults() -> None:
-    found = InferenceServiceSpec(model=ModelSpec(uri="pvc://models/tiny"), autoscaling=Autoscaling())
+    found = InferenceServiceSpec(model=ModelSpec(uri="pvc://models/tiny"), autoscaling=Autoscaling(), roles=ROLES)
     defaults = found.model_dump(by_alias=True)
     parts = {"": defaults, **{name: part for name, part in defaults.items() if isinstance(part, dict)}}
+    parts["prefill"] = defaults["roles"]["prefill"]
     parts["accelerator"] = defaults["resources"]["accelerator"]
     checked = 0
     for path, node in _walk(_schema()["properties"]["spec"]):

@@ -76,6 +76,16 @@ def test_replicas_without_roles_hand_over_nothing(rig):
     assert (routed(rig).choice.addresses[0], routed(rig).inputs.handed) == (TWO, None)
 
 
+def test_a_replica_of_another_revision_computes_no_prompt(rig):
+    """It would refuse: during a rollout each revision is by itself."""
+    pods = [
+        pod("s", "one", ip="10.0.0.1", revision="new"),
+        pod("s", "two", ip="10.0.0.2", revision="old", annotations=PREFILL),
+    ]
+    rig.service = table([service("s")], pods).services[0]
+    assert (routed(rig).choice.addresses, routed(rig).kv_peer) == ((ONE,), "")
+
+
 def test_prompts_that_were_just_handed_over_count_there(rig):
     """Twelve prompts of 2,580 tokens are half a minute of work: more than the answers that wait would lose."""
     for number in range(60):

@@ -69,6 +69,12 @@ def test_what_is_only_on_its_way_to_a_pod_cannot_be_fetched_there(rig):
     assert routed.kv_peer == ""
 
 
+def test_a_holder_of_another_revision_is_not_named(rig):
+    pods = [pod("s", "one", ip="10.0.0.1", revision="old"), pod("s", "two", ip="10.0.0.2", revision="new")]
+    rig.service = table([service("s")], pods).services[0]
+    assert peer_of(rig, one=BUSY) == ""
+
+
 def test_a_holder_that_is_being_deleted_is_named_too(rig):
     pods = [pod("s", "one", ip="10.0.0.1", deleted=True), pod("s", "two", ip="10.0.0.2")]
     rig.service = table([service("s")], pods).services[0]

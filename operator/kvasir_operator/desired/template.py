@@ -116,12 +116,17 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
     return {"metadata": metadata, "spec": pod}
 
 
-def exchanges_blocks(spec: InferenceServiceSpec, settings: OperatorSettings) -> bool:
-    """Whether replicas fetch blocks from one another: those that a processor's second tier holds, by keys of the
-    operator. Not where a version of the runtime is pinned, which may be one without the option.
+def exchange_obstacle(spec: InferenceServiceSpec, settings: OperatorSettings) -> str:
+    """Why replicas fetch no blocks from one another, empty where they do: those that a processor's second tier holds,
+    by keys of the operator. Not where a version of the runtime is pinned, which may be one without the option.
     """
-    is_pinned = spec.runtime_version not in ("", FOLLOW)
-    return spec.runtime.kv_host_bytes > 0 and settings.signs_calls and not (is_pinned or on_accelerator(spec))
+    if not spec.runtime.kv_host_bytes:
+        return "spec.runtime.kvHostBytes is 0"
+    if on_accelerator(spec):
+        return "replicas on accelerators exchange no blocks"
+    if spec.runtime_version not in ("", FOLLOW):
+        return f"spec.runtimeVersion pins {spec.runtime_version}, which may have no blocks to exchange"
+    return "" if settings.signs_calls else "the operator signs no calls (--lease-namespace)"
 
 
 def _container(seen: Observed, placed: Placement, where: ModelSource, settings: OperatorSettings) -> Json:
@@ -152,7 +157,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
 
 def _ports(seen: Observed, settings: OperatorSettings) -> list[Json]:
     found = {names.PORT_HTTP_NAME: names.PORT_HTTP, names.PORT_OPS_NAME: names.PORT_OPS}
-    if exchanges_blocks(seen.spec, settings):
+    if not exchange_obstacle(seen.spec, settings):
         found[names.PORT_KV_NAME] = names.PORT_KV
     ours = [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in found.items()]
     return [*ours, *node_group.ports(seen)]
@@ -178,7 +183,7 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
         given["ops_key_file"] = names.OPS_KEYS_MOUNT
     if settings.pod_tls:
         given["tls_dir"] = names.TLS_MOUNT
-    if exchanges_blocks(seen.spec, settings):
+    if not exchange_obstacle(seen.spec, settings):
         given["kv_transfer_port"] = names.PORT_KV
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     others = dict.fromkeys([*seen.spec.model.aliases, qualified_name(seen.namespace, seen.name)])

@@ -6,6 +6,7 @@ from typing import Final
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.remote_model import is_unresolved
 from kvasir_operator.desired.source import allowed, model_source
+from kvasir_operator.desired.template import exchange_obstacle
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Placement, Violation
@@ -94,9 +95,19 @@ def _memory(seen: Observed, placed: Placement, _: OperatorSettings) -> Violation
     return Violation(reason=TOO_SMALL, message=f"spec.resources.memory: {judged.message}")
 
 
+def _roles(seen: Observed, _: Placement, settings: OperatorSettings) -> Violation | None:
+    """A prompt goes from one replica to another by its blocks."""
+    if seen.spec.roles.prefill is None:
+        return None
+    why = exchange_obstacle(seen.spec, settings)
+    message = f"spec.roles.prefill: no replica can compute prompts for others, since {why}"
+    return Violation(reason="InvalidSpec", message=message) if why else None
+
+
 CHECKS: Final[tuple[Callable[[Observed, Placement, OperatorSettings], Violation | None], ...]] = (
     _contract,
     _time_zones,
+    _roles,
     _directory,
     _claim,
     _source,

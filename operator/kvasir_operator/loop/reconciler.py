@@ -24,7 +24,7 @@ from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.service import ForeignObject, Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
-from kvasir_operator.stages import Applied, Resolved, RolloutPlan
+from kvasir_operator.stages import Applied, Resolved, RolloutPlan, ScalerResult
 from kvasir_operator.status.refusals import QUOTA_EXCEEDED, refusal
 
 LOG: Final = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Reconciler:
         planned: RolloutPlan | None = None
         applied, error = Applied(foreign=seen.foreign), None
         if resolved.revision is not None and not waiting:
-            planned = await self._planned(resolved, resolved.revision, scaler.wanted)
+            planned = await self._planned(resolved, resolved.revision, scaler)
             if not seen.foreign:
                 applied, error = await self._applied(resolved, resolved.revision, planned, service)
         if (refused := await self._fetch_models(resolved)) is not None and error is None and not _serves(seen):
@@ -115,12 +115,12 @@ class Reconciler:
         if (waiting := self._quotas.passed(name)) is not None:
             self._workqueue.mark(waiting)
 
-    async def _planned(self, resolved: Resolved, revision: Revision, wanted: int) -> RolloutPlan:
+    async def _planned(self, resolved: Resolved, revision: Revision, scaler: ScalerResult) -> RolloutPlan:
         """The third stage. While objects of others are in the way, nodes need not be read: nothing is applied."""
         seen = resolved.observed
         if not seen.foreign:
-            seen = await self._observer.with_nodes(seen, wanted=wanted)
-        return plan(seen, revision.id, wanted=wanted, now=self._clock.wall())
+            seen = await self._observer.with_nodes(seen, wanted=scaler.wanted)
+        return plan(seen, revision.id, wanted=scaler.wanted, prefill=scaler.prefill, now=self._clock.wall())
 
     async def _applied(
         self, resolved: Resolved, asked: Revision, planned: RolloutPlan, service: Json

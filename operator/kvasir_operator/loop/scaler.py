@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
+from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceServiceStatus
 from kvasir_api.status import ScalingChange as Entry
@@ -30,6 +31,9 @@ from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
+from kvasir_operator.scaling.level_window import LevelWindow
+from kvasir_operator.scaling.policy import policy
+from kvasir_operator.scaling.prefill_replicas import PrefillDecision, prefill_replicas
 from kvasir_operator.scaling.pressure import LoadPressure, pressure
 from kvasir_operator.scaling.rest import due, rests
 from kvasir_operator.scaling.schedule import bounds
@@ -113,6 +117,8 @@ class Scaler:
         memory = self._memory.get(name)
         last = memory.window.last if memory else None
         now = memory.pressure if memory else LoadPressure()
+        role = seen.spec.roles.prefill
+        prompts = memory.prefill if memory and role else None
         rules = memory.decision.policy if memory and memory.decision else None
         return ScalerResult(
             wanted=wanted,
@@ -129,6 +135,8 @@ class Scaler:
             busiest=now.busiest,
             acceptance=now.acceptance,
             decode_rates=memory.decode_rates if memory else {},
+            prefill=prompts.replicas if prompts else role.min_replicas if role else 0,
+            prefill_why=prompts.why if prompts else "",
         )
 
     def _wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
@@ -217,6 +225,7 @@ class Scaler:
         )
         decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
+        memory.prefill = self._prefill(memory, looked.parsed, inputs.at)
         uneven, memory.pressure = memory.pressure.imbalance, pressure(result.window)
         if begins or memory.pressure.imbalance != uneven:
             self._telemetry.imbalance(name, memory.pressure.imbalance)
@@ -232,6 +241,13 @@ class Scaler:
             memory.digest = digest
             self._workqueue.mark(name, 0.0)
 
+    def _prefill(self, memory: ScalerMemory, parsed: ParsedService, now: float) -> PrefillDecision | None:
+        if parsed.prefill is None:
+            return None
+        rules = policy(parsed.autoscaling or Autoscaling())
+        before = memory.prefill.levels if memory.prefill else LevelWindow()
+        return prefill_replicas(parsed.prefill, memory.window, before, rules, now=now)
+
     def _current(self, name: Key, service: Json) -> ScalerMemory | None:
         """The memory of a service, with what a tick needs of its spec; None while its spec is invalid."""
         memory = self._memory.get(name)
@@ -245,6 +261,7 @@ class Scaler:
         memory.parsed = ParsedService(
             service=service,
             autoscaling=spec.autoscaling,
+            prefill=spec.roles.prefill,
             by_hand=spec.replicas,
             revision=status.rollout.current_revision,
             cold_start_s=float(status.cold_start.seconds) if status.cold_start is not None else None,

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from kvasir_api.autoscaling import Autoscaling
+from kvasir_api.roles import PrefillRole
 from kvasir_api.state import ServiceDemand
 from kvasir_api.status import Capacity, ScalingChange
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.decode_rate import DecodeRate
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
+from kvasir_operator.scaling.prefill_replicas import PrefillDecision
 from kvasir_operator.scaling.pressure import LoadPressure
 from kvasir_operator.scaling.tick import TickInputs
 from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
@@ -28,6 +30,7 @@ class ParsedService(Struct, frozen=True, kw_only=True):
 
     service: Json
     autoscaling: Autoscaling | None
+    prefill: PrefillRole | None = None
     by_hand: int
     revision: str
     cold_start_s: float | None
@@ -71,13 +74,14 @@ class LastRest(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class ScalerMemory:
     """uid: whose it is; another service may have come under its name. looked: what the last tick was made of. rested:
-    what was read last since, where no tick followed because nothing has changed."""
+    what was read last since, where no tick followed because nothing has changed. prefill: None without such a role."""
 
     uid: str
     window: LoadWindow = EMPTY
     decode_rates: dict[str, DecodeRate] = field(default_factory=dict)
     state: ScalingState
     decision: ScalingDecision | None = None
+    prefill: PrefillDecision | None = None
     pressure: LoadPressure = field(default_factory=LoadPressure)
     decisions: list[ScalingChange] = field(default_factory=list)
     digest: tuple[object, ...] = ()
@@ -94,6 +98,7 @@ class ScalerMemory:
             pods,
             tuple((uid, rate.evidence) for uid, rate in self.decode_rates.items() if rate.evidence),
             (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
+            self.prefill.why if self.prefill else None,
             _of_sample(last) if last else None,
             _of_pressure(self.pressure),
         )

@@ -208,6 +208,7 @@ class Scraper:
             reading=last.state if last else None,
             fresh=r.reading is not None,
             current=current,
+            prefill=r.prefill,
         )
 
     def _target(self, id_: str, pod: Json) -> ScrapeTarget:

@@ -124,10 +124,7 @@ class Writer:
         public = self._calls.public_keys
         for r in seen.replicas:
             if public and r.live and r.ops_keys is not None and r.ops_keys != public:
-                written = await self._annotate(seen, r, {names.ANNOTATION_OPS_KEYS: public})
-                if written is not None:
-                    # A late watch does not repeat it, as after a restart of the API server.
-                    self._store.put(POD, written)
+                await self._annotate(seen, r, {names.ANNOTATION_OPS_KEYS: public}, at_once=True)
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -242,6 +239,10 @@ class Writer:
                 await self._say(seen, service, "ReplicaRegrouped", r, action.why, kind="Warning")
             case "discount":
                 await self._patch(seen, r, {"labels": {names.LABEL_ROLE: names.ROLE_LOST}})
+            case "prefill" | "decode":
+                role = names.SERVING_ROLE_PREFILL if action.verb == "prefill" else None
+                await self._annotate(seen, r, {names.ANNOTATION_SERVING_ROLE: role}, at_once=True)
+                await self._say(seen, service, "RoleChanged", r, action.why)
             case "quarantine":
                 await self._quarantine(seen, r, now)
                 await self._say(seen, service, "DeviceFailed", r, action.why, kind="Warning")
@@ -351,8 +352,11 @@ class Writer:
         """Its workload adopts a pod that has its labels and no owner, and gives up one that is less far."""
         await self._patch(seen, r, {"labels": {names.LABEL_ROLE: names.ROLE_SERVE}, "ownerReferences": None})
 
-    async def _annotate(self, seen: Observed, r: Replica, notes: Json) -> Json | None:
-        return await self._patch(seen, r, {"annotations": notes})
+    async def _annotate(self, seen: Observed, r: Replica, notes: Json, *, at_once: bool = False) -> None:
+        """at_once: no controller reads them, so that they count before a watch has brought them back."""
+        written = await self._patch(seen, r, {"annotations": notes})
+        if at_once and written is not None:
+            self._store.put(POD, written)
 
     async def _patch(self, seen: Observed, r: Replica, metadata: Json) -> Json | None:
         """The pod as it is then, None where it is gone. Only a watch shows that others have seen it too, such as the

@@ -65,8 +65,9 @@ class Replica(Struct, frozen=True, kw_only=True):
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
     said, when it ended last, that its device failed. watchdog: how it said then that its engine stood still. ends: how
     often it has ended. unhealthy: devices of it that the kubelet calls so.
-    quarantined_at: when it was quarantined last. ops_keys: the operator's public keys that it was given; None where it
-    reads none. server_name: that its certificate must have, empty where it speaks no TLS.
+    quarantined_at: when it was quarantined last. prefill: it is to compute prompts for the others. ops_keys: the
+    operator's public keys that it was given; None where it reads none. server_name: that its certificate must have,
+    empty where it speaks no TLS.
     nodes: the other pods of a replica of several, for which this one, node 0, stands. broken: why they compute together
     no longer, empty where they do or may.
     """
@@ -100,6 +101,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     ends: int = 0
     unhealthy: tuple[str, ...] = ()
     quarantined_at: float | None = None
+    prefill: bool = False
     ops_keys: str | None = None
     server_name: str = ""
     last_words: str = ""
@@ -199,6 +201,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         ends=int(runtime.get("restartCount") or 0) + (not (runtime.get("state") or {}).get("running")),
         unhealthy=_unhealthy(runtime),
         quarantined_at=epoch(notes.get(names.ANNOTATION_QUARANTINED_AT)),
+        prefill=notes.get(names.ANNOTATION_SERVING_ROLE) == names.SERVING_ROLE_PREFILL,
         ops_keys=notes.get(names.ANNOTATION_OPS_KEYS, "") if _reads_ops_keys(pod) else None,
         server_name=pod_tls.server_name(pod),
         last_words=_last_words(pod, runtime),

@@ -1,15 +1,16 @@
 """The whole rollout of a service at one moment: counts that may be applied now, and actions on pods that leave."""
 
 from kvasir_operator.observed.service import Observed
-from kvasir_operator.rollout import quarantine, regroup
+from kvasir_operator.rollout import quarantine, regroup, roles
 from kvasir_operator.rollout.counts import RevisionCounts, RolloutBounds, next_counts
 from kvasir_operator.rollout.drain import drain_plan
 from kvasir_operator.rollout.target import rollout_target
 from kvasir_operator.stages import PodAction, RolloutPlan, RolloutTarget
 
 
-def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
-    """The third stage. asked: the revision of the spec. wanted: replicas of the service. now: epoch seconds."""
+def plan(seen: Observed, asked: str, *, wanted: int, prefill: int = 0, now: float) -> RolloutPlan:
+    """The third stage. asked: the revision of the spec. wanted: replicas of the service. prefill: those of them that
+    are to compute prompts for the others. now: epoch seconds."""
     target = rollout_target(seen, current=asked, wanted=wanted, now=now)
     current = target.revision
     counted = {workload.revision: workload.replicas for workload in seen.workloads}
@@ -41,6 +42,7 @@ def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
             counts[id_] = drained.count
     actions += regroup.actions(seen.replicas, seen.left_behind, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
+    actions += roles.actions(seen.replicas, current=current, count=prefill)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 
 

@@ -164,11 +164,11 @@ def _needed(last: LoadSample, amount: float, part: Part) -> float:
 
 
 def _present(last: LoadSample, load: Workload, edge: DemandEdge, now: float, usual: float, part: Part) -> float:
-    """Replicas that what runs occupies, entirely now, and up to the edge usually. While a queue is drained the present
-    replicas are meant to be full, which is no reason for more."""
+    """Replicas that what runs occupies, entirely now, and up to the edge usually, beside those that compute prompts for
+    them. While a queue is drained the present replicas are meant to be full, which is no reason for more."""
     if load.queued:
-        return min(float(len(last.supply)), _needed(last, now, part))
-    return max(
+        return min(float(len(last.supply)), last.prefill + _needed(last, now, part))
+    return last.prefill + max(
         _needed(last, now, lambda c: edge.rate * part(c)), _needed(last, usual, lambda c: edge.fraction * part(c))
     )
 

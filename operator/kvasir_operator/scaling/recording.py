@@ -38,6 +38,7 @@ class RecordedPod(
     serving: bool = True
     fresh: bool = True
     current: bool = True
+    prefill: bool = False
     state: RuntimeState | None = None
 
 
@@ -175,7 +176,7 @@ def _mistake(line: RecordedTick, spec: Autoscaling | None) -> str:
 
 
 def _flags(pod: RecordedPod | ScaledReplica) -> dict[str, Any]:
-    return {name: getattr(pod, name) for name in ("name", "uid", "serving", "fresh", "current")}
+    return {name: getattr(pod, name) for name in ("name", "uid", "serving", "fresh", "current", "prefill")}
 
 
 def _inputs(line: RecordedTick) -> TickInputs:

@@ -43,7 +43,7 @@ forgets within hours only."""
 
 class ScaledReplica(Struct, frozen=True, kw_only=True):
     """A replica that takes requests or finishes them. reading: its last document; fresh: within the last few
-    seconds. current: of the revision that the next replica will have."""
+    seconds. current: of the revision that the next replica will have. prefill: it computes prompts for the others."""
 
     uid: str
     name: str
@@ -51,10 +51,12 @@ class ScaledReplica(Struct, frozen=True, kw_only=True):
     reading: RuntimeState | None = None
     fresh: bool = True
     current: bool = True
+    prefill: bool = False
 
 
 class LoadGauges(NamedTuple):
-    """The load at one moment, summed over serving replicas."""
+    """The load at one moment, summed over serving replicas but those that compute prompts for the others: what they do
+    is of requests that wait at these."""
 
     pinned_tokens: float = 0.0
     running: float = 0.0
@@ -71,7 +73,8 @@ class LoadSample(NamedTuple):
     serving: replicas that take requests; fresh: those of them that were read now. supply: capacity of each that was
     read; typical: of the next one. held, held_bytes: requests at gateways. missing: pods and gateways that were silent
     lately; lost: pods that have been silent for LOST_S; contradictions: pods whose readings cannot be true, with the
-    reason. imbalance: by how much of its capacity the busiest replica is fuller than the others on the mean, 0..1.
+    reason. prefill: serving replicas that compute prompts for the others. imbalance: by how much of its capacity the
+    busiest replica is fuller than the others on the mean, 0..1.
     """
 
     at: float
@@ -86,6 +89,7 @@ class LoadSample(NamedTuple):
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     contradictions: tuple[tuple[str, str], ...] = ()
+    prefill: int = 0
     imbalance: float = 0.0
     busiest: str = ""
 
@@ -155,13 +159,13 @@ def extended(
     lost = {m.uid for m in serving if now - records[m.uid].at > LOST_S}
     silent = [m for m in serving if m.uid not in fresh and m.uid not in lost]
     read = [m for m in serving if m.uid not in lost and records[m.uid].read]
-    now_read = _sum(fresh[m.uid] for m in serving if m.uid in fresh)
-    gauges = _with_silent(now_read, _sum(records[m.uid].reading for m in silent), window.complete)
+    now_read = {m.name: fresh[m.uid] for m in serving if m.uid in fresh and not m.prefill}
+    gauges = _with_silent(now_read.values(), [records[m.uid] for m in silent if not m.prefill], window.complete)
     span_s = now - window.samples[-1].at if window.samples else 0.0
     supply = alike([capacity_of(records[m.uid].reading) for m in read])
     typical = of_next(supply, tuple(m.current for m in read), expected)
     counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
-    uneven, busiest = imbalance({m.name: fresh[m.uid] for m in serving if m.uid in fresh})
+    uneven, busiest = imbalance(now_read)
     past, leaving = _past(window, now)
     known = last_known.with_past(window.known, leaving)
     queue = gateway_counters.counted(window.gateways, heard, demands, span_s=span_s)
@@ -181,6 +185,7 @@ def extended(
         missing=(*sorted(m.name for m in silent), *missing_gateways, *(name for name, _ in lying)),
         lost=tuple(sorted(m.name for m in serving if m.uid in lost)),
         contradictions=(*sorted(wrong.values()), *lying),
+        prefill=sum(m.prefill for m in serving),
         imbalance=uneven,
         busiest=busiest,
     )
@@ -270,9 +275,12 @@ def _sum(readings: Iterable[RuntimeState]) -> LoadGauges:
     return LoadGauges(pinned_tokens=pinned, running=running, waiting=waiting, waiting_tokens=tokens)
 
 
-def _with_silent(read: LoadGauges, silent: LoadGauges, complete: LoadGauges | None) -> LoadGauges:
+def _with_silent(
+    now_read: Iterable[RuntimeState], last_read: Iterable[ReplicaLoad], complete: LoadGauges | None
+) -> LoadGauges:
     """The load with the last load of silent pods, but not above what there was when all were read: load that a silent
     pod no longer has may be at another one by now."""
+    read, silent = _sum(now_read), _sum(known.reading for known in last_read)
     if silent == NO_LOAD:
         return read
     if complete is None:
@@ -305,10 +313,13 @@ def _counts(
 
 
 def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> LoadCounts:
-    """What was counted between two readings, so many seconds apart; all of it when the process restarted."""
+    """What was counted between two readings, so many seconds apart; all of it when the process restarted. Prompts that
+    were computed for other replicas are requests there."""
     begun = RuntimeState() if restarted(before, after) else before
     old, new = begun.totals, after.totals
-    expired, arrivals = max(0, after.ttft.expired - begun.ttft.expired), new.arrivals - old.arrivals
+    came, for_peers = new.arrivals - old.arrivals, after.kv_host.peer_prompts - begun.kv_host.peer_prompts
+    expired, for_peers = max(0, after.ttft.expired - begun.ttft.expired), min(came, max(0, for_peers))
+    arrivals, own = came - for_peers, 1 - for_peers / came if for_peers else 1.0
     refused = after.served.refused - begun.served.refused
     if refused > MOST_REQUESTS_PER_S * gap_s:
         refused = 0
@@ -317,11 +328,11 @@ def _difference(before: RuntimeState, after: RuntimeState, gap_s: float) -> Load
         arrivals=arrivals,
         expired=expired,
         refused=max(-arrivals, refused),  # what was sent again came here: no pod's word hides requests of others
-        ended=new.completions - old.completions + max(0, new.aborts - old.aborts),
-        prompt_tokens=max(0, new.uncached_prompt_tokens - old.uncached_prompt_tokens),
-        output_tokens=max(0, new.generation_tokens - old.generation_tokens),
-        query_tokens=max(0, new.prefix_query_tokens - old.prefix_query_tokens),
-        hit_tokens=max(0, new.prefix_hit_tokens - old.prefix_hit_tokens),
+        ended=max(0, new.completions - old.completions + max(0, new.aborts - old.aborts) - for_peers),
+        prompt_tokens=own * max(0, new.uncached_prompt_tokens - old.uncached_prompt_tokens),
+        output_tokens=max(0, new.generation_tokens - old.generation_tokens - for_peers),
+        query_tokens=own * max(0, new.prefix_query_tokens - old.prefix_query_tokens),
+        hit_tokens=own * max(0, new.prefix_hit_tokens - old.prefix_hit_tokens),
         preemptions=max(0, new.preemptions - old.preemptions),
         drafted=max(0, new.drafted_tokens - old.drafted_tokens),
         accepted=max(0, new.accepted_tokens - old.accepted_tokens),

@@ -7,7 +7,16 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.served_names import qualified_name
 from kvasir_api.state import RuntimeState, SpeculationState
-from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
+from kvasir_api.status import (
+    MOST,
+    Address,
+    Capacity,
+    InferenceServiceStatus,
+    ReplicaCounts,
+    RolesStatus,
+    RolloutStatus,
+    two_digits,
+)
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.stages import RolloutTarget
@@ -20,7 +29,7 @@ from kvasir_operator.status.summary import Summary, summary
 
 COUNTERS: Final = ("counts", "capacity", "autoscaling")
 """Parts that move with the load; decisions in them are written at once, the rest at most every COUNTERS_S."""
-NUMBERS: Final = ("replicas", "readyReplicas", "coldStart")
+NUMBERS: Final = ("replicas", "readyReplicas", "coldStart", "roles")
 """Parts that move with every pod of a rollout; written at most every NUMBERS_S."""
 COUNTERS_S: Final = 5.0
 NUMBERS_S: Final = 2.0
@@ -63,6 +72,7 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
         capacity=_capacity(found),
         cold_start=cold_start(found),
         autoscaling=found.scaler.status,
+        roles=_roles(found),
         rollout=_rollout(found, answer),
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
     )
@@ -160,6 +170,12 @@ def _counts(found: StatusInputs) -> ReplicaCounts:
         failed=phases.count("failed") or None,
         unschedulable=phases.count("unschedulable") or None,
     )
+
+
+def _roles(found: StatusInputs) -> RolesStatus | None:
+    having = sum(r.prefill for r in found.seen.replicas if r.live)
+    why = found.scaler.prefill_why
+    return RolesStatus(prefill=having, message=why[:512]) if having or why else None
 
 
 def _capacity(found: StatusInputs) -> Capacity:

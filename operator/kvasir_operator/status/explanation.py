@@ -33,6 +33,8 @@ def of_service(service: Json) -> Iterator[str]:
         yield f"  wanted {scaling.desired_replicas}, required {scaling.raw_replicas}{limit}"
         for change in scaling.decisions:
             yield f"  {change.time}  {change.from_} → {change.to}: {change.reason}"
+    if roles := status.roles:
+        yield f"  roles: {roles.prefill} of them compute prompts for the others: {roles.message}"
     if cheapest := status.capacity.cheapest_class:
         yield f"  AcceleratorClass {cheapest} decodes a token for the least money by forecast; {_runs_on(status)}"
     for condition in status.conditions:
@@ -73,7 +75,7 @@ def _waits_for(found: Replica) -> str:
         case "draining":
             return "it finishes its requests and leaves"
         case "ready":
-            return "it takes requests"
+            return "it computes prompts for the other replicas" if found.prefill else "it takes requests"
 
 
 def _times(found: Replica) -> Iterator[str]:

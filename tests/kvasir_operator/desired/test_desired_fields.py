@@ -12,16 +12,20 @@ import pytest
 
 from fakes.effects import EFFECTS, ELSEWHERE
 from fakes.fields import CASES, with_value
+from fakes.load import NOW, steady
 from fakes.manifests import service
 from fakes.stages import pod_template, resolved
 from kvasir_api import crd, names
+from kvasir_api.roles import PrefillRole
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
-from kvasir_operator.scaling.policy import policy
+from kvasir_operator.scaling.level_window import LevelWindow
+from kvasir_operator.scaling.policy import ScalingPolicy, policy
+from kvasir_operator.scaling.prefill_replicas import prefill_replicas
 from kvasir_operator.status.progress import Progress, overdue
 
 SETTINGS = OperatorSettings(
@@ -104,10 +108,18 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
         pod_template(seen, "rev", SETTINGS),
         inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, written=True, now=0.0),
         policy(seen.spec.autoscaling),
+        _prefill(seen.spec.roles.prefill),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
         overdue(waited, seen, 100.0),
         _reductions(spec),
     )
+
+
+def _prefill(role: PrefillRole | None) -> tuple[int, ...]:
+    """Replicas for prompts, without any and with as many as take all that there may be."""
+    loads = (steady(replicas=9), steady(replicas=9, waiting=1, waiting_tokens=1e6))
+    decided = [prefill_replicas(role, load, LevelWindow(), ScalingPolicy(), now=NOW) for load in loads if role]
+    return tuple(one.replicas for one in decided)
 
 
 def _reductions(spec: dict[str, Any]) -> tuple[str, ...]:

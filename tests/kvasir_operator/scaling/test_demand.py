@@ -49,6 +49,17 @@ def test_each_signal_requires_an_absolute_number(load, signal, replicas):
     assert (found.signal, found.replicas) == (signal, replicas)
 
 
+def test_replicas_for_prompts_come_on_top_of_what_running_answers_fill():
+    """1,500 tokens fill two of three caches up to 85 %: with one of the three for prompts that is full."""
+    load = {"pinned_tokens": 1500, "running": 9, "replicas": 3}
+    assert asked(steady(**load)).levels["kv"] == pytest.approx(1.96, abs=0.01)
+    assert asked(steady(**load, prefill=1)).levels["kv"] == pytest.approx(2.96, abs=0.01)
+    window = steady(**load, prefill=1)
+    queue = window.samples[-1]._replace(gauges=window.samples[-1].gauges._replace(waiting=9))
+    queued = replace(window, samples=(*window.samples[:-1], queue))
+    assert asked(queued).levels["kv"] == pytest.approx(2.67, abs=0.01), "while a queue is drained caches may be full"
+
+
 def test_requests_that_come_faster_than_they_are_admitted_count_before_they_run():
     """A request a second comes and half of them are answered: one and a half replicas of 85 %, of which one is full."""
     window = steady(pinned_tokens=900, running=9, waiting=9, arrivals=2, ended=1.0, prompt_tokens=0)

@@ -4,6 +4,7 @@ import pytest
 
 from kvasir_api.state import (
     DecodeTotals,
+    KvHostState,
     KvState,
     MeasuredRates,
     RequestTotals,
@@ -13,7 +14,7 @@ from kvasir_api.state import (
     TtftForecast,
 )
 from kvasir_operator.scaling.arrivals import FAST_S, arrival_rate
-from kvasir_operator.scaling.window import EMPTY, LOST_S, ScaledReplica, extended
+from kvasir_operator.scaling.window import EMPTY, LOST_S, LoadGauges, ScaledReplica, extended
 
 
 def member(uid, *, arrivals=0, pinned=0, **fields):
@@ -65,6 +66,43 @@ def test_a_pod_that_left_counts_no_more():
         (),
         {"a"},
     )
+
+
+def computing(arrivals, peers, *, running=0, prefill=True):
+    """A replica that has computed prompts of 100 tokens, most of them for others."""
+    totals = RequestTotals(
+        arrivals=arrivals,
+        completions=arrivals - 2 * running,
+        uncached_prompt_tokens=100 * arrivals,
+        generation_tokens=peers + 50 * (arrivals - peers),
+        prefix_query_tokens=100 * arrivals,
+    )
+    reading = RuntimeState(
+        phase="ready",
+        kv=KvState(capacity_tokens=1000, pinned_tokens=100 * running),
+        kv_host=KvHostState(peer_prompts=peers),
+        running=running,
+        waiting=running,
+        waiting_uncached_tokens=100 * running,
+        totals=totals,
+    )
+    return ScaledReplica(uid="p", name="p", reading=reading, prefill=prefill)
+
+
+def test_a_prompt_that_was_handed_over_counts_where_it_is_answered_alone():
+    window = run([computing(10, 8), member("a")], [computing(16, 13, running=3), member("a", arrivals=5, pinned=300)])
+    counts = window.samples[-1].counts
+    assert (counts.arrivals, counts.ended, counts.prompt_tokens) == (1 + 5, 5, pytest.approx(100))
+    assert (counts.output_tokens, counts.query_tokens) == (50, pytest.approx(100))
+    assert window.last.gauges == LoadGauges(pinned_tokens=300)
+    assert (window.last.prefill, window.last.serving) == (1, 2)
+
+
+def test_a_pod_that_lies_about_prompts_for_others_hides_no_other_load():
+    window = run([computing(10, 8), member("a")], [computing(12, 10**9), member("a", arrivals=5)])
+    assert window.samples[-1].counts.arrivals == 5
+    window = run([computing(10, 8), member("a")], [computing(12, 0), member("a", arrivals=5)])
+    assert window.samples[-1].counts.arrivals == 7
 
 
 def test_a_silent_pod_is_missing_and_keeps_its_last_gauges():

@@ -1,6 +1,7 @@
 """What `kvasir why` prints of a service and of a pod."""
 
 from fakes.manifests import pod, service
+from kvasir_api import names
 from kvasir_operator.status import explanation
 
 STATUS = {
@@ -33,6 +34,14 @@ def test_a_service_with_the_arithmetic_of_its_decisions():
         "  wanted 3, required 5, limited by rate",
         "  2026-01-01T00:00:00Z  2 → 3: KV cache needs 4.6 replicas",
     ]
+
+
+def test_a_service_with_replicas_for_prompts():
+    roles = {"prefill": 1, "message": "prompts that come and wait require 1"}
+    told = list(explanation.of_service(service() | {"status": {**STATUS, "roles": roles}}))
+    assert "  roles: 1 of them compute prompts for the others: prompts that come and wait require 1" in told
+    ready = pod("p0", ready=True, annotations={names.ANNOTATION_SERVING_ROLE: names.SERVING_ROLE_PREFILL})
+    assert list(explanation.of_pod(ready, []))[1] == "  it computes prompts for the other replicas"
 
 
 def test_a_service_that_is_scaled_by_hand():

@@ -1,0 +1,55 @@
+"""How many replicas compute prompts for the others, by the prompts that come and wait: `spec.roles.prefill`.
+
+Up at once, down to the largest need of the window of `scaleDown`, so that a lull takes no role away. What running
+answers need of the KV cache goes first. Called by the scaler behind each tick; `rollout/roles` decides who has it.
+"""
+
+from math import ceil
+from typing import Final, NamedTuple
+
+from kvasir_api.roles import PrefillRole
+from kvasir_operator.scaling.demand import EPSILON, PREFILL_FRACTION
+from kvasir_operator.scaling.level_window import LevelWindow
+from kvasir_operator.scaling.policy import ScalingPolicy
+from kvasir_operator.scaling.window import LoadWindow
+from kvasir_operator.scaling.workload import workload
+
+QUEUE_S: Final = 10.0
+"""Within which prompts that wait are to be computed, beside those that come."""
+FIELD: Final = "spec.roles.prefill"
+
+
+class PrefillDecision(NamedTuple):
+    """replicas: that are to have the role, as far as there are so many. why: for people; it changes with the number
+    alone. levels: needs of the window."""
+
+    replicas: int
+    why: str
+    levels: LevelWindow = LevelWindow()
+
+
+def prefill_replicas(
+    role: PrefillRole, window: LoadWindow, before: LevelWindow, policy: ScalingPolicy, *, now: float
+) -> PrefillDecision:
+    """The next decision. before: levels of the last one, empty for none: then the replicas that have the role keep it.
+    now: seconds of a steady clock."""
+    last, load = window.last, workload(window, now=now)
+    rate = last.typical.prefill_tokens_per_s if last is not None else 0.0
+    if last is None or not rate:
+        return PrefillDecision(role.min_replicas, f"{FIELD}.minReplicas, while no prompt rate is measured", before)
+    tokens_per_s = load.prompt_rate + load.waiting_tokens / QUEUE_S
+    need = ceil(tokens_per_s / (PREFILL_FRACTION * rate) - EPSILON)
+    if not before.entries and last.prefill > role.min_replicas:
+        before = LevelWindow().extended(now, last.prefill)
+    levels = before.since(now - policy.down_window_s).extended(now, need)
+    largest = levels.largest or 0
+    count, why = largest, f"prompts that come and wait require {largest}"
+    tokens = policy.target_fraction * last.typical.kv_tokens
+    free = len(last.supply) - ceil(load.pinned_tokens / tokens - EPSILON) if tokens else 0
+    if count > max(free, role.min_replicas):
+        count, why = free, f"{why}; the KV cache of running answers leaves {max(free, 0)}"
+    if count < role.min_replicas:
+        count, why = role.min_replicas, f"{why}; {FIELD}.minReplicas is {role.min_replicas}"
+    elif count > role.max_replicas:
+        count, why = role.max_replicas, f"{why}; {FIELD}.maxReplicas is {role.max_replicas}"
+    return PrefillDecision(count, why, levels)
