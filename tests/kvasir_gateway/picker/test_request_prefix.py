@@ -1,6 +1,8 @@
 """A request's route hashes are those that its pod computes, whatever API and key it comes with."""
 
 import json
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
@@ -123,3 +125,15 @@ def test_a_long_prompt_is_hashed_once_for_all_pods_that_agree():
     first = found.route_hashes(OPEN)
     assert len(first) == (5 * 80_000 + 5) // 256
     assert found.route_hashes(RuntimeState(model="m", step=9)) is first
+
+
+def test_the_picker_hashes_text_in_a_process_that_has_no_tokenizer():
+    """Which would take a core for every few long prompts a second."""
+    code = """
+import sys
+from kvasir_gateway import __main__, router
+from kvasir_gateway.picker import app
+print(*({"tokenizers", "transformers", "torch", "tiktoken", "sentencepiece", "kvasir_runtime"} & sys.modules.keys()))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert found.stdout == "\n"
