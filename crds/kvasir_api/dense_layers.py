@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from kvasir_api import nemotron_h
 
-_HEAD_NORMS: Final = ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text")
-_WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe")
+_HEAD_NORMS: Final = (
+    *("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "exaone4", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+)
+_WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
 _ONE_NORM: Final = ("cohere", "cohere2")
 _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
 """Every product and every norm has a bias."""
 _BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
-_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", *_BERTS)
+_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", *_BERTS)
 
 _Biases = tuple[str | bool, str | bool, str | bool]
 """Of queries, keys and values, of the output of attention, and of feed-forward layers: the field that says, or what is."""
@@ -25,11 +27,12 @@ _OF_ATTENTION: Final[_Biases] = ("attention_bias", "attention_bias", False)
 _NO_BIASES: Final[_Biases] = (False, False, False)
 _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "mpt", "baichuan", "nomic_bert"), _NO_BIASES),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _NO_BIASES),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "exaone4", "minimax_m2"), _NO_BIASES),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text"), _OF_ATTENTION),
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
-    **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss"), _OF_ATTENTION),
-    **dict.fromkeys(("glm", "glm4", "glm4_moe"), ("attention_bias", False, False)),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _OF_ATTENTION),
+    **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION),
+    **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
     **dict.fromkeys(("starcoder2", "ernie4_5"), ("use_bias",) * 3),
     "falcon": ("bias",) * 3,

@@ -5,9 +5,12 @@ Pure arithmetic on the fields of a flattened config.json, for the forecast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvasir_api.hf_config import count, count_or_zero
+
+_CHOICE_BIASES: Final = ("deepseek_v3", "glm4_moe", "dots1", "solar_open", "minimax_m2")
+"""Families whose experts have a bias each in the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     size, family = count(config, sizes), config.get("model_type")
     sparse = sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-    each = 1 if config.get("topk_method") == "noaux_tc" or family in ("deepseek_v3", "glm4_moe") else 0
+    each = 1 if config.get("topk_method") == "noaux_tc" or family in _CHOICE_BIASES else 0
     each = 1 + 2 * size + count(config, "hidden_size") if family == "gpt_oss" else each
     return ExpertLayers(
         layers=sparse,

@@ -21,6 +21,7 @@ _MAMBA: Final = {
 """Mamba-2's groups, states and heads are keys and values of linear attention."""
 RENAMED: Final[dict[str, dict[str, str]]] = {
     "starcoder2": {"norm_epsilon": "rms_norm_eps"},
+    "hunyuan_v1_moe": {"moe_topk": "num_experts_per_tok"},
     "llama4_text": {
         "attention_chunk_size": "sliding_window",
         "no_rope_layer_interval": "full_attention_interval",
@@ -124,6 +125,15 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "exaone4": {"rms_norm_eps": 1e-5, "sliding_window": 4096},
+    "smollm3": {"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
+    "arcee": {"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+    "hunyuan_v1_dense": {"rms_norm_eps": 1e-5},
+    "hunyuan_v1_moe": {"rms_norm_eps": 1e-5},
+    "dots1": {"max_window_layers": 62},
+    "solar_open": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "head_dim": 128, "norm_topk_prob": True}
+    | {"n_shared_experts": 1},
+    "minimax_m2": {"rope_theta": 5_000_000.0, "head_dim": 128},
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
     "olmoe": {"rms_norm_eps": 1e-5},
@@ -238,7 +248,57 @@ def _mamba2(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def _exaone4(document: dict[str, Any]) -> dict[str, Any]:
+    """A pattern of letters as types of layers: L has a window, G, and the last of all, sees everything."""
+    pattern, layers = document.get("sliding_window_pattern"), document.get("num_hidden_layers")
+    if isinstance(pattern, str):
+        del document["sliding_window_pattern"]
+        if pattern and isinstance(layers, int) and layers <= MOST_LAYERS and not document.get("layer_types"):
+            local = [pattern[at % len(pattern)] == "L" and at < layers - 1 for at in range(layers)]
+            document["layer_types"] = [("sliding" if one else "full") + "_attention" for one in local]
+    return document
+
+
+def _smollm3(document: dict[str, Any]) -> dict[str, Any]:
+    """Which layers turn, 1, and which do not, 0; windows are those of the latter."""
+    layers, every = document.get("num_hidden_layers"), document.get("no_rope_layer_interval", 4)
+    if document.get("no_rope_layers") is None and isinstance(layers, int) and isinstance(every, int) and every > 0:
+        document["no_rope_layers"] = [int((at + 1) % every != 0) for at in range(min(layers, MOST_LAYERS))]
+    turning = document.get("no_rope_layers")
+    if document.get("use_sliding_window") and isinstance(turning, list) and not document.get("layer_types"):
+        document["layer_types"] = [("full" if turns else "sliding") + "_attention" for turns in turning]
+    return document
+
+
+def _hunyuan_moe(document: dict[str, Any]) -> dict[str, Any]:
+    """Numbers in place of lists that name the same one for each layer; experts have the width of others."""
+    document.pop("moe_intermediate_size", None)
+    for field in ("num_experts", "num_experts_per_tok"):
+        given = document.get(field)
+        if isinstance(given, list) and given and all(one == given[0] for one in given):
+            document[field] = given[0]
+    return document | {"shared_expert_intermediate_size": document.get("intermediate_size")}
+
+
+def _solar_open(document: dict[str, Any]) -> dict[str, Any]:
+    """All layers have experts, so that configs need not name another width."""
+    return {"intermediate_size": document.get("moe_intermediate_size")} | document
+
+
+def _minimax_m2(document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a head that turns, by its numbers."""
+    turned, width = document.get("rotary_dim"), document.get("head_dim", 128)
+    if isinstance(turned, int) and isinstance(width, int) and width > 0:
+        document.setdefault("partial_rotary_factor", turned / width)
+    return document
+
+
 RESHAPED: Final = {
+    "exaone4": _exaone4,
+    "smollm3": _smollm3,
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "solar_open": _solar_open,
+    "minimax_m2": _minimax_m2,
     "falcon": _falcon,
     "mpt": _mpt,
     "baichuan": _baichuan,

@@ -17,7 +17,7 @@ ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", 
 
 # What a config means that does not say, as the families' own code has it.
 GEMMA_WINDOW: Final = 4096
-_PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
+_PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2, "exaone4": 4}
 """The last of so many layers sees everything."""
 _ONE_WINDOW: Final = ("mistral", "ministral3", "mixtral", "phi3", "starcoder2")
 """All layers have the window of the config, or none has one."""
@@ -74,11 +74,12 @@ def attentions(
     if family in MAMBAS:
         known = {FULL_TYPE: FULL, LINEAR_TYPE: _STATE, "attention": FULL, "mamba": _STATE}
         return _by_type(layer_types or (LINEAR_TYPE,) * num_layers, num_layers, known)
-    if family in _PATTERNS:
+    if family in _PATTERNS and (window or family != "exaone4"):
         every = sliding_window_pattern or _PATTERNS[family]
         types = layer_types or tuple(SLIDING_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
         return _by_type(types, num_layers, {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window or GEMMA_WINDOW)})
-    if not (family.startswith("qwen") and use_sliding_window and window):
+    slides = use_sliding_window if family.startswith("qwen") or family == "smollm3" else family == "dots1"
+    if not (slides and window):
         return (FULL,) * num_layers
     if family == "qwen3_moe":
         return (sliding(window),) * num_layers

@@ -18,7 +18,10 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 from fakes.family_configs import MODELS, NULLS, SIZES
 
-EXPERTS_APART = ("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe")
+EXPERTS_APART = (
+    *("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "solar_open", "hunyuan_v1_moe", "minimax_m2"),
+)
+MINIMAX = {"mlp.": "block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def write(folder: Path, name: str, **changed: Any) -> torch.nn.Module:
@@ -85,7 +88,8 @@ def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> 
     if family == "nemotron_h":
         return _renamed(weights, {"model.": "backbone."})
     if family in EXPERTS_APART:
-        return dict(_experts_apart(weights))
+        apart = dict(_experts_apart(weights))
+        return _renamed(apart, MINIMAX) if family == "minimax_m2" else apart
     if family == "baichuan":
         return dict(_merged(weights))
     if family != "internlm2":

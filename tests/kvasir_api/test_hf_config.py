@@ -30,15 +30,6 @@ def test_the_text_models_fields_come_first_and_the_architecture_stays() -> None:
     assert hf_config.flattened({"text_config": None, "a": 1}) == {"text_config": None, "a": 1}
 
 
-def test_sizes_of_a_family_that_is_not_known_are_found_under_other_names() -> None:
-    gpt2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
-    shape = forecast.shape(gpt2 | {"n_inner": None, "tie_word_embeddings": True})
-    assert (shape.hidden, shape.layers, shape.heads, shape.head_dim) == (768, 12, 12, 64)
-    assert (shape.intermediate, shape.max_positions) == (3072, 1024)
-    own = {"model_type": "mine", "hidden_size": 64, "d_model": 32}
-    assert hf_config.flattened(own)["hidden_size"] == 64
-
-
 @pytest.mark.parametrize(
     ("document", "overrides", "want"),
     [
@@ -144,10 +135,3 @@ def test_an_encoder_takes_as_many_tokens_as_it_has_positions_behind_padding(
     document: dict[str, Any], usual: int
 ) -> None:
     assert hf_config.sequence_limits(hf_config.flattened(document)) == SequenceLimits(usual=usual, most=usual)
-
-
-def test_distilberts_sizes_have_the_usual_names() -> None:
-    document = {"model_type": "distilbert", "dim": 768, "hidden_dim": 3072, "n_layers": 6, "n_heads": 12}
-    found = hf_config.flattened(document)
-    assert (found["hidden_size"], found["intermediate_size"]) == (768, 3072)
-    assert (found["num_hidden_layers"], found["num_attention_heads"], found["hidden_act"]) == (6, 12, "gelu")

@@ -62,6 +62,8 @@ class LayerParts(Protocol):
     @property
     def mlp_outer_norm(self) -> Tensor | None: ...
     @property
+    def is_local(self) -> bool: ...
+    @property
     def qkv(self) -> Linear: ...
     @property
     def output(self) -> Linear: ...
@@ -75,7 +77,7 @@ class DecoderParts:
 
     embedding: the table, or the head where that returns rows of its weight. head: of any kind, or None.
     norm: of the last layer's output. angles, local_angles: cosines and sines, (positions, head_dim) each, the latter of
-    layers with a window or chunks. eps: of all norms. Scales and caps are those of `DecoderSpec`, but that
+    local layers. eps: of all norms. Scales and caps are those of `DecoderSpec`, but that
     attention_scale is given; embedding_scale is rounded to the model's type.
     """
 

@@ -57,7 +57,9 @@ class _Layer:
     attention: LayerAttention
     attention_norm: Norm
     qkv: Linear
+    is_local: bool
     qk_norm: Tensor | None
+    query_scale: Tensor | None
     wide_qk_norm: tuple[Tensor, Tensor] | None
     sinks: Tensor | None
     state: StateLayer | None
@@ -235,7 +237,7 @@ class Decoder:
                 normed, residual = torch.cat((normed, batch.beside[0]), dim=1), batch.beside[1]
             if spec.encoder is not None and (index == 0 or spec.encoder.post_norms):
                 residual = normed
-            turned = local if layer.attention.span else angles
+            turned = local if layer.is_local else angles
             projected, attn_metadata = layer.qkv(normed), batch.attn_metadata[group]
             if layer.state is not None:
                 attended = layer.state(projected, cache.layers[index], attn_metadata, cache.block_size)
@@ -245,7 +247,7 @@ class Decoder:
                 span = layer.attention.span
                 attended = encoder.attend(spec, self._input, ops.rope, projected, turned, attn_metadata, span)
             else:
-                growth = None if layer.attention.kind == "chunked" else grown
+                growth = layer.query_scale if grown is None or layer.attention.kind == "chunked" else grown
                 place = cache.layers[index], slots[group]
                 attended = self._attend(layer, projected, turned, *place, attn_metadata, growth)
             if index == len(self._layers) - 1 and rows is not None and not behind:
@@ -353,15 +355,12 @@ class Decoder:
         if is_streamed:
             for name in [name for name in tensors if name.startswith(prefix)]:
                 tensors[name] = moved(tensors[name], like.device)
-        wide_qk_norm = state = latent = None
+        state = latent = None
         if attention.kind == "state" and spec.state is not None:
             state = state_layers.build(prefix, spec.state, ops.gated_delta, tensors, spec.norm_eps)
         elif spec.latent is not None:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
-        elif spec.wide_qk_norm:
-            query, key = (norms.rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
-            wide_qk_norm = (query, key)
 
         if spec.rank.index:  # one rank adds what is added once
             of_parts = () if spec.rank.whole_experts else ("experts.down.bias",)
@@ -379,8 +378,10 @@ class Decoder:
             attention=attention,
             attention_norm=norms.taken(tensors, prefix + "attention_norm", spec),
             qkv=linear("qkv"),
+            is_local=spec.is_local(index),
+            query_scale=norms.of_turned_queries(tensors, prefix, spec),
             qk_norm=norms.of_heads(tensors, prefix, spec, attention, like),
-            wide_qk_norm=wide_qk_norm,
+            wide_qk_norm=norms.of_all_heads(tensors, prefix, spec, attention),
             sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,
             latent=latent,

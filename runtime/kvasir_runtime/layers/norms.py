@@ -55,12 +55,33 @@ def of_heads(
 
     like: of the type and on the device to compute in.
     """
-    if spec.plain_qk_norm and attention.span:
+    if spec.norm_behind_rope or (spec.plain_qk_norm and attention.span):
         return like.new_ones(spec.num_heads + spec.num_kv_heads, spec.head_dim)
     if not spec.qk_norm or spec.wide_qk_norm or attention.kind == "state":
         return None
     query, key = (rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
     return torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
+
+
+def of_all_heads(
+    tensors: MutableMapping[str, Weight], prefix: str, spec: DecoderSpec, attention: LayerAttention
+) -> tuple[Tensor, Tensor] | None:
+    """The weights of a layer's norms over queries and over keys of all heads together; None without."""
+    if not spec.wide_qk_norm or attention.kind in ("state", "latent"):
+        return None
+    return rms(tensors, prefix + "query_norm", spec), rms(tensors, prefix + "key_norm", spec)
+
+
+def of_turned_queries(tensors: MutableMapping[str, Weight], prefix: str, spec: DecoderSpec) -> Tensor | None:
+    """What turned queries are multiplied with where norms of heads come behind the rotation: (head_dim,) float32.
+
+    A rotation leaves the root of the mean square as it is, and a score has the products of both weights: those of keys
+    are with the queries, so that keys are cached before them. None for norms before the rotation.
+    """
+    if not spec.norm_behind_rope:
+        return None
+    query, key = (rms(tensors, prefix + name, spec).float() for name in ("query_norm", "key_norm"))
+    return query * key
 
 
 def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,10 @@ class DecoderSpec:
 
     attentions: per layer, what a token sees of those before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
-    local_rope: of layers with a window or chunks, where it is another than that of the others. plain_qk_norm: queries
-    and keys of these layers have a norm without weights. temperature: of queries of layers without chunks, None where
-    they do not grow.
+    local_rope: of local_layers, where it is another than that of the others; these are those with a window or chunks
+    where None names no others. plain_qk_norm: queries and keys of layers with a window or chunks have a norm without
+    weights. norm_behind_rope: norms of heads come behind the rotation. temperature: of queries of layers without
+    chunks, None where they do not grow.
     norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
@@ -102,7 +103,9 @@ class DecoderSpec:
     experts: ExpertsSpec | None = None
     activation: Activation = "silu"
     local_rope: RopeSpec | None = None
+    local_layers: frozenset[int] | None = None
     plain_qk_norm: bool = False
+    norm_behind_rope: bool = False
     temperature: TemperatureSpec | None = None
     norms_less_one: bool = False
     outer_norms: bool = False
@@ -161,7 +164,7 @@ class DecoderSpec:
         parts = (self.state, self.latent, self.encoder, self.temperature)
         scores = self.gated_attention or self.sinks or bool(self.alibi or self.qkv_clip or self.plain_qk_norm)
         others = scores or any(part is not None for part in parts) or self.divided or self.embedding_norm
-        norms = self.norm == "rms" and self.pre_norms and not self.wide_qk_norm
+        norms = self.norm == "rms" and self.pre_norms and not (self.wide_qk_norm or self.norm_behind_rope)
         plain = self.activation in ("silu", "gelu") and self.gated_mlp and not (self.parallel or self.doubled_input)
         return plain and norms and not others
 
@@ -202,6 +205,10 @@ class DecoderSpec:
             first, second = range(0, turned, 2), range(1, turned, 2)
         order = (*first, *range(turned, turned + fixed), *second, *range(turned + fixed, dim))
         return () if order == tuple(range(dim)) else order
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer turns by local_rope, if there is one."""
+        return self.attentions[layer].span > 0 if self.local_layers is None else layer in self.local_layers
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of a layer, None where it has one feed-forward layer."""

@@ -42,6 +42,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     original_max_position_embeddings: Count | None = None
     partial_rotary_factor: Positive | None = None
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     llama_4_scaling_beta: Annotated[float, msgspec.Meta(ge=0)] | None = None
     factors: tuple[Positive, ...] | None = None
     short_factor: tuple[Positive, ...] | None = None

@@ -73,6 +73,8 @@ class TensorNames:
     value: str = "self_attn.v_proj"
     qkv: str = ""
     by_group: bool = False
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
     output: str = "self_attn.o_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -257,9 +259,8 @@ def _attention_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: 
         }
     if spec.qk_norm:
         widths = (spec.query_dim, kv) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
-        for name, width in zip(("q", "k"), widths, strict=True):
-            place = whole(f"{ours}{'query' if name == 'q' else 'key'}_norm", width)
-            places[f"{theirs}self_attn.{name}_norm.weight"] = replace(place, head_order=order)
+        for name, own, width in zip((names.query_norm, names.key_norm), ("query", "key"), widths, strict=True):
+            places[f"{theirs}{name}.weight"] = replace(whole(f"{ours}{own}_norm", width), head_order=order)
     return places | merged(ours + "output", ((theirs + names.output, hidden),), spec.query_dim, bias=spec.output_bias)
 
 

@@ -86,12 +86,13 @@ def expert_places(
     *,
     block: str = "mlp",
     router: str = "gate",
+    choice: str = "gate.e_score_correction_bias",
     names: tuple[str, str, str] = USUAL,
     shared: str = "shared_expert",
     stacked: bool = False,
 ) -> dict[str, Place]:
-    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are; shared
-    is "" where that is no such three.
+    """Of all layers with experts. choice: biases of the choice. names, shared: what gate, up and down of one
+    expert, and of the shared one, are; shared is "" where that is no such three.
 
     stacked: a checkpoint has a matrix of all experts as one tensor, gate and up in one, which
     `weights.stacked_experts` takes apart.
@@ -104,7 +105,7 @@ def expert_places(
         theirs, ours = f"model.layers.{layer}.{block}.", f"layers.{layer}."
         places[f"{theirs}{router}.weight"] = whole(ours + "router", experts.num_experts, spec.hidden_size)
         if experts.choice_bias:
-            places[f"{theirs}{router}.e_score_correction_bias"] = whole(ours + CHOICE_BIAS, experts.num_experts)
+            places[theirs + choice] = whole(ours + CHOICE_BIAS, experts.num_experts)
         for expert in range(experts.num_experts):
             each, inner = f"{theirs}experts.{expert}.", experts.intermediate_size
             if stacked:

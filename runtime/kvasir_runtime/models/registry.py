@@ -11,14 +11,16 @@ from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, MPNET, ROBER
 from kvasir_runtime.models.cohere import COHERE, COHERE2
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
 from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from kvasir_runtime.models.exaone import EXAONE4
 from kvasir_runtime.models.falcon import FALCON
 from kvasir_runtime.models.family import GENERATES, HEADLESS, Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
 from kvasir_runtime.models.gpt_oss import GPT_OSS
 from kvasir_runtime.models.granite import GRANITE
+from kvasir_runtime.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
-from kvasir_runtime.models.llama import ERNIE, LLAMA, SEED_OSS
+from kvasir_runtime.models.llama import AFM, ERNIE, LLAMA, SEED_OSS
 from kvasir_runtime.models.llama4 import LLAMA4
 from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
@@ -33,10 +35,13 @@ from kvasir_runtime.models.qwen2_moe import QWEN2_MOE
 from kvasir_runtime.models.qwen3 import QWEN3
 from kvasir_runtime.models.qwen3_moe import QWEN3_MOE
 from kvasir_runtime.models.qwen3_next import QWEN3_NEXT
+from kvasir_runtime.models.sigmoid_experts import DOTS1, MINIMAX_M2, SOLAR_OPEN
+from kvasir_runtime.models.smollm3 import SMOLLM3
 from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
+    *(EXAONE4, SMOLLM3, HUNYUAN, AFM),
     *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, NEMOTRON_H),
 )
 SPARSE: Final = (
@@ -51,6 +56,10 @@ SPARSE: Final = (
     OLMOE,
     LLAMA4,
     GRANITE4,
+    DOTS1,
+    SOLAR_OPEN,
+    MINIMAX_M2,
+    HUNYUAN_MOE,
 )
 ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT)
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)

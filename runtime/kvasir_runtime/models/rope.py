@@ -64,6 +64,8 @@ def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
     if rotary_dim % 2 or not 2 <= rotary_dim <= width:
         raise ModelError(f"config.json: partial_rotary_factor gives {rotary_dim} of {width} dimensions, expected pairs")
     plain = RopeSpec(theta=scaling.rope_theta or theta, rotary_dim=rotary_dim if rotary_dim < width else 0)
+    if kind == "dynamic" and scaling.alpha and rotary_dim > 2:  # of Hunyuan: another base, whatever the length
+        return replace(plain, theta=plain.theta * scaling.alpha ** (rotary_dim / (rotary_dim - 2)))
     if kind == "default":
         return plain
     if kind == "factors":

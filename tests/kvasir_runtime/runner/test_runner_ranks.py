@@ -208,7 +208,7 @@ def test_parts_of_quantized_weights_are_cut_between_groups(root: Path, kind: str
     assert not torch.allclose(plain, whole, atol=2e-3, rtol=1e-4)
 
 
-UNDIVIDED = ("olmo2", "olmo3", "olmoe", "granite4-dense", "bamba", "nemotron-h-biases")
+UNDIVIDED = ("olmo2", "olmo3", "olmoe", "minimax-m2", "granite4-dense", "bamba", "nemotron-h-biases")
 """Norms go over all heads."""
 
 

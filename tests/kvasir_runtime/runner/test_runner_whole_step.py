@@ -109,8 +109,8 @@ def test_a_sequence_gets_the_same_bits_in_any_company(root: Path, name: str) -> 
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("name", ["granite", "glm4"])
-def test_factors_and_norms_behind_layers_are_in_the_one_call(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["granite", "glm4", "smollm3"])
+def test_factors_norms_behind_layers_and_layers_that_do_not_turn_are_in_the_one_call(root: Path, name: str) -> None:
     judge = family_checkpoints.write(root / name, name)
     runner, stream = runner_of(root / name, ops=cpu_ops(), dtype=torch.bfloat16), Stream(prompt=prompt(40))
     assert runner._model.step is not None

@@ -92,7 +92,7 @@ def _layer(struct: LayerStruct, layer: LayerParts, parts: DecoderParts) -> _Gate
     behind = _experts(block) if isinstance(block, SparseMoeBlock) else _gated_layer(block)
     if not isinstance(qkv, Packed) or not isinstance(output, Packed) or behind is None:
         return None
-    angles = parts.local_angles if layer.attention.span else parts.angles
+    angles = parts.local_angles if layer.is_local else parts.angles
     pointers = [None if one is None else one.data_ptr() for one in _norms(layer)]
     struct.attention_norm, struct.qk_norm, struct.attention_outer_norm, struct.mlp_norm, struct.mlp_outer_norm = (
         pointers
