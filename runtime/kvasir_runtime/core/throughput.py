@@ -94,7 +94,8 @@ class Throughput:
             return
         self._add_work(plan, elapsed_s)
         keep = 1.0 / (1.0 + elapsed_s / MEMORY_S)
-        prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens - len(chunk.drafts) > 1]
+        # Beside drafts a state reads again what it was taken back behind, which is no prompt.
+        prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1 and not chunk.drafts]
         prompt_tokens, num_rows = sum(prompts), len(plan.chunks) - len(prompts)
         num_drafts = sum([len(chunk.drafts) for chunk in plan.chunks])
         if not prompts:

@@ -80,7 +80,7 @@ class ModelRunner:
         self._model, self._cache, self._ops = model, cache, ops
         self._rows, self._stream, self._graphs = rows, stream, graphs
         self._grammar_masks = GrammarMasks(grammars, ops, stream)
-        self._deferred_samples = DeferredSamples(stream)
+        self._deferred_samples = DeferredSamples(stream, facts.attentions)
         self._logits_processors = LogitsProcessors(
             vocab_size=model.spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, stream=stream
         )

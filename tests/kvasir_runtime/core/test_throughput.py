@@ -60,16 +60,20 @@ def test_steps_that_decode_are_summed_with_what_they_read():
     assert speed.decoded == DecodeTotals(steps=2, seconds=0.75, rows=3, kv_tokens=120)
 
 
-def test_a_step_with_drafts_counts_as_the_steps_that_its_tokens_would_take():
-    """Two sequences got four tokens in half a second: a token of each takes a quarter."""
+@pytest.mark.parametrize("known", [1, 5])
+def test_a_step_with_drafts_counts_as_the_steps_that_its_tokens_would_take(known):
+    """Two sequences got four tokens in half a second: a token of each takes a quarter. known: a state reads more again,
+    which is no prompt.
+    """
     chunks = (
-        Chunk(row=0, start=9, num_tokens=4, samples=True, drafts=(1, 2, 3)),
+        Chunk(row=0, start=9, num_tokens=known + 3, samples=True, drafts=(1, 2, 3)),
         Chunk(row=1, start=9, num_tokens=1, samples=True),
     )
     results = StepResults(step=1, sampled=(SampledTokens(0, (1, 2, 9)), SampledTokens(1, (4,))))
     speed = Throughput()
     speed.observe(StepPlan(step=1, chunks=chunks), 0.5, results)
     assert speed.rates.decode_step_s == pytest.approx(0.25)
+    assert speed.rates.prefill_tokens_per_s == 0
     assert speed.decoded == DecodeTotals()  # of one token for each sequence
 
 

@@ -167,19 +167,24 @@ def test_a_mask_that_does_not_come_delays_its_own_row_alone(root: Path, way: str
     assert come.is_set()
 
 
-def drafted(root: Path, hold: Callable[[int], None], behind: Callable[[int], None]) -> ModelRunner:
+FAMILIES = {"llama": torch.bfloat16, "qwen3_next": torch.float32}
+"""With drafts: the whole step in one call, and with states, which are taken back where a mask before drafts is late."""
+
+
+def drafted(root: Path, family: str, hold: Callable[[int], None], behind: Callable[[int], None]) -> ModelRunner:
     """behind: in place of hold, before a mask behind a draft."""
-    ops = cpu_ops(batch_invariant=True)
-    runner = runner_of(root / "llama", num_blocks=64, max_sequences=8, ops=ops, dtype=torch.bfloat16)
+    ops, dtype = cpu_ops(batch_invariant=True), FAMILIES[family]
+    runner = runner_of(root / family, num_blocks=64, max_sequences=8, ops=ops, dtype=dtype)
     runner._grammar_masks = GrammarMasks(Compiler(hold, behind), runner._grammar_masks._ops, runner._stream)  # type: ignore[arg-type]
     runner._sampler._grammar_masks = runner._grammar_masks
     return runner
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.skipif(library() is None, reason="without C++ kernels there are no drafts")
-def test_a_mask_behind_a_draft_that_does_not_come_delays_no_row(root: Path) -> None:
+def test_a_mask_behind_a_draft_that_does_not_come_delays_no_row(root: Path, family: str) -> None:
     """The answer goes on without what follows the draft; each holds one of the threads."""
-    whole = answers(drafted(root, lambda _: None, lambda _: None), 1, after=lambda _: None)
+    whole = answers(drafted(root, family, lambda _: None, lambda _: None), 1, after=lambda _: None)
     come, held = threading.Event(), list[int]()
 
     def behind(position: int) -> None:
@@ -189,17 +194,18 @@ def test_a_mask_behind_a_draft_that_does_not_come_delays_no_row(root: Path) -> N
 
     drafter = RecordedDrafter([[*one.prompt, *whole[one.request_id]] for one in requests()])
     try:
-        found = answers(drafted(root, lambda _: None, behind), 1, after=lambda _: None, drafter=drafter)
+        found = answers(drafted(root, family, lambda _: None, behind), 1, after=lambda _: None, drafter=drafter)
     finally:
         come.set()
     assert found == whole
     assert held
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.skipif(library() is None, reason="without C++ kernels there are no drafts")
-def test_a_mask_that_does_not_come_before_drafts_delays_its_own_row_alone(root: Path) -> None:
+def test_a_mask_that_does_not_come_before_drafts_delays_its_own_row_alone(root: Path, family: str) -> None:
     """The row has no drafts in the step that samples behind the mask."""
-    whole = answers(drafted(root, lambda _: None, lambda _: None), 1, after=lambda _: None)
+    whole = answers(drafted(root, family, lambda _: None, lambda _: None), 1, after=lambda _: None)
     come, held = threading.Event(), list[int]()
 
     def hold(position: int) -> None:
@@ -213,7 +219,7 @@ def test_a_mask_that_does_not_come_before_drafts_delays_its_own_row_alone(root: 
             come.set()
 
     drafter = RecordedDrafter([[*one.prompt, *whole[one.request_id]] for one in requests()])
-    assert answers(drafted(root, hold, lambda _: None), 1, after=after, drafter=drafter) == whole
+    assert answers(drafted(root, family, hold, lambda _: None), 1, after=after, drafter=drafter) == whole
     assert come.is_set()
 
 

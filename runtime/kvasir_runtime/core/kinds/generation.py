@@ -126,7 +126,8 @@ class Generation:
         elif len(sampled.tokens) > 1 or sampled.deferred:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
         if sampled.deferred:
-            sequence.computed = len(sequence.tokens) - 1
+            if not (self.limits.has_states and len(chunk.drafts) > sampled.undrafted):  # else its state is taken back
+                sequence.computed = len(sequence.tokens) - 1
             return ()
         return (self._append(sampled),)
 

@@ -196,19 +196,17 @@ class Speculation:
     def _may_draft(self, kind: RequestKind) -> bool:
         """Whether a request decodes in its next step, and drafts may follow its last token.
 
-        Beams fork behind each token. A check of an answer beside its grammar goes along no drafts, nor does a grammar
-        where a state is taken back. A mask that was late is likely late behind drafts too.
+        Beams fork behind each token. A check of an answer beside its grammar goes along no drafts. A mask that was late
+        is likely late behind drafts too.
         """
         request, sequence = kind.request.request, kind.sequence
-        grammar, has_states = request.sampling.grammar, self._limits.has_states
-        if request.beam is not None or request.pooling is not None:
-            return False
-        if grammar is not None and (grammar.check or has_states):
+        grammar = request.sampling.grammar
+        if request.beam is not None or request.pooling is not None or (grammar is not None and grammar.check):
             return False
         if not sequence.active or sequence.deferred or sequence.in_flight or kind.remaining < 2:
             return False
         # Where a state was taken back, the tokens that were right are computed again.
-        return 1 <= len(sequence.tokens) - sequence.computed <= (MOST_FORCED if has_states else 1)
+        return 1 <= len(sequence.tokens) - sequence.computed <= (MOST_FORCED if self._limits.has_states else 1)
 
 
 def _computes_prompts(running: Collection[RequestKind]) -> bool:

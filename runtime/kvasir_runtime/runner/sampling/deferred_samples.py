@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.runner.sampling.grammar_mask_batch import GrammarMaskBatch
@@ -20,10 +21,14 @@ from kvasir_runtime.runner.state.row_state import AppendPositions
 
 
 class DeferredSamples:
-    """By row, the position that its sample will have, and (1, hidden_size) of the token before it."""
+    """By row, the position that its sample will have, and (1, hidden_size) of the token before it.
 
-    def __init__(self, stream: DeviceStream) -> None:
+    attentions: of the cache groups. A state that has read drafts is taken back, and all its tokens are computed again.
+    """
+
+    def __init__(self, stream: DeviceStream, attentions: Sequence[LayerAttention] = ()) -> None:
         self._stream = stream
+        self._has_states = any(attention.kind == "state" for attention in attentions)
         self._kept: dict[int, tuple[int, Tensor]] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -34,8 +39,9 @@ class DeferredSamples:
 
     def keep(self, batch: GrammarMaskBatch, forward: ForwardOutput) -> None:
         """Keep what the deferred samples of a step will need."""
+        again = {chunk.row for chunk in batch.guided if chunk.drafts} if self._has_states else set[int]()
         for chunk in batch.guided:
-            if chunk.index in batch.deferred:
+            if chunk.index in batch.deferred and chunk.row not in again:
                 self._kept[chunk.row] = chunk.position, forward.hidden[chunk.index : chunk.index + 1].clone()
 
     def to_compute(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
