@@ -67,6 +67,16 @@ class Receiver:
         )
         with self.changed:
             self.fetcher.submit([fetch])
+        return self.result()
+
+    def cancel(self) -> None:
+        """The fetch that was begun last."""
+        with self.changed:
+            self.fetcher.cancel([self.number])
+
+    def result(self) -> tuple[list[int], FetchResult]:
+        """Of the fetch that was begun last."""
+        with self.changed:
             assert self.changed.wait_for(lambda: self.fetcher.has_ended, LONG_S)
             (result,) = self.fetcher.take()
         assert result.number == self.number

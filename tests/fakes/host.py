@@ -27,7 +27,8 @@ class FakeHost:
     """delay: collected plans after which copies end. damaged: keys that cannot be loaded.
 
     peer: what other replicas hold. peer_delay: as delay, of fetches. gives_up: so many blocks come, then the peer
-    fails; below 0 all come. peer_remembers: peer gets all that is kept here.
+    fails; below 0 all come. peer_remembers: peer gets all that is kept here. cancelled: numbers of fetches
+    that were to end before.
     """
 
     num_slots: int
@@ -43,6 +44,7 @@ class FakeHost:
     gives_up: int = -1
     peer_remembers: bool = False
     fetches: list[tuple[int, BlockFetch]] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
     _shown: set[bytes] = field(default_factory=set)
     _collected: int = 0
     _through: int = -1
@@ -67,6 +69,7 @@ class FakeHost:
             blocks.write_block(load.block, _group(load.key), None)
         self.queue.append((self._collected, plan))
         self.fetches += [(self._collected, fetch) for fetch in plan.fetches]
+        self.cancelled += plan.cancels
         self._touch()
 
     def completed(self, blocks: Blocks) -> TransferResults:
@@ -126,11 +129,15 @@ class FakeHost:
 
     def _fetched(self) -> Iterator[FetchResult]:
         """Fetches that end now."""
-        ended = [fetch for begun, fetch in self.fetches if begun + self.peer_delay < self._collected]
-        self.fetches = [(begun, fetch) for begun, fetch in self.fetches if begun + self.peer_delay >= self._collected]
-        for fetch in ended:
+        ended = [
+            one for one in self.fetches if one[0] + self.peer_delay < self._collected or one[1].number in self.cancelled
+        ]
+        self.fetches = [one for one in self.fetches if one not in ended]
+        for begun, fetch in ended:
             held = [block.key for block in fetch.blocks if block.key in self.peer]
             came = held if self.gives_up < 0 else held[: self.gives_up]
+            if begun + self.peer_delay >= self._collected:
+                came = []
             for key in came:
                 self._keep(key, self.peer[key])
             yield FetchResult(number=fetch.number, keys=tuple(came), seconds=0.001, failed=len(came) < len(held))

@@ -162,6 +162,7 @@ class HostTier:
 
     def store(self, builder: PlanBuilder) -> None:
         """Add copies and fetches to a plan, before it takes any block: what is copied must not be evicted by it."""
+        builder.cancels += self._peers.cancels()
         builder.fetches += self._peers.begin()
         builder.drops += self._dropped
         for key in self._dropped:
@@ -189,6 +190,7 @@ class HostTier:
         limit: blocks that it may use. token_s: as of `worth_loading`.
         """
         request, size = sequence.request.request, self._block_size
+        self.num_for_peers += request.for_peer
         if not (self.is_enabled and self._limits.fetches_blocks) or self._limits.has_states:
             return  # a state is there as of the ends of chunks alone, and where the peer has one is not known
         if not self._peers.may_ask(request.kv_peer, now):
@@ -211,6 +213,15 @@ class HostTier:
         load_s, compute_s = self._load_cost.value, token_s * size * (end - start)
         if self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
             self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)
+
+    def abandon(self, request_id: str, others: Iterable[Sequence[bytes]]) -> None:
+        """A request has ended: a peer is to compute no more for it, unless a block is of use to another one. others:
+        chains of those that there are."""
+        keys = self._peers.computed_for(request_id)
+        if keys and not any(
+            key_of(one, group) in keys for hashes in others for one in hashes for group in self._groups
+        ):
+            self._peers.cancel(request_id)
 
     def is_fetching(self, hashes: Sequence[bytes]) -> bool:
         """Whether a block of a chain is on its way to the host."""

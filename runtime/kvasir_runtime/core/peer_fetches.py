@@ -43,23 +43,27 @@ _Rest = tuple[str, bytes]
 
 @dataclass(slots=True)
 class _Fetch:
-    """What a plan has begun, or is to begin. unwanted: those of its keys that were forgotten since."""
+    """What a plan has begun, or is to begin, for a request. unwanted: those of its keys that were forgotten since.
+    is_cancelled: the request has ended."""
 
+    request_id: str
     order: BlockFetch
     keys: frozenset[bytes]
     unwanted: frozenset[bytes] = frozenset()
+    is_cancelled: bool = False
 
 
 class PeerFetches:
     """token_s, load_s below: measured seconds to compute a token, and to copy a block from the host; 0 if unknown."""
 
-    __slots__ = ("_block_size", "_coming", "_cost", "_declined", "_failed", "_new", "_number", "_resting", "_under_way",
-                 "num_failed", "num_fetched", "num_handed_over")  # fmt: skip
+    __slots__ = ("_block_size", "_cancels", "_coming", "_cost", "_declined", "_failed", "_new", "_number", "_resting",
+                 "_under_way", "num_failed", "num_fetched", "num_handed_over")  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._new: list[_Fetch] = []
         self._under_way: dict[int, _Fetch] = {}
+        self._cancels: list[int] = []
         self._coming: dict[bytes, int] = {}
         """Keys of blocks that may come, with how many fetches are to bring them."""
         self._cost = DecayingMean()
@@ -72,8 +76,8 @@ class PeerFetches:
 
     @property
     def has_new(self) -> bool:
-        """Whether a plan is needed to begin a fetch."""
-        return bool(self._new)
+        """Whether a plan is needed to begin a fetch, or to end one."""
+        return bool(self._new or self._cancels)
 
     @property
     def is_fetching(self) -> bool:
@@ -138,7 +142,7 @@ class PeerFetches:
             prefill=_prefill_of(request) if request.kv_peer_computes else None,
         )
         keys = frozenset(block.key for block in blocks)
-        self._new.append(_Fetch(order, keys))
+        self._new.append(_Fetch(request.request_id, order, keys))
         for key in keys:
             self._coming[key] = self._coming.get(key, 0) + 1
 
@@ -149,24 +153,48 @@ class PeerFetches:
             self._under_way[fetch.order.number] = fetch
             yield fetch.order
 
+    def computed_for(self, request_id: str) -> frozenset[bytes]:
+        """Keys of the blocks that a peer computes for a request."""
+        orders = (*self._new, *self._under_way.values())
+        return next((f.keys for f in orders if f.request_id == request_id and f.order.prefill), frozenset())
+
+    def cancel(self, request_id: str) -> None:
+        """A request has ended, and no other one waits for what a peer computes for it."""
+        for fetch in [fetch for fetch in self._new if fetch.request_id == request_id]:
+            self._new.remove(fetch)
+            self._come(fetch)
+        for number, fetch in self._under_way.items():
+            if fetch.request_id == request_id and not fetch.is_cancelled:
+                fetch.is_cancelled = True
+                self._cancels.append(number)
+
+    def cancels(self) -> list[int]:
+        """What the next plan is to end."""
+        ended, self._cancels = self._cancels, []
+        return [number for number in ended if number in self._under_way]
+
     def settle(self, result: FetchResult) -> tuple[set[bytes], set[bytes]]:
         """A fetch ended: the keys that the host holds now, and those that it holds although they were forgotten."""
         fetch = self._under_way.pop(result.number)
-        for key in fetch.keys:
-            self._coming[key] -= 1
-            if not self._coming[key]:
-                del self._coming[key]
+        self._come(fetch)
         self.num_fetched += len(result.keys)
         self.num_handed_over += fetch.order.prefill is not None and bool(result.keys)
         if result.seconds > 0 and result.keys:
             self._cost.add(result.seconds, len(result.keys), 1.0 / (1.0 + result.seconds / MEMORY_S))
-        if result.failed:
+        if result.failed and not fetch.is_cancelled:
             self.num_failed += 1
             self._failed.add((fetch.order.peer, b""))
         came, first = set(result.keys), fetch.order.blocks[0].key
-        if first not in came:
+        if first not in came and not fetch.is_cancelled:
             self._failed.add((fetch.order.peer, first))
         return came - fetch.unwanted, came & fetch.unwanted
+
+    def _come(self, fetch: _Fetch) -> None:
+        """Nothing more comes of a fetch."""
+        for key in fetch.keys:
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
 
     def forget(self, owner: bytes = b"") -> None:
         """What comes is of no use. owner: only blocks with this mark."""

@@ -158,8 +158,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     stores and loads run beside the steps, in order: no chunk of this plan or a later one writes their blocks or reads
     what is loaded before results report them done. fetches end in any order, whenever results report them, and hold
-    nothing on the device. A plan may consist of these alone, or be empty in order to learn of their end. drops: keys
-    that the host must not hold any more; those that earlier plans store are stored first.
+    nothing on the device; of cancels, numbers of earlier ones, no request needs the rest. A plan may consist of these
+    alone, or be empty in order to learn of their end. drops: keys that the host must not hold any more; those that
+    earlier plans store are stored first.
     drafter_follows: a draft model, if there is one, computes the prompts of these chunks too.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
@@ -178,6 +179,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[BlockStore, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
     fetches: tuple[BlockFetch, ...] = ()
+    cancels: tuple[int, ...] = ()
     drops: tuple[bytes, ...] = ()
     drafter_follows: bool = False
 

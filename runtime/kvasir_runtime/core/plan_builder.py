@@ -69,6 +69,7 @@ class PlanBuilder:
     stores: list[BlockStore] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
     fetches: list[BlockFetch] = field(default_factory=list)
+    cancels: list[int] = field(default_factory=list)
     drops: list[bytes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
@@ -135,7 +136,7 @@ class PlanBuilder:
     @property
     def is_empty(self) -> bool:
         """Whether it computes nothing and begins no copy."""
-        return not (self.chunks or self.stores or self.loads or self.fetches or self.drops)
+        return not (self.chunks or self.stores or self.loads or self.fetches or self.cancels or self.drops)
 
     def plan(self, leaves: list[int], *, drafter_follows: bool) -> StepPlan:
         """The finished plan. drafter_follows: as in `StepPlan`."""
@@ -151,6 +152,7 @@ class PlanBuilder:
             stores=tuple(self.stores),
             loads=tuple(self.loads),
             fetches=tuple(self.fetches),
+            cancels=tuple(self.cancels),
             drops=tuple(self.drops),
             drafter_follows=drafter_follows,
         )

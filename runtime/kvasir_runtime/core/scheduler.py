@@ -96,7 +96,6 @@ class Scheduler:
         self._requests[request.request_id] = kind
         self._queue(kind)
         self._counters.arrived(kind.request)
-        self.host.num_for_peers += request.for_peer
         return None
 
     def abort(self, request_id: str, now: float, *, success: bool = False) -> None:
@@ -370,6 +369,7 @@ class Scheduler:
             self._waiting.remove(kind)
         request.phase = "ended"
         del self._requests[request.request_id]
+        self.host.abandon(request.request_id, (one.sequence.hashes for one in self._requests.values()))
         if (num_tokens := len(kind.sequence.tokens) - request.prompt_tokens) and not (invalid or request.for_peer):
             self._admission.lengths.add(num_tokens)
             self._speculation.ended(kind)

@@ -74,7 +74,7 @@ async def test_prompts_that_wait_take_one_more_and_a_lull_gives_it_back(bench):
     ]
 
 
-async def test_without_roles_in_the_spec_none_is_left_whoever_gave_it(bench):
+async def test_without_roles_in_the_spec_no_pod_keeps_one(bench):
     await bench.put_service(**SPEC)
     await bench.turn()
     assert having(bench) == set()

@@ -310,6 +310,43 @@ def test_prompts_that_are_computed_for_another_replica_are_counted():
     assert engine.scheduler.report(RuntimeState()).kv_host.peer_prompts == 1
 
 
+def handed(name, prompt=PROMPT):
+    return request(name, prompt, kv_peer=PEER, kv_peer_computes=True)
+
+
+def test_a_request_that_is_aborted_ends_what_a_peer_computes_for_it():
+    engine = served(peer=held_by_peer(), peer_delay=1000)
+    engine.submit(handed("a"))
+    engine.step()
+    engine.scheduler.abort("a", engine.now)
+    for _ in range(3):
+        engine.step()
+    assert engine.runner.host.cancelled == [fetch.number for fetch in fetches(engine)]
+    host = engine.scheduler.report(RuntimeState()).kv_host
+    assert (engine.scheduler.has_work, host.failed_fetches) == (False, 0)
+    engine.runner.host.peer_delay = 0
+    (answer,) = answered(engine, handed("b"))
+    assert (answer.cached_tokens, answer.tokens) == (40, alone()), "the peer is not to blame"
+
+
+def test_what_another_request_waits_for_is_not_ended():
+    engine = served(peer=held_by_peer(), peer_delay=6)
+    engine.submit(handed("a"), request("b", PROMPT))
+    engine.step()
+    engine.scheduler.abort("a", engine.now)
+    engine.finish()
+    assert engine.runner.host.cancelled == []
+    assert (engine.answers["b"].cached_tokens, engine.answers["b"].tokens) == (40, alone())
+
+
+def test_what_no_plan_has_begun_is_never_asked_for():
+    engine = served(peer=held_by_peer())
+    engine.submit(handed("a"))
+    engine.scheduler.abort("a", engine.now)
+    engine.finish()
+    assert (fetches(engine), engine.runner.host.cancelled, engine.scheduler.has_work) == ([], [], False)
+
+
 def test_two_replicas_that_have_one_another_compute_a_prompt_do_not_wait_for_one_another():
     """Each is asked for what it has just asked the other one for, and a replica may be named to itself."""
     engine = served(peer_delay=1000)

@@ -32,6 +32,7 @@ MOST_IDLE_OF_PEER: Final = 4
 CONNECT_S: Final = 2.0
 """For which a peer that is to compute may take to let this replica in: the time of such a fetch is that of computing.
 """
+CANCELLED: Final = "no request waits for the blocks any more"
 QUIET_S: Final = 60.0
 """Between two log lines about fetches that failed."""
 
@@ -72,7 +73,11 @@ class BlockFetcher:
         self._storing = threading.Lock()
         self._waiting: deque[tuple[BlockFetch, float]] = deque()
         self._ended: list[FetchResult] = []
-        self._open = 0
+        self._open: set[int] = set()
+        self._cancelled: set[int] = set()
+        """Those of the open ones that are to end."""
+        self._asked: dict[int, BlockPeer] = {}
+        """Connections that are read, by the number of the fetch."""
         self._idle: deque[_Idle] = deque()
         self._threads: list[threading.Thread] = []
         self._warned_at = float("-inf")
@@ -80,7 +85,7 @@ class BlockFetcher:
     @property
     def is_busy(self) -> bool:
         """Whether a fetch has not ended."""
-        return self._open > 0
+        return bool(self._open)
 
     @property
     def has_ended(self) -> bool:
@@ -91,17 +96,25 @@ class BlockFetcher:
         """Begin some. Each has its time from now on, also while it waits for a thread. With `changed` held."""
         now = time.monotonic()
         self._waiting += ((fetch, now + fetch.within_s) for fetch in fetches)
-        self._open += len(fetches)
+        self._open.update(fetch.number for fetch in fetches)
         try:
-            while len(self._threads) < min(THREADS, self._open):
+            while len(self._threads) < min(THREADS, len(self._open)):
                 self._threads.append(self._started())
         except RuntimeError as error:  # the container may have no more threads
             LOG.warning("a thread that fetches blocks cannot be started: %s", error)
             if not self._threads:
                 self._ended += (FetchResult(number=fetch.number, failed=True) for fetch, _ in self._waiting)
-                self._open -= len(self._waiting)
+                self._open.difference_update(fetch.number for fetch, _ in self._waiting)
                 self._waiting.clear()
         self._changed.notify_all()
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """No request needs the rest of these: each ends at once, with what has come, so that its peer computes no more.
+        With `changed` held."""
+        for number in self._open.intersection(numbers):
+            self._cancelled.add(number)
+            if number in self._asked:
+                self._asked[number].end()
 
     def take(self) -> tuple[FetchResult, ...]:
         """Those that ended since the last call. With `changed` held."""
@@ -129,7 +142,8 @@ class BlockFetcher:
             result = self._result(fetch, deadline)
             with self._changed:
                 self._ended.append(result)
-                self._open -= 1
+                self._open.discard(fetch.number)
+                self._cancelled.discard(fetch.number)
                 self._changed.notify_all()
 
     def _result(self, fetch: BlockFetch, deadline: float) -> FetchResult:
@@ -139,7 +153,7 @@ class BlockFetcher:
         except Exception:
             LOG.exception("a fetch of blocks from another replica failed")
             received = _Received((), 0, "")
-        if received.error:
+        if received.error and fetch.number not in self._cancelled:
             self._warn(fetch.peer, received.error)
         elif received.damaged:
             self._warn(fetch.peer, f"{received.damaged} blocks came damaged")
@@ -156,6 +170,8 @@ class BlockFetcher:
             received = self._over(idle, fetch, deadline)
             if received.keys or received.damaged or not received.error or received.was_silent:
                 return received
+        if fetch.number in self._cancelled:
+            return _Received((), 0, CANCELLED)
         let_in_by = deadline if fetch.prefill is None else min(deadline, time.monotonic() + CONNECT_S)
         try:
             connection = self._connect(fetch.peer, let_in_by)
@@ -173,6 +189,7 @@ class BlockFetcher:
         if fetch.prefill is not None:
             query = BlockQuery(keys=query.keys, prefill=fetch.prefill, tokens=fetch.tokens, salt=fetch.salt)
         try:
+            self._begin(fetch.number, connection)
             connection.ask(query, deadline)
             while (found := connection.receive(batch.place(), deadline)) is not None:
                 index, block_crc = found
@@ -186,11 +203,21 @@ class BlockFetcher:
                     kept_s += time.monotonic() - begun
         except (OSError, PeerError) as failed:
             error, was_silent = _words(failed), isinstance(failed, TimeoutError)
+        with self._changed:
+            self._asked.pop(fetch.number, None)  # from here on no other thread ends it
+        if error or fetch.number in self._cancelled:
             connection.close()
         else:
             self._put_idle(fetch.peer, connection)
         kept += self._keep(batch)
         return _Received(tuple(kept), damaged, error, connection.content_s + kept_s, was_silent)
+
+    def _begin(self, number: int, connection: BlockPeer) -> None:
+        """From here on another thread may end the connection."""
+        with self._changed:
+            if number in self._cancelled:
+                raise PeerError(CANCELLED)
+            self._asked[number] = connection
 
     def _peer_keys(self, fetch: BlockFetch, salt: bytes) -> list[bytes]:
         """The blocks of a fetch as the peer knows them."""

@@ -47,6 +47,9 @@ class BlockPeer(Protocol):
         checksum that the peer has kept of its key and content. None at the end.
         """
 
+    def end(self) -> None:
+        """From another thread: the call that waits, and every later one, raises."""
+
     def close(self) -> None:
         """No call follows."""
 

@@ -61,8 +61,9 @@ class PeerTransfers:
 
     def submit(self, plan: StepPlan) -> None:
         """Begin fetches and copies. The former come first: requests wait for them, whatever becomes of the copies."""
-        if plan.fetches:
+        if plan.fetches or plan.cancels:
             with self._changed:
+                self._fetcher.cancel(plan.cancels)
                 self._fetcher.submit(plan.fetches)
         self._tier.submit(plan)
 

@@ -141,6 +141,10 @@ class TcpPeer:
             raise PeerError(str(error)) from error
         return index, block_crc
 
+    def end(self) -> None:
+        """The peer sees it at once, too."""
+        self._link.end()
+
     def close(self) -> None:
         """The peer sees it at once."""
         self._link.close()

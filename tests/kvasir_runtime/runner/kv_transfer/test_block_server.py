@@ -142,6 +142,34 @@ def test_a_peer_that_computes_for_too_long_is_left_and_stops(receiver, computing
     assert engine.sizes == [16]
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["over a new connection", "over one from before"])
+def test_a_fetch_that_no_request_waits_for_ends_at_once_and_so_does_its_prompt(
+    receiver, computing, monkeypatch, caplog, before
+):
+    engine, peer = computing
+    if before:
+        receiver.fetch(peer)
+    engine.sizes = [4, 16]
+    engine.chunks.release()
+    receive = tcp_peer.TcpPeer.receive
+
+    def cancelled(self, place, deadline):
+        if engine.sizes == [16]:  # the first chunk is on its way
+            receiver.cancel()
+        return receive(self, place, deadline)
+
+    monkeypatch.setattr(tcp_peer.TcpPeer, "receive", cancelled)
+    came, result = receiver.fetch(peer, within_s=10 * LONG_S, prefill=WHOSE)
+    assert set(came) < set(range(5))
+    assert result.failed is True
+    assert engine.left.wait(LONG_S)
+    assert (engine.sizes, len(engine.asked), caplog.text) == ([16], 1, "")
+    monkeypatch.setattr(tcp_peer.TcpPeer, "receive", receive)
+    receiver.cancel()  # too late, which ends no later fetch
+    engine.sizes, engine.done = [], 0
+    assert receiver.fetch(peer)[1].failed is False
+
+
 def test_a_peer_that_falls_silent_is_left_before_the_time_of_the_fetch(receiver, computing, monkeypatch):
     monkeypatch.setattr(tcp_peer, "SILENCE_S", 0.2)
     monkeypatch.setattr(tcp_peer, "BEAT_S", LONG_S)
