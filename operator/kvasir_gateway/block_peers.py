@@ -46,8 +46,8 @@ class RoutedPrompt(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChoice:
-    """header: the endpoint, as names.HEADER_KV_PEER has it; "" for none. handed: where the prompt is computed, None for
-    at the chosen endpoint."""
+    """header: the endpoint, as names.HEADER_KV_PEER has it; "" for none. handed: where the prompt may be computed, None
+    for at the chosen endpoint alone."""
 
     header: str = ""
     handed: Handover | None = None
@@ -92,8 +92,8 @@ class BlockPeers:
         )
         prefill = self._prefill(among, chosen.address, prompt, readings, now_s)
         handed = handover(chosen, prefill, request, facts, policy=self._policy)
-        if handed is None:
-            return PeerChoice(header=header)
+        if handed is None or not handed.pays:
+            return PeerChoice(header=header, handed=handed)
         return PeerChoice(header=f"{_block_address(handed.address, readings[handed.address])};prefill", handed=handed)
 
     def _prefill(

@@ -26,7 +26,7 @@ HEAD: Final = ("endpoint", "cost", "wait", "compute", "stall", "decode", "later"
 
 class ChoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """at: UTC. holder: the address that holds what the request continues, which decides; else candidates and what
-    `choose` takes besides. handed: where the prompt is computed, None for where the answer is."""
+    `choose` takes besides. handed: where the prompt may be computed, None for where the answer is alone."""
 
     request_id: str
     service: str
@@ -41,7 +41,7 @@ class ChoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceInputs:
-    """What `choose` was given, and where the prompt is computed, None for where the answer is."""
+    """What `choose` was given, and where the prompt may be computed, None for where the answer is alone."""
 
     candidates: Sequence[Candidate] = ()
     request: RequestSize = field(default_factory=lambda: RequestSize(prompt_tokens=0))
@@ -137,12 +137,12 @@ def _reason(choice: EndpointChoice) -> str:
 
 
 def _prompt(handed: Handover | None) -> list[str]:
-    """Where the prompt is computed, nothing where the answer is."""
+    """Where the prompt is computed and what that costs, nothing where it could only be where the answer is."""
     if handed is None:
         return []
-    return [
-        f"  prompt computed by {handed.address}, about {handed.tokens:.0f} tokens, which saves {handed.saved_s:.4f} s"
-    ]
+    there = f"{handed.there_s:.4f} s there and {handed.move_s:.4f} s to move it, in place of {handed.stay_s:.4f} s"
+    done = f"computed by {handed.address}" if handed.pays else f"stays; at {handed.address} it would be computed"
+    return [f"  prompt {done}, about {handed.tokens:.0f} tokens: {there}"]
 
 
 def _room(choice: EndpointChoice) -> str:

@@ -33,12 +33,25 @@ class HandoverFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that another replica computes. address: its. tokens: that it has to compute. saved_s: by which that is
-    cheaper than staying, for this request and all others."""
+    """A prompt that another replica may compute. address: its. tokens: that it has to compute. In seconds, for this
+    request and all others: stay_s: what computing it costs where the answer is. there_s: at the other one; move_s: of
+    the blocks."""
 
     address: str
     tokens: float
-    saved_s: float
+    stay_s: float
+    there_s: float
+    move_s: float
+
+    @property
+    def saved_s(self) -> float:
+        """By which handing over is cheaper than staying."""
+        return self.stay_s - self.there_s - self.move_s
+
+    @property
+    def pays(self) -> bool:
+        """Whether the other replica computes the prompt."""
+        return self.saved_s > 0
 
 
 class HandedPrompts:
@@ -70,7 +83,7 @@ def handover(
     *,
     policy: ChoicePolicy,
 ) -> Handover | None:
-    """The replica that should compute the prompt, None where it should stay at the chosen one.
+    """The replica that would compute the prompt at the least cost, None where it stays in any case.
 
     prefill: those that compute prompts for others. Those without a load, or whose queue would refuse it, are none.
     """
@@ -78,16 +91,15 @@ def handover(
     if chosen.load is None or missing < LEAST_TOKENS:
         return None
     stay_s = _prompt_s(cost_of(chosen, request, uncached_tokens=missing, policy=policy))
-    moved_s = HANDOVER_S + missing * max(0.0, facts.kv_bytes_per_token) / (facts.bytes_per_s or BYTES_PER_S)
+    move_s = HANDOVER_S + missing * max(0.0, facts.kv_bytes_per_token) / (facts.bytes_per_s or BYTES_PER_S)
     found: Handover | None = None
     for candidate in prefill:
         if candidate.load is None or not has_room(candidate, request, policy):
             continue
         tokens = max(1.0, request.prompt_tokens - candidate.cached_tokens)
-        cost_s = _prompt_s(cost_of(candidate, request, uncached_tokens=tokens, policy=policy)) + moved_s
-        saved_s = stay_s - cost_s
-        if saved_s > (found.saved_s if found is not None else 0.0):
-            found = Handover(address=candidate.address, tokens=tokens, saved_s=saved_s)
+        there_s = _prompt_s(cost_of(candidate, request, uncached_tokens=tokens, policy=policy))
+        if found is None or there_s < found.there_s:
+            found = Handover(address=candidate.address, tokens=tokens, stay_s=stay_s, there_s=there_s, move_s=move_s)
     return found
 
 

