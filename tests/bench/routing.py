@@ -28,7 +28,7 @@ each as fast as Qwen3-32B on two H100 (ten in `code`; half of those in `uneven` 
 TTFT is in seconds. Reuse is the share of the prompt tokens that were computed before, by any replica, and were found in
 the cache of the one that was chosen; eviction alone keeps it below 1. Tokens per second are those of the second half of
 the arrivals. No number in the choice was tuned on these workloads; the last columns of the first table have other
-arrivals and lengths.
+arrivals and lengths. Reuse by real engines is [measured](gateway-load.md) too.
 
 """
 TOGETHER: Final = """Each knows what the replicas report, and 2 ms later what the others have sent. One run differs
