@@ -14,6 +14,7 @@ from kvasir_api import family_fields
 TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
+_LARGEST_FACTOR: Final = 2**20
 _MEDIA: Final = {"vision_config": "images", "audio_config": "audio"}
 _TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3", "llama4": "Llama 4"}
 # What a text_config of a model_type means where it leaves a field out, as the family's own code has it.
@@ -166,6 +167,8 @@ def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
         kind = str(scaling.get("rope_type") or scaling.get("type") or "")
         given = scaling.get("factor")
         factor = float(given) if isinstance(given, int | float) and kind in _MULTIPLIED else 1.0
+        if not factor <= _LARGEST_FACTOR:
+            raise ValueError(f"config.json: factor {given} of the rotary embedding is more than {_LARGEST_FACTOR:,}")
         original = document.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
         if kind == "yarn" and isinstance(original, int):
             longest = max(positions, int(original * factor))

@@ -1,5 +1,6 @@
 """What a config.json means before it is typed: text models inside others, overrides, and the longest sequence."""
 
+import re
 from typing import Any
 
 import pytest
@@ -86,6 +87,14 @@ def test_longest_sequence(document: dict[str, Any], usual: int, most: int) -> No
 def test_positions_that_are_no_count_are_named() -> None:
     with pytest.raises(ValueError, match="max_position_embeddings is 'many'"):
         hf_config.sequence_limits({"max_position_embeddings": "many"})
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e300])
+def test_a_factor_that_no_sequence_is_long_for_is_named(kind: str, factor: float) -> None:
+    scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": 4096}
+    with pytest.raises(ValueError, match=f"factor {re.escape(str(factor))} of the rotary embedding is more than"):
+        hf_config.sequence_limits({"max_position_embeddings": 8192, "rope_scaling": scaling})
 
 
 GEMMA_3_4B = {

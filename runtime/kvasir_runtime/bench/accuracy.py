@@ -18,6 +18,7 @@ from kvasir_runtime.accuracy_messages import AccuracyJob, Deviation
 from kvasir_runtime.bench.sample_text import TEXT
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import tokenizer
+from kvasir_runtime.tokenizer_files.files import read_json
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")
 BASE: Final = {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto"}
@@ -66,8 +67,8 @@ def _is_short(model: Path) -> bool:
     if gguf.is_gguf(model):
         return True
     try:
-        document = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        document = read_json(model / "config.json")
+    except StartError:
         return False  # what is wrong with it is said where it is loaded
     return hf_config.flattened(document).get("quantization_config") is not None
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
-from kvasir_runtime.frontend.tokenizer import read_json
+from kvasir_runtime.tokenizer_files.files import read_json
 
 FILE: Final = "generation_config.json"
 FIELDS: Final = {

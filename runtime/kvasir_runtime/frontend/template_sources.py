@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.gguf import GgufFile
-from kvasir_runtime.tokenizer_files.files import check_size
+from kvasir_runtime.tokenizer_files.files import check_size, read_json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 USED: Final = (DEFAULT, TOOL_USE)
@@ -82,12 +80,7 @@ def _named(entry: Any, path: Path) -> dict[str, str]:
 
 
 def _entry(path: Path) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(_text(path), type=dict[str, Any]).get("chat_template")
-    except msgspec.DecodeError as error:
-        raise ModelError(f"{path}: {error}") from error
+    return read_json(path, missing_ok=True).get("chat_template")
 
 
 def _text(path: Path) -> str:

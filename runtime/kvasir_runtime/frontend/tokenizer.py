@@ -5,7 +5,6 @@ decode() on the event loop for a few ids at a time.
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from kvasir_runtime.frontend.text_encoder import TextEncoder
 from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.tokenizer_files import build
 from kvasir_runtime.tokenizer_files.byte_letters import BYTES_OF
-from kvasir_runtime.tokenizer_files.files import check_size
+from kvasir_runtime.tokenizer_files.files import read_json
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LONG_TOKENS: Final = 4096
@@ -242,20 +241,6 @@ def _made(
         vocab_size=vocab_size,
         longest_token=max(1, longest),
     )
-
-
-def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """A JSON object of a model's directory; {} where it may be missing. Raises ModelError."""
-    if missing_ok and not path.exists():
-        return {}
-    check_size(path)
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {one_line(error)}") from error
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return document
 
 
 def one_line(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
@@ -16,7 +15,7 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.tokenizer_files import sentencepiece_model, tekken
-from kvasir_runtime.tokenizer_files.files import check_size, find
+from kvasir_runtime.tokenizer_files.files import check_size, find, read_json
 
 
 def encoder(model: Path) -> Encoder:
@@ -27,7 +26,7 @@ def encoder(model: Path) -> Encoder:
     check_size(path)
     if path.name == "tokenizer.json":
         return _library_file(path)
-    settings = _settings(model / "tokenizer_config.json")
+    settings = read_json(model / "tokenizer_config.json", missing_ok=True)
     build: Callable[[Path, Mapping[str, Any]], Encoder]
     build = tekken.encoder if path.name == "tekken.json" else sentencepiece_model.encoder
     try:
@@ -60,13 +59,6 @@ def _add_listed(built: Encoder, settings: Mapping[str, Any]) -> None:
         add([AddedToken(content, special=special, **flags)])
         if built.token_to_id(content) != number:
             raise ValueError(f"added token {content!r} has id {number} and is number {built.token_to_id(content)}")
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:

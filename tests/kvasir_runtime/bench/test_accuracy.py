@@ -92,4 +92,6 @@ def test_a_checkpoint_in_fewer_bits_is_compared_as_it_is_stored(tmp_path: Path) 
     shutil.copytree(MODEL, tmp_path / "model")
     assert accuracy.AS_STORED not in accuracy.job(str(tmp_path / "model"), "a plan is a plan", 8).variants
     integer_checkpoints.convert(tmp_path / "model", Style(method="awq", group=64, symmetric=False))
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"time_step_limit": [0.0, float("inf")]}))
     assert accuracy.AS_STORED in accuracy.job(str(tmp_path / "model"), "a plan is a plan", 8).variants

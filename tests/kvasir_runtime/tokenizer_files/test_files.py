@@ -1,4 +1,4 @@
-"""Which file a tokenizer is in."""
+"""Which file a tokenizer is in, and files of JSON beside it."""
 
 from pathlib import Path
 
@@ -24,3 +24,17 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         files.check_size(tmp_path)
     with pytest.raises(ModelError, match="No such file"):
         files.check_size(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(("text", "want"), [('{"a": Infinity}', {"a": float("inf")}), ("{}", {})])
+def test_numbers_that_only_python_writes_are_read(tmp_path: Path, text: str, want: dict[str, float]) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert files.read_json(tmp_path / "a.json") == want
+    assert files.read_json(tmp_path / "absent.json", missing_ok=True) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "\udc80"])
+def test_what_is_no_object_of_json_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(ModelError, match=r"a\.json is not "):
+        files.read_json(tmp_path / "a.json")

@@ -16,7 +16,8 @@ from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend.tokenizer import Tokenizer, read_json
+from kvasir_runtime.frontend.tokenizer import Tokenizer
+from kvasir_runtime.tokenizer_files.files import read_json
 from kvasir_runtime.wire import EngineFacts, PoolingConfig
 
 MAX_MODULES_BYTES: Final = 1 << 20

@@ -21,7 +21,8 @@ from kvasir_runtime.frontend.protocol.generation import ChatSwitches, Message
 from kvasir_runtime.frontend.protocol.sampling_fields import TokenId
 from kvasir_runtime.frontend.protocol.tools import Tools
 from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
-from kvasir_runtime.frontend.tokenizer import PromptTooLong, read_json
+from kvasir_runtime.frontend.tokenizer import PromptTooLong
+from kvasir_runtime.tokenizer_files.files import read_json
 
 MAX_TOKENS: Final = 1_000_000
 """A text that must have more is not tokenized: it would keep a worker thread busy for seconds."""
