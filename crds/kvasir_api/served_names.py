@@ -1,14 +1,17 @@
 """Which service serves a model name: one rule for the operator (condition NameConflict) and the gateway (routing).
 
-A name belongs to the oldest service that claims it, over all namespaces of a gateway. Later ones of its namespace wait
-until it is free. Those of other namespaces are refused, and what was refused stays so in their status also when the name
+A name belongs to the namespace that the operator's administrator reserves it for, else to the oldest service that claims
+it, over all namespaces of a gateway. Later ones of its namespace wait until it is free. Those of other namespaces are refused, and what was refused stays so in their status also when the name
 is free: a service that is deleted and made again gets its name back, and its clients never reach another namespace's
 service. NAMESPACE/NAME always is the service of that name, whatever others claim.
 """
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,13 @@ class NameClaim:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameConflict:
     """A name of a service's spec under which it gets no requests. holder: NAMESPACE/NAME of the service that has it, or
-    empty while it is free. refused: whether it stays so when the name is free."""
+    empty while it is free. refused: whether it stays so when the name is free. reserved_for: the namespace that has the
+    name, where that is another one's by the administrator's word."""
 
     served_name: str
     holder: str
     refused: bool
+    reserved_for: str = ""
 
 
 def qualified_name(namespace: str, name: str) -> str:
@@ -75,8 +80,26 @@ def owners(name_claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
     return owned
 
 
-def conflict(mine: NameClaim, others: Iterable[NameClaim]) -> NameConflict | None:
-    """Why a service does not own a name that it claims; None where it does. others: claims of the same name."""
+def reserved_names(given: Iterable[str]) -> dict[str, str]:
+    """Namespaces by the model name that is theirs alone, of NAME=NAMESPACE each. Raises ValueError."""
+    found = dict[str, str]()
+    for one in given:
+        name, _, namespace = one.rpartition("=")
+        if not name or not _NAMESPACE.fullmatch(namespace):
+            raise ValueError(f"{one!r} is not NAME=NAMESPACE")
+        if found.setdefault(name, namespace) != namespace:
+            raise ValueError(f"{name} cannot be reserved for {found[name]} and {namespace}")
+    return found
+
+
+def conflict(mine: NameClaim, others: Iterable[NameClaim], *, reserved_for: str = "") -> NameConflict | None:
+    """Why a service does not own a name that it claims; None where it does. others: claims of the same name.
+    reserved_for: the namespace that alone may have it, also where another had it before; empty for none."""
+    if reserved_for:
+        if mine.namespace != reserved_for:
+            return NameConflict(served_name=mine.served_name, holder="", refused=True, reserved_for=reserved_for)
+        mine = replace(mine, refused=False)
+        others = [one for one in others if one.namespace == reserved_for]
     owner = owners([mine, *others]).get(mine.served_name)
     if owner is None:
         return NameConflict(served_name=mine.served_name, holder="", refused=True)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from kvasir_api import names
+from kvasir_api import names, served_names
 from kvasir_kube import process
 from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.rate_limiter import TokenBucket
@@ -37,6 +37,7 @@ async def run(options: OperatorOptions, health_port: socket.socket, metrics_port
         runtime_image=options.runtime_image,
         runtime_image_cpu=options.runtime_image_cpu,
         model_dirs=options.allow_model_dir,
+        reserved_names=served_names.reserved_names(options.reserve_model_name),
         gateway_url=options.gateway_url,
         hub_endpoint=options.hub_endpoint,
         model_cache_dir=options.model_cache_dir,

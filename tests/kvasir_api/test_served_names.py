@@ -3,7 +3,15 @@
 import pytest
 
 from fakes.manifests import service
-from kvasir_api.served_names import NameClaim, NameConflict, conflict, name_claims, owners, served_name
+from kvasir_api.served_names import (
+    NameClaim,
+    NameConflict,
+    conflict,
+    name_claims,
+    owners,
+    reserved_names,
+    served_name,
+)
 
 
 def claim(namespace, name, created, served="m", *, refused=False):
@@ -63,6 +71,38 @@ def test_a_claim_that_was_refused_never_holds_the_name():
 def test_why_a_service_does_not_own_a_name(mine, others, found):
     want = found and NameConflict(served_name="m", holder=found[0], refused=found[1])
     assert conflict(mine, others) == want
+
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "found"),
+    [
+        (claim("b", "x", OLD), [], NameConflict(served_name="m", holder="", refused=True, reserved_for="a")),
+        (claim("a", "x", NEW), [claim("b", "y", OLD)], None),
+        (claim("a", "x", NEW, refused=True), [claim("b", "y", OLD)], None),
+        (claim("a", "x", NEW), [claim("a", "y", OLD)], NameConflict(served_name="m", holder="a/y", refused=False)),
+    ],
+    ids=["another namespace", "its namespace", "refused before", "older in its namespace"],
+)
+def test_a_reserved_name_is_that_of_services_of_its_namespace(mine, others, found):
+    assert conflict(mine, others, reserved_for="a") == found
+
+
+def test_reserved_names_are_read_from_their_last_sign():
+    assert reserved_names(["chat=a", "org/m=1=b", "chat=a"]) == {"chat": "a", "org/m=1": "b"}
+
+
+@pytest.mark.parametrize("given", ["chat", "=a", "chat=", "chat=A", "chat=a/b", "chat=-a", f"chat={'a' * 64}"])
+def test_what_reserves_no_name_is_refused(given):
+    with pytest.raises(ValueError, match="is not NAME=NAMESPACE"):
+        reserved_names([given])
+
+
+def test_a_name_cannot_be_reserved_twice():
+    with pytest.raises(ValueError, match="chat cannot be reserved for a and b"):
+        reserved_names(["chat=a", "chat=b"])
 
 
 def test_what_was_refused_is_read_from_the_status():

@@ -1,13 +1,17 @@
 """Which services claim a model name. The store keeps it up to date, so that a conflict is found without a full scan."""
 
+from collections.abc import Mapping
+
 from kvasir_api.served_names import NameClaim, NameConflict, conflict, name_claims, qualified_name
 from kvasir_kube.kinds import Json, Key, key
 
 
 class NameIndex:
-    """Claims of the services that are not about to go, by model name."""
+    """Claims of the services that are not about to go, by model name. reserved: namespaces by the names that are theirs
+    alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Mapping[str, str]) -> None:
+        self._reserved = reserved
         self._claims: dict[str, dict[Key, NameClaim]] = {}
         self._qualified: dict[str, Key] = {}
 
@@ -39,4 +43,5 @@ class NameIndex:
                 served_name=mine.served_name, holder=mine.served_name, refused=qualified[0] != mine.namespace
             )
         claims = self._claims.get(mine.served_name, {})
-        return conflict(mine, [claim for where, claim in claims.items() if where != name])
+        others = [claim for where, claim in claims.items() if where != name]
+        return conflict(mine, others, reserved_for=self._reserved.get(mine.served_name, ""))

@@ -68,7 +68,8 @@ class Operator:
         # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
         cluster = RateLimitedCluster(cluster, bucket) if bucket else cluster
         self._leader, self._acting = leader, leader is None
-        self.store, self.telemetry, self.workqueue = Store(), Telemetry(), Workqueue(clock.steady)
+        self.store, self.telemetry = Store(settings.reserved_names), Telemetry()
+        self.workqueue = Workqueue(clock.steady)
         self.resync = Resync(
             cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )

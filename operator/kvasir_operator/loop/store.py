@@ -4,7 +4,7 @@ Written by handlers, by the periodic lists and by our own writes; an older versi
 list has shown that the API server's own store was restored from a backup.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from kvasir_api import names
@@ -25,10 +25,11 @@ from kvasir_operator.loop.name_index import NameIndex
 
 
 class Store:
-    """Objects by kind, indexed by (namespace, service). names: which services claim a model name."""
+    """Objects by kind, indexed by (namespace, service). names: which services claim a model name; reserved_names: as of
+    `OperatorSettings`."""
 
-    def __init__(self) -> None:
-        self.names = NameIndex()
+    def __init__(self, reserved_names: Mapping[str, str] | None = None) -> None:
+        self.names = NameIndex(reserved_names or {})
         self._objects: dict[str, dict[Key, Json]] = {}
         self._children: dict[str, dict[Key, set[Key]]] = {}
         self._gone: dict[tuple[str, Key], int] = {}

@@ -1,6 +1,7 @@
 """What the installation decides, from the operator's flags: images, allowed directories, the gateway's address."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvasir_api import names
@@ -11,7 +12,8 @@ RESYNC_S: Final = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
-    below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
+    below which file:// models may lie. reserved_names: namespaces by the model names that are theirs alone.
+    gateway_url: base URL that status shows to clients, empty without a gateway.
     hub_endpoint: base URL of the hub of hf:// models, empty for huggingface_hub's own.
     model_cache_dir: directory of the nodes with one for each namespace in which its pods share what they fetch, empty
     for none; model_cache_bytes: what that may take, 0 without a limit; model_prefetch_nodes: nodes of a service that
@@ -27,6 +29,7 @@ class OperatorSettings:
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
     model_dirs: tuple[str, ...] = ()
+    reserved_names: Mapping[str, str] = field(default_factory=dict)
     gateway_url: str = ""
     hub_endpoint: str = ""
     model_cache_dir: str = ""

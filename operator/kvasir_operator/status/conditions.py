@@ -92,7 +92,9 @@ def _name_conflicts(seen: Observed) -> str:
     said = []
     for one in seen.name_conflicts:
         field = "servedName" if one.served_name == seen.served_name else "aliases"
-        if one.holder:
+        if one.reserved_for:
+            what = f"is reserved for namespace {one.reserved_for} (--reserve-model-name of the operator)"
+        elif one.holder:
             what = f"is served by InferenceService {one.holder}"
         else:
             what = (

@@ -84,6 +84,19 @@ def test_a_service_that_is_made_again_finds_its_name_although_another_namespace_
     assert (found.holder, found.refused) == ("default/first", True)
 
 
+def test_a_reserved_name_goes_to_its_namespace_although_another_had_it() -> None:
+    """The status that follows is what gateways read."""
+    first, theirs = claimant("first", created=1, servedName="m"), claimant("theirs", created=5, servedName="m")
+    theirs["metadata"]["namespace"] = "models"
+    theirs["status"] = {"refusedNames": ["m"]}
+    store = Store({"m": "models"})
+    store.put(INFERENCE_SERVICE, first)
+    store.put(INFERENCE_SERVICE, theirs)
+    (found,) = store.names.conflicts(first)
+    assert (found.reserved_for, found.refused) == ("models", True)
+    assert not store.names.conflicts(theirs)
+
+
 def test_the_qualified_name_of_a_service_is_not_to_be_had() -> None:
     claims = claimant("older", created=1, servedName="default/mine")
     store = filled(MINE, claims)

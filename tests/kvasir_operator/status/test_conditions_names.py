@@ -33,8 +33,14 @@ ASK = "to take it over, take it out of the spec and, when this condition is gone
             "spec.model.servedName: tiny belonged to another namespace when this service claimed it, and is free now; "
             + ASK,
         ),
+        (
+            (NameConflict(served_name="tiny", holder="", refused=True, reserved_for="models"),),
+            "default/tiny",
+            ["tiny"],
+            "spec.model.servedName: tiny is reserved for namespace models (--reserve-model-name of the operator)",
+        ),
     ],
-    ids=["none", "another namespace", "an alias", "free"],
+    ids=["none", "another namespace", "an alias", "free", "reserved"],
 )
 def test_a_name_of_another_is_told_and_kept(conflicts, model_name, refused, message):
     status, _ = compose(findings(READY, name_conflicts=conflicts))
