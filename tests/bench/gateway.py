@@ -49,7 +49,9 @@ def catalogue(length: float) -> dict[str, Scenario]:
         ),
         "memory": Scenario(run=partial(scenarios.memory, seconds=3600 * length), replicas=4, by_name=True),
         "hashing": Scenario(run=partial(costs.hashing, tokens=100_000, count=part(200, 5))),
-        "relayed": Scenario(run=partial(costs.relayed, rounds=part(10, 1), at_once=100), replicas=2),
+        "relayed": Scenario(
+            run=partial(costs.relayed, rounds=part(10, 1), at_once=100, pairs=part(1000, 50)), replicas=2
+        ),
         "moved": Scenario(run=partial(scenarios.moved, keys=part(2000, 100)), replicas=8),
         "changes": Scenario(run=partial(changes, services=part(1000, 20), pods=4, count=part(40, 4))),
         "replacements": Scenario(

@@ -9,7 +9,7 @@ import random
 import string
 import time
 from collections.abc import Iterator, Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final
 
 from bench.gateway_rig import MODEL, GatewayProcesses, Replica
@@ -56,27 +56,28 @@ async def hashing(*, tokens: int, count: int) -> list[Figure]:
     ]
 
 
-async def relayed(front: GatewayProcesses, _pods: Sequence[Replica], *, rounds: int, at_once: int) -> list[Figure]:
-    """The same streams in turns as they are and such that may be resumed, so many at once: what each of the processes
-    takes for one, and when its first event comes."""
+async def relayed(
+    front: GatewayProcesses, _pods: Sequence[Replica], *, rounds: int, at_once: int, pairs: int
+) -> list[Figure]:
+    """The same streams in turns as they are and such that may be resumed: what each of the processes takes for one of
+    many at once, and when the first event of a single one comes, in pairs."""
     took: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    first_ms: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (1 + rounds)):
         resumes, before = bool(number % 2), front.cpu_s()
-        seen = await asyncio.gather(*(_stream(front, resumes) for _ in range(at_once)))
-        assert all(one.is_whole for one in seen)
+        await asyncio.gather(*(_first_ms(front, resumes, EVENTS) for _ in range(at_once)))
         if number >= 2:  # the first of each kind makes connections
             took[resumes].append(
                 {name: 1000 * (after - before[name]) / at_once for name, after in front.cpu_s().items()}
             )
-            first_ms[resumes] += [1000 * one.first_s for one in seen]
     of = f"{rounds} times {at_once} streams of {EVENTS} events"
     figures = [figure for name in took[True][0] for figure in _processor_time(of, name, took)]
-    for at in (50, 99):
-        plain, resumed = (quantiles(first_ms[kind], n=100, method="inclusive")[at - 1] for kind in (False, True))
-        figures.append(
-            Figure(scenario=of, name=f"added to the p{at} of the first event", value=resumed - plain, unit="ms")
-        )
+    added_ms = []
+    for number in range(pairs):
+        first_ms = {resumes: await _first_ms(front, resumes, 1) for resumes in (bool(number % 2), not number % 2)}
+        added_ms.append(first_ms[True] - first_ms[False])
+    of = f"{pairs} pairs of single streams"
+    for name, value in (("least", min(added_ms)), ("median", median(added_ms)), ("most", max(added_ms))):
+        figures.append(Figure(scenario=of, name=f"added to the first event, {name}", value=value, unit="ms"))
     return figures
 
 
@@ -92,9 +93,12 @@ def _processor_time(of: str, name: str, took: dict[bool, list[dict[str, float]]]
             )
 
 
-async def _stream(front: GatewayProcesses, resumes: bool) -> sse_stream.StreamSeen:
-    body: dict[str, Any] = {"model": MODEL, "prompt": "a question", "max_tokens": EVENTS, "pause_s": PAUSE_S}
-    return await sse_stream.read(front.address, body, **(RESUMES if resumes else {}))
+async def _first_ms(front: GatewayProcesses, resumes: bool, events: int) -> float:
+    """Until the first event of a stream, which is read to its end."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "a question", "max_tokens": events, "pause_s": PAUSE_S}
+    seen = await sse_stream.read(front.address, body, **(RESUMES if resumes else {}))
+    assert seen.is_whole
+    return 1000 * seen.first_s
 
 
 def _chat(seed: int, num_bytes: int) -> bytes:
