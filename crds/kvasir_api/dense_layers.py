@@ -11,6 +11,7 @@ from kvasir_api import nemotron_h
 
 _HEAD_NORMS: Final = (
     *("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "exaone4", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+    "apertus",
 )
 _WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
@@ -18,7 +19,7 @@ _ONE_NORM: Final = ("cohere", "cohere2")
 _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
 """Every product and every norm has a bias."""
 _BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
-_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", *_BERTS)
+_UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", "apertus", *_BERTS)
 
 _Biases = tuple[str | bool, str | bool, str | bool]
 """Of queries, keys and values, of the output of attention, and of feed-forward layers: the field that says, or what is."""
@@ -30,11 +31,11 @@ _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "exaone4", "minimax_m2"), _NO_BIASES),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text"), _OF_ATTENTION),
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _OF_ATTENTION),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _OF_ATTENTION),
     **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
-    **dict.fromkeys(("starcoder2", "ernie4_5"), ("use_bias",) * 3),
+    **dict.fromkeys(("starcoder2", "ernie4_5", "ernie4_5_moe"), ("use_bias",) * 3),
     "falcon": ("bias",) * 3,
     "qwen2": (True, False, False),
     "qwen2_moe": ("qkv_bias", False, False),
@@ -45,12 +46,15 @@ _BIASES: Final[Mapping[str, _Biases]] = {
 }
 """What families other than Llama have; the fields of a config that leaves them out are `family_fields.LEFT_OUT`."""
 
+_CURVE: Final = 4
+"""Numbers of an activation that are learned in each layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
     """bare: layers that have no feed-forward layer, and no norm before one. products: matrices of a feed-forward layer.
     Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
-    attend; mlp_biases. last_norm: of the norm behind all layers, and of that of embeddings.
+    attend; mlp_biases, with what an activation has. last_norm: of the norm behind all layers, and of that of embeddings.
     """
 
     bare: int
@@ -86,7 +90,7 @@ def of(
         norms=norms * each,
         head_norms=head_norms,
         attention_biases=(query + gate + 2 * key if qkv else 0) + (hidden if output else 0),
-        mlp_biases=(products - 1) * intermediate + hidden if mlp else 0,
+        mlp_biases=((products - 1) * intermediate + hidden if mlp else 0) + (_CURVE if family == "apertus" else 0),
         last_norm=2 * each if family == "bloom" else each,
     )
 

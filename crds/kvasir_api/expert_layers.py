@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvasir_api.hf_config import count, count_or_zero
 
-_CHOICE_BIASES: Final = ("deepseek_v3", "glm4_moe", "dots1", "solar_open", "minimax_m2")
+_CHOICE_BIASES: Final = ("deepseek_v3", "glm4_moe", "dots1", "solar_open", "minimax_m2", "ernie4_5_moe")
 """Families whose experts have a bias each in the choice."""
 
 

@@ -3,7 +3,8 @@
 Called by `hf_config`, which gives documents the usual names by these tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from kvasir_api import nemotron_h
@@ -21,6 +22,12 @@ _MAMBA: Final = {
 """Mamba-2's groups, states and heads are keys and values of linear attention."""
 RENAMED: Final[dict[str, dict[str, str]]] = {
     "starcoder2": {"norm_epsilon": "rms_norm_eps"},
+    "ernie4_5_moe": {
+        "moe_k": "num_experts_per_tok",
+        "moe_num_experts": "num_experts",
+        "moe_num_shared_experts": "n_shared_experts",
+        "moe_layer_interval": "decoder_sparse_step",
+    },
     "hunyuan_v1_moe": {"moe_topk": "num_experts_per_tok"},
     "llama4_text": {
         "attention_chunk_size": "sliding_window",
@@ -104,6 +111,7 @@ _BERT: Final = {
 }
 _ROBERTA: Final = _BERT | {"type_vocab_size": 2, "pad_token_id": 1}
 _COHERE: Final = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625}
+_ERNIE: Final = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
 _MAMBA_SIZES: Final = {
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 128,
@@ -114,17 +122,8 @@ _MAMBA_SIZES: Final = {
 }
 LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "phi3": {"rms_norm_eps": 1e-5},
-    "ministral3": {
-        "rms_norm_eps": 1e-5,
-        "head_dim": 128,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16_384,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
+    "ministral3": {"rms_norm_eps": 1e-5, "head_dim": 128},
+    "apertus": {"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
     "exaone4": {"rms_norm_eps": 1e-5, "sliding_window": 4096},
     "smollm3": {"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
     "arcee": {"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
@@ -137,7 +136,8 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
     "olmoe": {"rms_norm_eps": 1e-5},
-    "ernie4_5": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True},
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": _ERNIE | {"num_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "glm": {"partial_rotary_factor": 0.5},
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
@@ -280,6 +280,39 @@ def _hunyuan_moe(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"shared_expert_intermediate_size": document.get("intermediate_size")}
 
 
+def _ernie_moe(document: dict[str, Any]) -> dict[str, Any]:
+    """Layers before the first and behind the last that have experts as those without."""
+    layers, first = document.get("num_hidden_layers"), document.pop("moe_layer_start_index", 1)
+    last = document.pop("moe_layer_end_index", -1)
+    if isinstance(layers, int) and isinstance(first, int) and isinstance(last, int) and layers <= MOST_LAYERS:
+        last = layers - 1 if last == -1 else last
+        document.setdefault("mlp_only_layers", [at for at in range(layers) if not first <= at <= last])
+    return document
+
+
+def _with_rope(rope: Mapping[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """A rotary embedding where none is named."""
+    is_named = any(document.get(field) for field in ("rope_parameters", "rope_scaling", "rope_theta"))
+    return document if is_named else document | {"rope_parameters": dict(rope)}
+
+
+_ROPE_OF_MINISTRAL: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "llama_4_scaling_beta": 0.1,
+}
+_ROPE_OF_APERTUS: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
 def _solar_open(document: dict[str, Any]) -> dict[str, Any]:
     """All layers have experts, so that configs need not name another width."""
     return {"intermediate_size": document.get("moe_intermediate_size")} | document
@@ -293,7 +326,10 @@ def _minimax_m2(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-RESHAPED: Final = {
+RESHAPED: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "ministral3": partial(_with_rope, _ROPE_OF_MINISTRAL),
+    "apertus": partial(_with_rope, _ROPE_OF_APERTUS),
+    "ernie4_5_moe": _ernie_moe,
     "exaone4": _exaone4,
     "smollm3": _smollm3,
     "hunyuan_v1_moe": _hunyuan_moe,

@@ -20,8 +20,13 @@ from fakes.family_configs import MODELS, NULLS, SIZES
 
 EXPERTS_APART = (
     *("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "solar_open", "hunyuan_v1_moe", "minimax_m2"),
+    "ernie4_5_moe",
 )
-MINIMAX = {"mlp.": "block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+BUFFERS = ("e_score_correction_bias", "act_fn.beta", "act_fn.eps")
+RENAMED = {
+    "minimax_m2": {"mlp.": "block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+    "ernie4_5_moe": {"gate.moe_statics": "moe_statics"},
+}
 
 
 def write(folder: Path, name: str, **changed: Any) -> torch.nn.Module:
@@ -72,7 +77,7 @@ class WithAlibi(torch.nn.Module):
 
 def tensors_of(judge: torch.nn.Module) -> dict[str, Tensor]:
     """All that a checkpoint has."""
-    buffers = {key: one for key, one in judge.named_buffers() if key.endswith("e_score_correction_bias")}
+    buffers = {key: one for key, one in judge.named_buffers() if key.endswith(BUFFERS)}
     return dict(judge.named_parameters()) | buffers
 
 
@@ -89,7 +94,7 @@ def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> 
         return _renamed(weights, {"model.": "backbone."})
     if family in EXPERTS_APART:
         apart = dict(_experts_apart(weights))
-        return _renamed(apart, MINIMAX) if family == "minimax_m2" else apart
+        return _renamed(apart, RENAMED.get(family, {}))
     if family == "baichuan":
         return dict(_merged(weights))
     if family != "internlm2":

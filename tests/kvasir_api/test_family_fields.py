@@ -49,6 +49,18 @@ def test_distilberts_sizes_have_the_usual_names() -> None:
         ),
         ({"model_type": "hunyuan_v1_moe", "moe_topk": [8, 4]}, {"num_experts_per_tok": [8, 4]}),
         ({"model_type": "solar_open", "moe_intermediate_size": 32}, {"intermediate_size": 32, "n_shared_experts": 1}),
+        (
+            {
+                "model_type": "ernie4_5_moe",
+                "num_hidden_layers": 4,
+                "moe_layer_start_index": 1,
+                "moe_layer_end_index": 2,
+            },
+            {"mlp_only_layers": [0, 3], "num_experts": 64, "tie_word_embeddings": True},
+        ),
+        ({"model_type": "ernie4_5_moe", "num_hidden_layers": 3, "moe_k": 8}, {"mlp_only_layers": [0]}),
+        ({"model_type": "ministral3", "rope_theta": 1e4}, {"rope_theta": 1e4, "head_dim": 128}),
+        ({"model_type": "apertus", "rope_scaling": {"factor": 8.0}}, {"rope_scaling": {"factor": 8.0}}),
         ({"model_type": "minimax_m2", "rotary_dim": 64}, {"partial_rotary_factor": 0.5, "head_dim": 128}),
         ({"model_type": "minimax_m2", "rotary_dim": 64, "head_dim": 0}, {"head_dim": 0}),
     ],
@@ -58,14 +70,21 @@ def test_what_newer_families_write_in_their_own_way(document: dict[str, Any], wa
     assert {name: found[name] for name in want} == want
     assert hf_config.flattened(found) == found
     assert "sliding_window_pattern" not in found
+    assert "rope_parameters" not in found
 
 
-@pytest.mark.parametrize("family", ["exaone4", "smollm3", "hunyuan_v1_moe", "solar_open", "minimax_m2"])
+@pytest.mark.parametrize(("family", "kind"), [("ministral3", "yarn"), ("apertus", "llama3")])
+def test_a_rotary_embedding_that_no_config_names_is_the_familys_own(family: str, kind: str) -> None:
+    assert hf_config.flattened({"model_type": family})["rope_parameters"]["rope_type"] == kind
+
+
+@pytest.mark.parametrize("family", ["exaone4", "smollm3", "hunyuan_v1_moe", "solar_open", "minimax_m2", "ernie4_5_moe"])
 @pytest.mark.parametrize("value", [None, -1, 0, 10**30, 1.5, "", "x", [], [None], [[1]], {}, True])
 def test_fields_of_any_kind_are_left_to_who_reads_them(family: str, value: object) -> None:
     fields = (
         *("num_hidden_layers", "sliding_window_pattern", "layer_types", "no_rope_layers", "no_rope_layer_interval"),
         *("use_sliding_window", "moe_topk", "num_experts", "intermediate_size", "rotary_dim", "head_dim"),
+        *("moe_layer_start_index", "moe_layer_end_index", "rope_parameters"),
     )
     for field in fields:
         hf_config.flattened({"model_type": family, "num_hidden_layers": 4, field: value})

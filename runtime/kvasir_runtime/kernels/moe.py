@@ -1,7 +1,8 @@
 """A feed-forward layer of many experts, of which a router chooses a few for each token.
 
     logits[t, e] = linear(x[t])[e] by the router's weight and bias       # kernels.linear, rounded to x's dtype
-    score[t, e]  = logits[t, e], or sigmoid(logits[t, e]) with the choice's bias, by the routing
+    score[t, e]  = logits[t, e], or sigmoid(logits[t, e]) by the routing, with the choice's bias;
+                   with that in place of logits exp(logits[t, e]) / sum(exp(logits[t, f]) for all f)
     kept[t]      = experts of the top_groups groups with the largest sums of their group_best largest scores
     chosen[t]    = the top_k of those with the largest scores, of equals the lower
     share[t, e]  = exp(logits[t, e]) / sum(exp(logits[t, f]) for f in (chosen[t] if renormalised else all experts))
@@ -17,9 +18,9 @@ down:    (experts * hidden, inner), or QuantizedWeight; these two and their bias
 biases:  of the products, and of the choice alone
 x:       (tokens, hidden), contiguous, possibly none; out: (tokens, hidden), same dtype
 Shares and the last sum are in float32; in 16-bit types what is between the products and what an expert gives may be
-rounded too. Logits of sigmoids are in float32. A token's result does not depend on the others where linear layers' do
-not. Built once, like a linear layer: the builder may repack the weights one expert at a time, and the caller should
-drop its own references.
+rounded too. Logits of sigmoids, and with a bias of the choice, are in float32. A token's result does not depend on the
+others where linear layers' do not. Built once, like a linear layer: the builder may repack the weights one expert at a
+time, and the caller should drop its own references.
 Sources: Shazeer et al. 2017; softmax before choosing and scaling to sum 1 behind it is Mixtral's softmax of the chosen.
 DeepSeek-AI 2024 (V2: groups; V3: sigmoids, and a bias that balances experts without changing shares).
 """
@@ -106,8 +107,8 @@ class InFloat32:
 
 
 def router_logits(build: Build, router: Tensor, routing: Routing, biases: ExpertBiases) -> Linear:
-    """x -> logits. Sigmoids of logits lie nearer to one another than 16 bits tell apart."""
-    if not routing.sigmoid:
+    """x -> logits. Sigmoids of logits, and biases of a choice, lie nearer to one another than 16 bits tell apart."""
+    if not routing.sigmoid and biases.choice is None:
         return build(router, biases.router)
     return InFloat32(product=build(router.float(), None if biases.router is None else biases.router.float()))
 
@@ -122,7 +123,7 @@ def ranked(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tenso
     if bias is None and routing.groups == 1:
         return wide, worth  # in whose order the sigmoids are, where those of large logits are equal too
     if bias is not None:
-        scores = scores + bias
+        scores = (scores if routing.sigmoid else wide.softmax(dim=1)) + bias
     if routing.groups == 1:
         return scores, worth
     grouped = scores.unflatten(1, (routing.groups, scores.shape[1] // routing.groups))
@@ -337,7 +338,7 @@ def sure(
     Where experts have groups, so is the last group that is chosen from.
     """
     found, top_k = torch.empty(0, router.shape[1]), routing.top_k
-    least = 0.02 if routing.sigmoid else 0.1
+    least = 0.02 if routing.sigmoid or of_choice is not None else 0.1
     while found.shape[0] < tokens:
         x = torch.randn(4 * tokens, router.shape[1], generator=generator)
         logits = F.linear(x, router, bias)

@@ -6,6 +6,7 @@ Called by `decoder`, for each layer once. It knows no attention and no batches.
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,20 +22,35 @@ Tensors = MutableMapping[str, Weight]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UngatedFeedForward:
-    """Two products with an activation between them, by torch on every device."""
+    """Two products with an activation between them, by torch on every device. curve: (4,) float32, as of `xielu`."""
 
     up: Linear
     activation: Activation
     down: Linear
+    curve: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         wide = self.up(x)
+        if self.curve is not None:
+            return self.down(xielu(wide, self.curve))
         if self.activation == "silu":
             return self.down(F.silu(wide))
         if self.activation == "relu2":
             return self.down(F.relu(wide).square())
         return self.down(F.gelu(wide, approximate="tanh" if self.activation == "gelu" else "none"))
+
+
+def xielu(x: Tensor, curve: Tensor) -> Tensor:
+    """An integral of ELU, whose two sides are bent by learned numbers: Huang and Schlag 2024. Computed in float32.
+
+    curve: those of the right and of the left side before a softplus, the slope at 0, and the number at which the
+    exponential ends.
+    """
+    right, left = F.softplus(curve[0]), curve[2] + F.softplus(curve[1])
+    wide = x.float()
+    below = (torch.expm1(torch.minimum(wide, curve[3])) - wide) * left
+    return (torch.where(wide > 0, right * wide.square(), below) + curve[2] * wide).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +115,16 @@ def _dense(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> C
     if f"{prefix}gate_up.weight" in tensors:
         return _gated(prefix, ops, tensors, activation)
     up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("up", "down"))
-    return UngatedFeedForward(up=up, activation=activation, down=down)
+    curve = _maybe(tensors, prefix + "curve")
+    return UngatedFeedForward(up=up, activation=activation, down=down, curve=None if curve is None else curve.float())
 
 
 def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward | GatedByErf:
     if activation == "gelu_erf":
         gate_up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("gate_up", "down"))
         return GatedByErf(gate_up=gate_up, down=down)
-    if activation == "relu2":
-        raise ValueError("the square of ReLU is for feed-forward layers without a gate")
+    if activation == "relu2" or activation == "xielu":
+        raise ValueError(f"{activation} is for feed-forward layers without a gate")
     build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.act_and_mul, activation)
     gate_up, down = _linear(prefix + "gate_up", build_gate, tensors), _linear(prefix + "down", ops.linear, tensors)
     return FeedForward(gate_up=gate_up, down=down)

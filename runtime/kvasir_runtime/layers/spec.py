@@ -12,7 +12,7 @@ from kvasir_runtime.layers.encoder_spec import EncoderSpec
 from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec, TemperatureSpec
 
 Head = Literal["vocabulary", "labels", "none"]
-Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2", "xielu"]
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "none", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
@@ -349,7 +349,8 @@ def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     name, rows = ("gate_up", 2 * inner) if spec.gated_mlp else ("up", inner)
     weights: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, hidden), "down.weight": (hidden, inner)}
     biases: dict[str, tuple[int, ...]] = {f"{name}.bias": (rows,), "down.bias": (hidden,)}
-    return {prefix + name: shape for name, shape in (weights | (biases if spec.mlp_bias else {})).items()}
+    curve: dict[str, tuple[int, ...]] = {"curve": (4,)} if spec.activation == "xielu" else {}
+    return {prefix + name: shape for name, shape in (weights | (biases if spec.mlp_bias else {}) | curve).items()}
 
 
 def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,7 @@ _ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
     "gelu": (GELU,),
     "gelu_erf": ("gelu",),
     "relu2": ("relu2",),
+    "xielu": ("xielu",),
 }
 
 

@@ -1,6 +1,6 @@
 """Llama 2, 3 and the models of the same shape: no biases unless the config says so, full attention.
 
-Ernie 4.5 turns pairs of neighbours; Seed-OSS has biases on queries, keys and values alone; AFM has no gate.
+Seed-OSS has biases on queries, keys and values alone; AFM has no gate.
 """
 
 from dataclasses import replace
@@ -8,7 +8,6 @@ from dataclasses import replace
 from kvasir_runtime.layers.spec import Activation, DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, decoder_spec, usual_places
-from kvasir_runtime.models.rope import rope_spec
 
 
 def _spec(config: ModelConfig, family: str = "llama", activation: Activation = "silu") -> DecoderSpec:
@@ -24,11 +23,6 @@ LLAMA = Family(
 )
 
 
-def _ernie(config: ModelConfig) -> DecoderSpec:
-    bias, rope = bool(config.use_bias), replace(rope_spec(config), interleaved=True)
-    return decoder_spec(config, "ernie4_5", qkv_bias=bias, output_bias=bias, mlp_bias=bias, rope=rope, tied=True)
-
-
 def _seed(config: ModelConfig) -> DecoderSpec:
     bias, output = config.attention_bias, bool(config.attention_out_bias)
     return decoder_spec(config, "seed_oss", qkv_bias=bias, output_bias=output, mlp_bias=config.mlp_bias)
@@ -39,5 +33,4 @@ def _afm(config: ModelConfig) -> DecoderSpec:
 
 
 AFM = Family(architecture="ArceeForCausalLM", models="AFM 4.5B", spec=_afm, places=usual_places)
-ERNIE = Family(architecture="Ernie4_5ForCausalLM", models="ERNIE 4.5 0.3B", spec=_ernie, places=usual_places)
 SEED_OSS = Family(architecture="SeedOssForCausalLM", models="Seed-OSS 36B", spec=_seed, places=usual_places)

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models.alibi import BAICHUAN, BLOOM, MPT
+from kvasir_runtime.models.apertus import APERTUS
 from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA
 from kvasir_runtime.models.cohere import COHERE, COHERE2
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
 from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from kvasir_runtime.models.ernie import ERNIE, ERNIE_MOE
 from kvasir_runtime.models.exaone import EXAONE4
 from kvasir_runtime.models.falcon import FALCON
 from kvasir_runtime.models.family import GENERATES, HEADLESS, Family
@@ -20,7 +22,7 @@ from kvasir_runtime.models.gpt_oss import GPT_OSS
 from kvasir_runtime.models.granite import GRANITE
 from kvasir_runtime.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
-from kvasir_runtime.models.llama import AFM, ERNIE, LLAMA, SEED_OSS
+from kvasir_runtime.models.llama import AFM, LLAMA, SEED_OSS
 from kvasir_runtime.models.llama4 import LLAMA4
 from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
@@ -41,7 +43,7 @@ from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
-    *(EXAONE4, SMOLLM3, HUNYUAN, AFM),
+    *(EXAONE4, SMOLLM3, HUNYUAN, AFM, APERTUS),
     *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, NEMOTRON_H),
 )
 SPARSE: Final = (
@@ -60,6 +62,7 @@ SPARSE: Final = (
     SOLAR_OPEN,
     MINIMAX_M2,
     HUNYUAN_MOE,
+    ERNIE_MOE,
 )
 ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT)
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)

@@ -69,6 +69,11 @@ class CheckpointTensor:
         """Of so many rows in the file, that are whole blocks of bytes together."""
         return self.num_bytes * count // self.length
 
+    def as_vector(self) -> "CheckpointTensor":
+        """Of one row: its numbers, read together."""
+        count = self.shape[1]
+        return replace(self, shape=(count,), unit=count, decoded=lambda raw, _: self.decoded(raw, 1)[0])
+
     def with_rows(self, first: int, count: int) -> "CheckpointTensor":
         """Some rows as a tensor of their own. Raises ModelError where they begin or end within a group."""
         if self.by_columns:

@@ -204,6 +204,8 @@ def _checked(
             continue
         if place is None:
             raise ModelError(f"{stored.path}: unexpected tensor {stored.name}")
+        if len(place.shape) == 1 and stored.shape == (1, *place.shape):
+            stored = stored.as_vector()
         if stored.shape != place.shape:
             shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
             raise ModelError(f"{stored.path}: tensor {stored.name} has shape {shapes}")
