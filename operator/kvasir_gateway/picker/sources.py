@@ -22,7 +22,7 @@ ROUTES_S: Final = 5.0
 """For the first list of ModelRoutes, once all others are there."""
 
 
-KEPT_ANNOTATIONS: Final = frozenset({names.ANNOTATION_DRAIN, names.ANNOTATION_TLS})
+KEPT_ANNOTATIONS: Final = frozenset({names.ANNOTATION_DRAIN, names.ANNOTATION_TLS, names.ANNOTATION_SERVING_ROLE})
 
 
 class ObjectSource(Protocol):

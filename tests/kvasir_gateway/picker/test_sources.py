@@ -40,8 +40,15 @@ async def table(objects):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"ready": False, "started": True}, {"ready": False}, {"draining": True}, {"deleted": True}],
-    ids=["ready", "started", "starting", "draining", "terminating"],
+    [
+        {},
+        {"ready": False, "started": True},
+        {"ready": False},
+        {"draining": True},
+        {"deleted": True},
+        {"annotations": {names.ANNOTATION_SERVING_ROLE: names.SERVING_ROLE_PREFILL}, "revision": "r"},
+    ],
+    ids=["ready", "started", "starting", "draining", "terminating", "for prompts"],
 )
 async def test_a_pod_is_the_same_endpoint_as_its_whole_object(objects, fields):
     whole = pod("s", "p", ip="10.0.0.1", http=7000, ops=7001, **fields)
