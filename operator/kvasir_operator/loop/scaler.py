@@ -33,7 +33,7 @@ from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
 from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import policy
-from kvasir_operator.scaling.prefill_replicas import PrefillDecision, prefill_replicas
+from kvasir_operator.scaling.prefill_replicas import PrefillDecision, kept, prefill_replicas
 from kvasir_operator.scaling.pressure import LoadPressure, pressure
 from kvasir_operator.scaling.rest import due, rests
 from kvasir_operator.scaling.schedule import bounds
@@ -119,6 +119,7 @@ class Scaler:
         now = memory.pressure if memory else LoadPressure()
         role = seen.spec.roles.prefill
         prompts = memory.prefill if memory and role else None
+        present = sum(r.prefill for r in seen.replicas if r.live)
         rules = memory.decision.policy if memory and memory.decision else None
         return ScalerResult(
             wanted=wanted,
@@ -135,7 +136,7 @@ class Scaler:
             busiest=now.busiest,
             acceptance=now.acceptance,
             decode_rates=memory.decode_rates if memory else {},
-            prefill=prompts.replicas if prompts else role.min_replicas if role else 0,
+            prefill=prompts.replicas if prompts else kept(role, present) if role else 0,
             prefill_why=prompts.why if prompts else "",
         )
 

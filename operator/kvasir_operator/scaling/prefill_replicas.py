@@ -28,6 +28,11 @@ class PrefillDecision(NamedTuple):
     levels: LevelWindow = LevelWindow()
 
 
+def kept(role: PrefillRole, present: int) -> int:
+    """How many have the role while nothing else is known: those that do, within the bounds."""
+    return max(role.min_replicas, min(present, role.max_replicas))
+
+
 def prefill_replicas(
     role: PrefillRole, window: LoadWindow, before: LevelWindow, policy: ScalingPolicy, *, now: float
 ) -> PrefillDecision:
@@ -36,7 +41,9 @@ def prefill_replicas(
     last, load = window.last, workload(window, now=now)
     rate = last.typical.prefill_tokens_per_s if last is not None else 0.0
     if last is None or not rate:
-        return PrefillDecision(role.min_replicas, f"{FIELD}.minReplicas, while no prompt rate is measured", before)
+        return PrefillDecision(
+            kept(role, last.prefill if last is not None else 0), "no prompt rate is measured", before
+        )
     tokens_per_s = load.prompt_rate + load.waiting_tokens / QUEUE_S
     need = ceil(tokens_per_s / (PREFILL_FRACTION * rate) - EPSILON)
     if not before.entries and last.prefill > role.min_replicas:

@@ -52,9 +52,15 @@ def test_the_number_follows_prompts_within_its_bounds(load, replicas, why):
     assert (found.replicas, found.why) == (replicas, why)
 
 
-def test_nothing_measured_is_the_least():
+def test_a_new_service_has_the_least():
     assert decided(EMPTY) == decided(steady(**QUIET, rate=0.0))
-    assert decided(EMPTY).why == "spec.roles.prefill.minReplicas, while no prompt rate is measured"
+    assert (decided(EMPTY).replicas, decided(EMPTY).why) == (1, "no prompt rate is measured")
+
+
+@pytest.mark.parametrize(("present", "replicas"), [(0, 1), (2, 2), (9, 3)])
+def test_without_a_measured_rate_replicas_keep_the_role_within_its_bounds(present, replicas):
+    """As while all pods are silent."""
+    assert decided(steady(**QUIET, rate=0.0, prefill=present)).replicas == replicas
 
 
 def test_a_lull_takes_no_role_away_before_the_window_is_over():
