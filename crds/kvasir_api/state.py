@@ -198,12 +198,22 @@ class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     seconds: of these steps together. rows: their sequences, so many tokens were decoded. kv_tokens: context that they read.
     Differences over steps give the mean step, from which a reader can tell what it should have taken.
+    drafted_steps, drafted_seconds, drafted_rows: of steps with drafts the same, each as the steps of one token for each
+    sequence that its tokens would have taken.
     """
 
     steps: Count = 0
     seconds: float = 0.0
     rows: Count = 0
     kv_tokens: Count = 0
+    drafted_steps: float = 0.0
+    drafted_seconds: float = 0.0
+    drafted_rows: Count = 0
+
+    @property
+    def of_all(self) -> tuple[float, float, int]:
+        """Steps, seconds and rows, with drafts and without."""
+        return self.steps + self.drafted_steps, self.seconds + self.drafted_seconds, self.rows + self.drafted_rows
 
 
 class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

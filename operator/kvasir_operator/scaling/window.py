@@ -348,14 +348,14 @@ def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, 
             continue
         if restarted(known.reading, reading):
             continue
-        old, new, gap_s = known.reading.decoded, reading.decoded, now - known.at
-        steps, rows, seconds = new.steps - old.steps, new.rows - old.rows, new.seconds - old.seconds
+        old, new, gap_s = known.reading.decoded.of_all, reading.decoded.of_all, now - known.at
+        steps, seconds, rows = (after - before for after, before in zip(new, old, strict=True))
         if 0 < steps <= MOST_STEPS_PER_S * gap_s and _may_be(reading, steps, rows, seconds, gap_s):
             model = model.extended(steps=steps, rows=rows, seconds=seconds)
     return model
 
 
-def _may_be(reading: RuntimeState, steps: int, rows: int, seconds: float, gap_s: float) -> bool:
+def _may_be(reading: RuntimeState, steps: float, rows: float, seconds: float, gap_s: float) -> bool:
     """Whether so many steps, the first of which may have begun before, can have had so many sequences and seconds."""
     in_time = LEAST_STEP_S * steps <= seconds and seconds - seconds / steps <= gap_s + LATE_S
-    return in_time and 0 <= rows <= steps * (reading.max_sequences or rows)
+    return in_time and 0 <= rows <= 1 + steps * (reading.max_sequences or rows)  # 1: drafted steps are fractions

@@ -72,7 +72,10 @@ class Throughput:
     what prompts add to steps that decode too, and all steps of pure decode together.
     """
 
-    __slots__ = ("_decode", "_kv_tokens", "_line", "_prefill", "_rows", "_seconds", "_stall", "_steps", "_work", "work")
+    __slots__ = (
+        *("_decode", "_kv_tokens", "_line", "_prefill", "_rows", "_seconds", "_stall", "_steps", "_work", "work"),
+        *("_drafted_rows", "_drafted_seconds", "_drafted_steps"),
+    )
 
     def __init__(self, work: StepWork | None = None) -> None:
         """work: what steps of the model compute and read; None where its sizes are not known."""
@@ -82,8 +85,8 @@ class Throughput:
         self._decode = DecayingMean()
         self._line = DecayingLine()
         self._stall = DecayingMean()
-        self._steps = self._rows = self._kv_tokens = 0
-        self._seconds = 0.0
+        self._steps = self._rows = self._kv_tokens = self._drafted_rows = 0
+        self._seconds = self._drafted_steps = self._drafted_seconds = 0.0
 
     def observe(self, plan: StepPlan, elapsed_s: float, results: StepResults | None = None) -> None:
         """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results.
@@ -104,6 +107,9 @@ class Throughput:
             self._decode.add(elapsed_s, each, keep)
             self._line.add(num_rows, elapsed_s / each, keep)
             if num_drafts:
+                self._drafted_steps += each
+                self._drafted_seconds += elapsed_s
+                self._drafted_rows += max(num_sampled, num_rows)
                 return
             self._steps += 1
             self._seconds += elapsed_s
@@ -143,4 +149,12 @@ class Throughput:
     @property
     def decoded(self) -> DecodeTotals:
         """The sums beside them."""
-        return DecodeTotals(steps=self._steps, seconds=self._seconds, rows=self._rows, kv_tokens=self._kv_tokens)
+        return DecodeTotals(
+            steps=self._steps,
+            seconds=self._seconds,
+            rows=self._rows,
+            kv_tokens=self._kv_tokens,
+            drafted_steps=self._drafted_steps,
+            drafted_seconds=self._drafted_seconds,
+            drafted_rows=self._drafted_rows,
+        )

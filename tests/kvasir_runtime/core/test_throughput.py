@@ -74,7 +74,7 @@ def test_a_step_with_drafts_counts_as_the_steps_that_its_tokens_would_take(known
     speed.observe(StepPlan(step=1, chunks=chunks), 0.5, results)
     assert speed.rates.decode_step_s == pytest.approx(0.25)
     assert speed.rates.prefill_tokens_per_s == 0
-    assert speed.decoded == DecodeTotals()  # of one token for each sequence
+    assert speed.decoded == DecodeTotals(drafted_steps=2.0, drafted_seconds=0.5, drafted_rows=4)
 
 
 def test_the_slope_is_what_one_more_sequence_adds():
