@@ -3,16 +3,22 @@
 A drafter's first guess is right with probability `first` at each place; where it is not, its second is with `second`.
 Of all trees of a size the one of most kept tokens has the likeliest nodes. Seconds of steps are those of one stream in
 docs/benchmarks/speculation.md, drafting costs a part of a step for each level, and the mask, places of their own for
-keys and values of branches, and their copies cost nothing here: what a tree brings is less.
+keys and values of branches, and their copies cost nothing here: what a tree brings is less. How often first and second
+guesses from a text are right is counted on the answers of `bench.recent_answers`.
 """
 
+import random
 import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final
 
+from bench.recent_answers import TEXTS, Words
 from bench.speculation import PAGE, table
+from kvasir_runtime.core.speculation.drafters import LONGEST_END, TokenHistory
 
 MOST: Final = 15
 """Drafts of a sequence in a step."""
@@ -20,6 +26,8 @@ FIRSTS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SECONDS: Final = (0.2, 0.3, 0.4, 0.5)
 LEVEL_COSTS: Final = (0.02, 0.12)
 """Seconds of drafting one level in those of a step: of a head, and of a draft model of an eighth of the layers."""
+COUNTED: Final = 24
+"""Answers of one kind, one behind the other, as one text."""
 
 
 def kept(num_drafts: int, first: float, second: float) -> tuple[float, int]:
@@ -33,6 +41,23 @@ def kept(num_drafts: int, first: float, second: float) -> tuple[float, int]:
         heappush(nodes, (minus * first, level + 1))
         heappush(nodes, (minus * (1 - first) * second, level + 1))
     return total, levels
+
+
+def guesses(text: Sequence[int]) -> tuple[float, float]:
+    """How often the most frequent id behind the longest known end of a text is right; and where it is wrong, how often
+    the one that is second by that: where there is none, it is wrong. Of places with a known end.
+    """
+    history, first, second, wrong = TokenHistory(), 0, 0, 0
+    for place in range(2, len(text)):
+        history.follow(text[:place])
+        places, matched = history.occurrences(2, LONGEST_END)
+        if not matched:
+            continue
+        ranked = [token for token, _ in Counter(reversed(history.ids[places].tolist())).most_common(2)]
+        first += ranked[0] == text[place]
+        wrong += ranked[0] != text[place]
+        second += ranked[0] != text[place] and text[place] in ranked[1:]
+    return first / max(1, first + wrong), second / max(1, wrong)
 
 
 def step_cost(num_drafts: int, costs: Mapping[int, float]) -> float:
@@ -81,6 +106,13 @@ def main() -> int:
         print(
             f"a level costs {level_cost} of a step\n{table(['second', *(f'{first:.0%}' for first in FIRSTS)], rows)}\n"
         )
+    rows = []
+    for name, answers in TEXTS.items():
+        words, made = Words(8192), islice(answers(random.Random(1)), COUNTED)
+        first, second = guesses([token for answer in made for token in words.ids(answer)])
+        gain = speed(first, second, costs, 0.0) / speed(first, 0, costs, 0.0)
+        rows.append([name, f"{first:.0%}", f"{second:.0%}", f"{gain:.2f}"])
+    print(table(["answers", "first guess", "second guess", "tree by chain"], rows))
     return 0
 
 

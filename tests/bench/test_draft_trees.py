@@ -15,6 +15,13 @@ def test_the_best_tree_of_a_size_has_the_likeliest_drafts() -> None:
     assert draft_trees.kept(2, 0.9, 0.5)[1] == 2
 
 
+def test_second_guesses_count_where_the_first_was_wrong() -> None:
+    """Seven places have a known end. Wrong are 3, where nothing else is known, and 4, beside which 3 is known too."""
+    first, second = draft_trees.guesses([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 3])
+    assert first == pytest.approx(5 / 7)
+    assert second == 0.5
+
+
 def test_costs_of_a_step_are_those_of_the_page_and_lie_on_lines() -> None:
     page = "| streams | ms without | 1 drafts | 4 drafts |\n| --- |\n| 1 | 9.00 | 1.10 (9 %) | 1.70 (30 %) |\n"
     costs = draft_trees.measured_costs(page)
