@@ -89,15 +89,15 @@ async def answered(client: httpx.AsyncClient, port: int, prompt: Sequence[int], 
     """When its first token came, and when the answer ended. Raises RuntimeError where it is not this text."""
     body: dict[str, Any] = {"model": "model", "prompt": list(prompt), "max_tokens": TOKENS, "temperature": 0.0}
     body |= {"stream": True, "ignore_eos": True}
-    first, parts = 0.0, list[str]()
+    first, last, parts = 0.0, "", list[str]()
     async with client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line.startswith("data:") and line != "data: [DONE]":
-                first = first or time.perf_counter()
+                first, last = first or time.perf_counter(), line
                 parts += [choice["text"] for choice in json.loads(line[5:]).get("choices", ())]
     if (given := "".join(parts)) != text:
-        raise RuntimeError(f"answered {given[:80]!r}…, and not {text[:80]!r}…")
+        raise RuntimeError(f"port {port} answered …{given[-80:]!r}, and not …{text[-80:]!r}; its last event: {last}")
     return first, time.perf_counter()
 
 
