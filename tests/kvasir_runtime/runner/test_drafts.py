@@ -15,6 +15,7 @@ from fakes.ranks import group_of
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, SampledTokens
 from kvasir_runtime.core.speculation.drafters import Draft, ModelDrafter, TokenHistory
+from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS
 from kvasir_runtime.guide import vocabulary
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.library import library
@@ -101,6 +102,20 @@ def test_drafts_from_the_text_change_no_answer(root: Path, plain, family: str, n
     story, totals = with_drafts(root, family, plain(family), name)
     assert heard(family, story) == heard(family, plain(family))
     assert totals.accepted_tokens > NUM_TOKENS
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("family", ["dense", "whole-step"])
+def test_the_longest_drafts_change_no_answer(root: Path, plain, family: str, number: int):
+    """Greedy and sampled; of one sequence, whose every step drafts as much as `auto` may."""
+    want, made, asked = plain(family), runner(root, family), requests(family)[number]
+    drafter = RecordedDrafter(texts(family, want), wrong_every=40)
+    scheduler = scheduler_of(made, budget=64, speculation="auto", drafter=drafter)
+    scheduler._speculation._controller = None  # which goes by measured seconds
+    story = served(made, [asked], depth=1, scheduler=scheduler)
+    name = asked.request_id
+    assert heard(family, story) == {name: heard(family, want)[name]}
+    assert max(len(event.token_ids) for event in story[name]) == 1 + MAX_DRAFTS
 
 
 @pytest.mark.parametrize("family", ["dense", "whole-step"])
