@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes a kustomization over manifests/base that names images as `make images` tags them, with components if any, and for
 # the services of one namespace if one is named: overlay.sh DIRECTORY REGISTRY TAG [COMPONENTS [NAMESPACE]]
+# ENVOY_REPOSITORY, of the environment, is where Envoy's image is pulled from: where another registry has a copy of it.
 set -euo pipefail
 directory=$1 registry=$2 tag=$3 components=${4:-} namespace=${5:-}
 mkdir -p "$directory"
@@ -15,6 +16,7 @@ components: [$(for name in $components; do printf '%s, ' "$manifests/components/
 images:
   - {name: kvasir-operator, newName: ${registry}kvasir-operator, newTag: "$tag"}
   - {name: kvasir-gateway, newName: ${registry}kvasir-gateway, newTag: "$tag"}
+  - {name: envoyproxy/envoy, newName: "${ENVOY_REPOSITORY:-envoyproxy/envoy}"}
 patches:
   - target: {kind: Deployment, name: kvasir-operator}
     # Of an option that is given twice the last counts.

@@ -1,6 +1,7 @@
 """`make deploy` names the images that `make images` tags, in the pods and in what the operator starts."""
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -15,9 +16,14 @@ from kvasir_local.control_plane import ControlPlane
 OVERLAY = Path(__file__).parents[2] / "manifests" / "overlay.sh"
 
 
-@pytest.mark.parametrize("registry", ["", "registry.example/team/"])
-def test_rendered_manifests_name_the_tagged_images(cluster: ControlPlane, tmp_path: Path, registry: str) -> None:
-    subprocess.run([OVERLAY, tmp_path / "deploy", registry, "1.2.3"], check=True)
+@pytest.mark.parametrize(
+    ("registry", "envoy"), [("", "envoyproxy/envoy"), ("registry.example/team/", "registry.example/copies/envoy")]
+)
+def test_rendered_manifests_name_the_tagged_images(
+    cluster: ControlPlane, tmp_path: Path, registry: str, envoy: str
+) -> None:
+    environment = {**os.environ, **({"ENVOY_REPOSITORY": envoy} if registry else {})}
+    subprocess.run([OVERLAY, tmp_path / "deploy", registry, "1.2.3"], check=True, env=environment)
     rendered = subprocess.run(
         [*cluster.kubectl, "kustomize", tmp_path / "deploy"], check=True, capture_output=True, text=True
     ).stdout
@@ -25,6 +31,7 @@ def test_rendered_manifests_name_the_tagged_images(cluster: ControlPlane, tmp_pa
     text = json.dumps([item for item in documents if item["kind"] == "Deployment"])
     for name in ("operator", "gateway"):
         assert f'"image": "{registry}kvasir-{name}:1.2.3"' in text
+    assert f'"image": "{envoy}:v' in text
     operator = next(
         item for item in documents if item["kind"] == "Deployment" and "operator" in item["metadata"]["name"]
     )

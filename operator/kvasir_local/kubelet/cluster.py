@@ -20,7 +20,8 @@ from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import MissingToolError, StaleStateError, StepFailedError
 from kvasir_local.kubelet import dns, packages
 from kvasir_local.kubelet.configs import KubeletNode
-from kvasir_local.kubelet.images import ImageBuilder, ImageSet
+from kvasir_local.kubelet.containerd_images import ContainerdImages
+from kvasir_local.kubelet.images import REGISTRY, ImageBuilder, ImageSet, stored
 from kvasir_local.kubelet.network import API_SERVER_PORT
 from kvasir_local.progress import Progress
 
@@ -44,7 +45,9 @@ class RealNodes:
         """checkout: the repository, with images/ and manifests/."""
         self._checkout, self._progress = checkout, progress
         self._cache = binaries.cache_root(os.environ)
-        self._builder = ImageBuilder(store=self._cache / "images", checkout=checkout, progress=progress)
+        store = self._cache / "images"
+        self._builder = ImageBuilder(store=store, checkout=checkout, progress=progress)
+        self._layout = store / "layout"
         self._images = ImageSet(names=(), tag="")
         self._binaries = Path()
         self._network_binaries: dict[str, Path] = {}
@@ -108,8 +111,11 @@ class RealNodes:
         """Installs manifests/base with its network policies and our images by their tags, as `make deploy` does."""
         overlay = cluster.paths.overlay
         script = self._checkout / "manifests" / "overlay.sh"
-        command = [str(script), str(overlay), "", self._images.tag, policies_at(cluster.state.network.apiserver)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        policies = policies_at(cluster.state.network.apiserver)
+        command = [str(script), str(overlay), REGISTRY, self._images.tag, policies]
+        envoy = stored(_envoy_image(self._checkout)).rpartition(":")[0]
+        environment = {**os.environ, "ENVOY_REPOSITORY": envoy}
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if result.returncode != 0:
             raise StepFailedError(f"{script} failed: {result.stderr.strip()}")
         install.apply(
@@ -118,7 +124,9 @@ class RealNodes:
         install.await_workloads(cluster.kubectl, progress=self._progress, timeout_s=READY_TIMEOUT_S)
 
     def _import(self, node: KubeletNode) -> None:
-        self._builder.import_into(node.ctr, self._images.names)
+        images = ContainerdImages(node.ctr, progress=self._progress)
+        images.bring(self._images.names, layout=self._layout, write=self._builder.write)
+        images.keep(self._images.names)
 
 
 def gateway_url(cluster: ControlPlane) -> str:

@@ -1,4 +1,4 @@
-"""Builds the images of `images/` without a registry, and imports them into a node's containerd. Called by `stack`.
+"""Builds the images of `images/` without a registry. Called by `cluster`; `containerd_images` brings them to nodes.
 
 buildah builds them in a chroot, on a base of Debian bookworm that mmdebstrap makes and that has the name which our
 Dockerfiles' FROM has. A tag is the hash of what is built, so that nothing is built or imported twice.
@@ -17,10 +17,12 @@ from typing import Final
 from kvasir_api import names
 from kvasir_local import locks, processes
 from kvasir_local.errors import StepFailedError
-from kvasir_local.kubelet import mounts
+from kvasir_local.kubelet import commands, mounts
 from kvasir_local.progress import Progress
 
-PAUSE: Final = "localhost/kvasir-pause:1"
+REGISTRY: Final = "localhost/"
+"""Before the names of all images that are built here, as a registry's address is before others."""
+PAUSE: Final = f"{REGISTRY}kvasir-pause:1"
 """What holds the network namespace of a pod: containerd's sandbox image."""
 BASE: Final = "python:3.11-slim"
 """In our Dockerfiles; a test compares."""
@@ -59,26 +61,19 @@ ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_CERT=/etc/ssl/certs/ca-
 """
 _PAUSE_FILE: Final = f'FROM {BASE}\nENTRYPOINT ["/bin/sleep", "infinity"]\n'
 _BUILD_TIMEOUT_S: Final = 3600.0
-_IMPORT_TIMEOUT_S: Final = 1800.0
-_ANSWER_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """names: as pods name them, with tags, in the order of their import; tag: that of our own images."""
+    """names: complete, with tags, in the order of their import; tag: that of our own images."""
 
     names: tuple[str, ...]
     tag: str
 
 
 def stored(image: str) -> str:
-    """Its name in the builder's store, where no registry is meant. Pods' names are completed by containerd."""
-    return image if image.startswith("localhost/") else f"localhost/{image}"
-
-
-def is_named(known: str, image: str) -> bool:
-    """Whether containerd's complete name is that of an image as pods name it."""
-    return known == image or known.endswith(f"/{image}")
+    """Its name in the builder's store and in nodes: of REGISTRY, where others name none."""
+    return image if image.startswith(REGISTRY) else f"{REGISTRY}{image}"
 
 
 def tag_of(checkout: Path) -> str:
@@ -94,7 +89,7 @@ def large_layers_of(checkout: Path) -> str:
 class ImageBuilder:
     """Builds into a store of its own, below `store`; `checkout` has images/ and what they copy.
 
-    The store is the user's, so that every checkout has the layers of the others: build and import while it is `held`.
+    The store is the user's, so that every checkout has the layers of the others: build and write while it is `held`.
     """
 
     def __init__(self, *, store: Path, checkout: Path, progress: Progress) -> None:
@@ -134,41 +129,18 @@ class ImageBuilder:
                 self._bud(wanted, self._checkout / "images" / f"{file}.Dockerfile", self._checkout, f"VERSION={tag}")
                 self._drop_others(image, wanted)
         self._large.write_text(large_layers_of(self._checkout))
-        return ImageSet(names=(PAUSE, *binaries, *(f"{image}:{tag}" for image in FILES)), tag=tag)
+        built = (PAUSE, *binaries, *(f"{image}:{tag}" for image in FILES))
+        return ImageSet(names=tuple(map(stored, built)), tag=tag)
 
-    def import_into(self, ctr: Sequence[str], images: Sequence[str]) -> None:
-        """Imports images into the containerd of a `ctr` command line, but for those that it has."""
-        known = _output([*ctr, "images", "list", "--quiet"]).split()
-        for image in images:
-            if not any(is_named(has, image) for has in known):
-                self._progress.waiting(f"importing {image}…")
-                self._copy(image, ctr)
-                self._progress.done(f"imported {image}")
+    def write(self, image: str, layout: Path) -> None:
+        """Writes an image of `build` into an OCI layout under its name. StepFailedError.
 
-    def _copy(self, image: str, ctr: Sequence[str]) -> None:
-        log = self._store / "import.log"
-        save = [*self._buildah(), "push", "--quiet", stored(image), f"docker-archive:/dev/stdout:{image}"]
-        with (
-            log.open("wb") as stream,
-            subprocess.Popen(save, stdout=subprocess.PIPE, stderr=stream, env=self._environment()) as saving,
-        ):
-            try:
-                code = subprocess.run(
-                    [*ctr, "images", "import", "-"],
-                    stdin=saving.stdout,
-                    stdout=stream,
-                    stderr=stream,
-                    check=False,
-                    timeout=_IMPORT_TIMEOUT_S,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                saving.kill()
-                raise StepFailedError(f"importing {image} took over {_IMPORT_TIMEOUT_S:g} s") from None
-            finally:
-                if saving.stdout is not None:
-                    saving.stdout.close()
-        if code != 0 or saving.returncode != 0:
-            raise StepFailedError(f"{image} could not be imported:\n{processes.tail(log)}")
+        Without compression, so that a layer has the digest by which containerd knows it.
+        """
+        source = f"containers-storage:[overlay@{self._store / 'storage'}+{self._store / 'run'}]{image}"
+        target = f"oci:{layout}:{image}"
+        command = ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, target]
+        self._run(command, f"writing {image}")
 
     def _base(self) -> None:
         made = self._store / "base.made"
@@ -202,14 +174,16 @@ class ImageBuilder:
 
     def _drop_others(self, image: str, kept: str) -> None:
         """Images of other contents under this name, after the build: layers of no image leave with them."""
-        listed = _output([*self._buildah(), "images", "--format={{.Name}}:{{.Tag}}"], self._environment()).split()
+        listed = commands.output(
+            [*self._buildah(), "images", "--format={{.Name}}:{{.Tag}}"], self._environment()
+        ).split()
         for name in listed:
             if name.startswith(f"{stored(image)}:") and name != stored(kept):
                 self._run([*self._buildah(), "rmi", name], f"removing {name}")
 
     def _has(self, name: str) -> bool:
         command = [*self._buildah(), "inspect", "--type=image", "--format={{.FromImageID}}", stored(name)]
-        return _answer(command, self._environment()).returncode == 0
+        return commands.answer(command, self._environment()).returncode == 0
 
     def _run(self, command: list[str], what: str) -> None:
         self._progress.waiting(f"{what}…")
@@ -267,17 +241,3 @@ def _inputs(checkout: Path, context: Sequence[str]) -> Iterator[Path]:
     for path in (*(checkout / name for name in context), *sorted((checkout / "images").glob("*.Dockerfile"))):
         found = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
         yield from (item for item in found if "__pycache__" not in item.parts and item.suffix != ".so")
-
-
-def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
-    result = _answer(command, environment)
-    if result.returncode != 0:
-        raise StepFailedError(f"{' '.join(command)} failed: {result.stderr.strip()}")
-    return result.stdout
-
-
-def _answer(command: Sequence[str], environment: dict[str, str] | None) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, env=environment)
-    except subprocess.TimeoutExpired:
-        raise StepFailedError(f"{' '.join(command)} took over {_ANSWER_S:g} s") from None

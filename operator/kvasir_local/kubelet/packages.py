@@ -18,6 +18,7 @@ from kvasir_local.progress import Progress
 
 PROGRAMS: Final = {
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "mmdebstrap": "mmdebstrap",
     "containerd": "containerd",
     "ctr": "containerd",

@@ -24,14 +24,6 @@ def test_no_name_in_the_store_is_that_of_a_registry(image, want):
     assert images.stored(image) == want
 
 
-@pytest.mark.parametrize(
-    ("known", "same"),
-    [("registry.example/library/x:1", True), ("x:1", True), ("registry.example/library/xx:1", False), ("x:2", False)],
-)
-def test_an_image_is_known_by_its_complete_name(known, same):
-    assert images.is_named(known, "x:1") is same
-
-
 def test_our_images_start_from_the_base_that_is_made():
     for file in (ROOT / "images").glob("*.Dockerfile"):
         lines = file.read_text().splitlines()

@@ -33,10 +33,14 @@ def restarts(service):
     }
 
 
-def own_tag(real):
+def own_images(real):
+    """The images of the installation as settings of the chart."""
     program = [*real.kubectl, f"--namespace={names.SYSTEM_NAMESPACE}"]
-    operator = json.loads(kubectl.run(program, "get", "deploy", "kvasir-operator", "--output=json"))
-    return operator["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2]
+    pods = json.loads(kubectl.run(program, "get", "deploy", names.GATEWAY, "--output=json"))["spec"]["template"]["spec"]
+    used = {container["name"]: container["image"] for container in pods["containers"]}
+    registry, _, tag = used["picker"].partition(f"{names.IMAGE_GATEWAY}:")
+    settings = (f"images.registry={registry}", f"images.tag={tag}", f"gateway.envoy.image={used['envoy']}")
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def previous_chart(directory):
@@ -57,7 +61,7 @@ def previous_chart(directory):
 def rolled_out_under_streams(real, service, *words):
     """A helm command that no replica and no stream feels."""
     program = [*real.kubectl, f"--namespace={names.SYSTEM_NAMESPACE}"]
-    settings = ("--set", f"images.tag={own_tag(real)}", "--set", "networkPolicies.enabled=true")
+    settings = (*own_images(real), "--set", "networkPolicies.enabled=true")
     before = restarts(service)
     with StreamLoad(service) as load:
         load.until_more()
