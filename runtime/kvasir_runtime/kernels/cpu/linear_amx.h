@@ -7,6 +7,7 @@
 #pragma once
 
 #include "amx.h"
+#include "linear_form.h"
 #include "linear_tile.h"
 
 #ifdef __AVX512BF16__
@@ -95,7 +96,9 @@ inline void task_amx(const Linear& w, const Product& p, int64_t begin, int64_t e
 KVASIR_INLINE __m512i lanes() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
 // Four values of k for 16 outputs as two lines; each a byte of a lane.
-KVASIR_INLINE void unpack_four(__m512i bytes, __m512 scale, __m512 offset, uint16_t* to, int64_t stride) {
+KVASIR_INLINE void unpack_four(Ints numbers, Floats scales, Floats offsets, uint16_t* to, int64_t stride) {
+  const auto bytes = reinterpret_cast<__m512i>(numbers);
+  const auto scale = reinterpret_cast<__m512>(scales), offset = reinterpret_cast<__m512>(offsets);
   const __m512i low = _mm512_set1_epi32(255);
   // 0, 16, 1, 17 and so on: the two values of an output beside one another.
   const __m512i order = _mm512_add_epi32(_mm512_set1_epi32(16 << 16), _mm512_mullo_epi32(_mm512_set1_epi32(0x10001), lanes()));
@@ -110,38 +113,31 @@ KVASIR_INLINE void unpack_four(__m512i bytes, __m512 scale, __m512 offset, uint1
 }
 
 // Tiles of a panel as lines of bfloat16, (k / 2, tiles, 16, 2), relative to the units of their outputs.
-template <bool BITS4>
+template <class F>
 void unpack_tiles(const Linear& w, const Panel& panel, int64_t tile, int64_t tiles, uint16_t* to) {
-  constexpr int64_t PER_LINE = BITS4 ? 8 : 4;
   const int64_t groups = w.k / w.group, first = (tile - panel.inside) * groups, stride = tiles * 2 * TILE;
-  const __m512i low = _mm512_set1_epi8(15);
   for (int64_t t = 0; t < tiles; ++t) {
     const uint8_t* line = panel.base + (panel.inside + t) * 64;
     uint16_t* next = to + t * 2 * TILE;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = (first + g * panel.width + panel.inside + t) * TILE;
-      const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.scales + at)));
-      const __m512 offset = BITS4 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.minima + at)))
-                                  : _mm512_mul_ps(scale, _mm512_set1_ps(128));
-      for (int64_t n = w.group / PER_LINE; n > 0; --n, line += panel.width * 64) {
-        const __m512i bytes = _mm512_loadu_si512(line);
-        unpack_four(BITS4 ? _mm512_and_si512(bytes, low) : bytes, scale, offset, next, stride);
-        next += 2 * stride;
-        if (!BITS4) continue;
-        unpack_four(_mm512_and_si512(_mm512_srli_epi16(bytes, 4), low), scale, offset, next, stride);
-        next += 2 * stride;
+      const Floats scale = F::scales(w.scales + at);
+      const Floats offset = F::MINIMA ? load_float16(w.minima + at) : scale * splat(F::ZERO);
+      for (int64_t n = w.group / F::PER_LINE; n > 0; --n, line += panel.width * 64) {
+        for (int half = 0; half < HALVES<F>; ++half, next += 2 * stride)
+          unpack_four(F::numbers(load_as<Ints>(line), half), scale, offset, next, stride);
       }
     }
   }
 }
 
-template <bool BITS4>
+template <class F>
 void task_unpacked(int tid, const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
-  Panel panel = panel_of(w, tile, BITS4 ? 8 : 4, end - begin);
+  Panel panel = panel_of(w, tile, F::PER_LINE, end - begin);
   auto* lines = static_cast<uint16_t*>(kvasir::own_scratch(tid, kvasir::SLOT_LINEAR, PANEL_TILES * TILE * w.k * 2));
-  unpack_tiles<BITS4>(w, panel, tile, tiles, lines);
+  unpack_tiles<F>(w, panel, tile, tiles, lines);
   const auto* from = reinterpret_cast<const uint8_t*>(lines);
-  rows_amx(w, p, begin, end, tile, tiles, from, tiles * 64, BITS4 ? AMX_K / 16 : AMX_K / 8, panel.ahead);
+  rows_amx(w, p, begin, end, tile, tiles, from, tiles * 64, AMX_K / (2 * F::PER_LINE), panel.ahead);
 }
 
 }  // namespace KVASIR_ISA

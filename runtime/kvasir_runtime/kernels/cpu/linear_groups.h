@@ -6,6 +6,7 @@
 // instructions allow: 8 of them, a multiplication and a multiply-add for each sum and group, so 0.8 of their peak.
 #pragma once
 
+#include "linear_form.h"
 #include "linear_tile.h"
 
 #ifdef __AVX512VNNI__
@@ -105,7 +106,7 @@ struct Groups {
   "dec %[count]\n\tjnz 1b\n\t"
 
 // sums = from + the products of `count` groups, (MR, 4, 16); g becomes where the next group begins.
-template <int MR, bool BITS4>
+template <int MR, class F>
 inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const float* from, float* sums) {
 #define KVASIR_RUN(text)                                                                                          \
   asm volatile(text                                                                                               \
@@ -117,8 +118,8 @@ inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const
                  "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",        \
                  "zmm30", "zmm31")
   static_assert(MR == 2 || MR == 3, "two or three rows");
-  if constexpr (BITS4 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP));
-  else if constexpr (BITS4) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP));
+  if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP));
+  else if constexpr (F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP));
   else if constexpr (MR == 3) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_KEEP));
   else KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_DROP));
 }

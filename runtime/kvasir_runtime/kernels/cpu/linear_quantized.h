@@ -8,6 +8,7 @@
 #pragma once
 
 #include "linear_amx.h"
+#include "linear_form.h"
 #include "linear_groups.h"
 
 #ifdef __AVX512VNNI__
@@ -17,7 +18,7 @@ namespace KVASIR_ISA {
 struct Rounded {
   int8_t* values;  // (rows, k)
   float* scales;   // (rows, groups)
-  int32_t* offsets;  // (rows, groups): for 8 bits where the sum begins, for 4 bits the float sx * sum_k(qx)
+  int32_t* offsets;  // (rows, groups), of put_offset
 };
 
 inline int64_t rounded_bytes(const Linear& w, int64_t rows) { return rows * (w.k + 8 * (w.k / w.group)) + 128; }
@@ -50,9 +51,7 @@ KVASIR_INLINE void round_row(const Linear& w, const T* x, int8_t* values, float*
     }
     const int32_t total = _mm512_reduce_add_epi32(sum);
     scales[g] = nan ? __builtin_nanf("") : largest / 127.0f;
-    const float scaled = scales[g] * static_cast<float>(total);
-    if (w.kind == kvasir::Weights::BITS8) offsets[g] = -128 * total;
-    else __builtin_memcpy(offsets + g, &scaled, 4);
+    put_offset(w, total, scales[g], offsets + g);
   }
 }
 
@@ -77,9 +76,7 @@ KVASIR_INLINE void round_row_32(const Linear& w, const bfloat16* x, int8_t* valu
     const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     const int32_t total = _mm_cvtsi128_si32(pair) + _mm_extract_epi32(pair, 2) - 128 * static_cast<int32_t>(GROUP);
     scales[g] = bits > 0x7f80 ? __builtin_nanf("") : largest / 127.0f;
-    const float scaled = scales[g] * static_cast<float>(total);
-    if (w.kind == kvasir::Weights::BITS8) offsets[g] = -128 * total;
-    else __builtin_memcpy(offsets + g, &scaled, 4);
+    put_offset(w, total, scales[g], offsets + g);
   }
 }
 
@@ -104,8 +101,8 @@ KVASIR_INLINE void add_products(__m512i& sum, __m512i u, __m512i s) {
 constexpr int STRIP_QUANTISED = 3;  // 3 x 4 sums of integers and as many of floats
 
 // How far a single strip fetches ahead; one row of 8 bits alone is read fastest by the processor's own prefetchers.
-template <int MR, bool BITS4>
-constexpr int FAR_QUANTISED = MR == 1 && !BITS4 ? 0 : 4096;
+template <int MR, class F>
+constexpr int FAR_QUANTISED = MR == 1 && F::PER_LINE == 4 ? 0 : 4096;
 
 // Bytes of a row of weights in a block, which stays in the first-level cache, with much of the one after it when strips
 // are few.
@@ -138,16 +135,16 @@ KVASIR_INLINE void finish_quantized(__m512 (&acc)[MR][NR], const StripQuantized&
 }
 
 // The groups of a whole panel in assembly, some at a time so that what is fetched ahead is asked for evenly.
-template <int MR, bool BITS4>
+template <int MR, class F>
 void strip_groups(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
-  const int64_t k = s.weight->k, groups = k / GROUP, lines = GROUP / (BITS4 ? 8 : 4), at_once = RUN(ahead.strips);
+  const int64_t k = s.weight->k, groups = k / GROUP, lines = GROUP / F::PER_LINE, at_once = RUN(ahead.strips);
   alignas(64) static const float zeros[MR * PANEL_TILES * TILE] = {};
   Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * GROUP, s.rows.scales + m * groups + s.group,
             s.rows.offsets + m * groups + s.group, k, 4 * groups};
   for (int64_t g = 0; g < s.groups; g += at_once) {
     const int64_t count = least(at_once, s.groups - g);
     ahead.fetch(count * lines);
-    add_groups<MR, BITS4>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
+    add_groups<MR, F>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
   }
   if (!s.ends) return;
   __m512 acc[MR][PANEL_TILES];
@@ -156,12 +153,12 @@ void strip_groups(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile
   finish_quantized(acc, s, m, tile);
 }
 
-template <int MR, int NR, bool BITS4, int FAR>
+template <int MR, int NR, class F, int FAR>
 void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
   const Linear& w = *s.weight;
   if constexpr (MR > 1 && NR == PANEL_TILES && !FAR)
-    if (w.group == GROUP && s.step == PANEL_TILES) return strip_groups<MR, BITS4>(s, ahead, m, tile);
-  const int64_t all_groups = w.k / w.group, per_line = BITS4 ? 8 : 4;
+    if (w.group == GROUP && s.step == PANEL_TILES) return strip_groups<MR, F>(s, ahead, m, tile);
+  const int64_t all_groups = w.k / w.group;
   __m512 acc[MR][NR];
   for (int i = 0; i < MR; ++i)
     for (int j = 0; j < NR; ++j)
@@ -170,15 +167,15 @@ void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t t
   const int8_t* x = s.rows.values + m * w.k + s.group * w.group;
   const float* scales = s.rows.scales + m * all_groups + s.group;
   const int32_t* offsets = s.rows.offsets + m * all_groups + s.group;
-  const __m512i low = _mm512_set1_epi8(15);
   for (int64_t g = 0; g < s.groups; ++g) {
-    ahead.fetch(w.group / per_line);
+    ahead.fetch(w.group / F::PER_LINE);
     __m512i sum[MR][NR];
     for (int i = 0; i < MR; ++i)
-      for (int j = 0; j < NR; ++j) sum[i][j] = BITS4 ? _mm512_setzero_si512() : _mm512_set1_epi32(offsets[i * all_groups + g]);
-    for (int64_t n = w.group / per_line; n > 0; --n, line += s.step * 64, x += per_line) {
+      for (int j = 0; j < NR; ++j)
+        sum[i][j] = F::ZERO ? _mm512_set1_epi32(offsets[i * all_groups + g]) : _mm512_setzero_si512();
+    for (int64_t n = w.group / F::PER_LINE; n > 0; --n, line += s.step * 64, x += F::PER_LINE) {
       for (int j = 0; j < NR && FAR; ++j) _mm_prefetch(line + 64 * j + FAR, _MM_HINT_T0);
-      for (int half = 0; half < (BITS4 ? 2 : 1); ++half) {
+      for (int half = 0; half < HALVES<F>; ++half) {
         __m512i a[MR];
         for (int i = 0; i < MR; ++i) {
           int32_t four;
@@ -186,21 +183,20 @@ void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t t
           a[i] = _mm512_set1_epi32(four);
         }
         for (int j = 0; j < NR; ++j) {
-          __m512i u = _mm512_loadu_si512(line + 64 * j);
-          if (BITS4) u = _mm512_and_si512(half ? _mm512_srli_epi16(u, 4) : u, low);
+          const auto u = reinterpret_cast<__m512i>(F::numbers(load_as<Ints>(line + 64 * j), half));
           for (int i = 0; i < MR; ++i) add_products(sum[i][j], u, a[i]);
         }
       }
     }
     for (int j = 0; j < NR; ++j) {
       const int64_t at = (g * s.step + j) * TILE;
-      const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(s.scales + at)));
+      const auto scale = reinterpret_cast<__m512>(F::scales(s.scales + at));
       for (int i = 0; i < MR; ++i) {
         const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[i][j]), _mm512_set1_ps(scales[i * all_groups + g]));
         acc[i][j] = _mm512_fmadd_ps(scaled, scale, acc[i][j]);
       }
-      if (BITS4) {
-        const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(s.minima + at)));
+      if (F::MINIMA) {
+        const auto minimum = reinterpret_cast<__m512>(load_float16(s.minima + at));
         for (int i = 0; i < MR; ++i) {
           const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(offsets[i * all_groups + g]));
           acc[i][j] = _mm512_fnmadd_ps(total, minimum, acc[i][j]);
@@ -216,40 +212,40 @@ void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t t
   finish_quantized(acc, s, m, tile);
 }
 
-template <int NR, bool BITS4>
+template <int NR, class F>
 void strip_quantized_alone(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
   switch (rows) {
-    case 1: return strip_quantized<1, NR, BITS4, FAR_QUANTISED<1, BITS4>>(s, ahead, m, tile);
-    case 2: return strip_quantized<2, NR, BITS4, FAR_QUANTISED<2, BITS4>>(s, ahead, m, tile);
-    default: return strip_quantized<3, NR, BITS4, FAR_QUANTISED<3, BITS4>>(s, ahead, m, tile);
+    case 1: return strip_quantized<1, NR, F, FAR_QUANTISED<1, F>>(s, ahead, m, tile);
+    case 2: return strip_quantized<2, NR, F, FAR_QUANTISED<2, F>>(s, ahead, m, tile);
+    default: return strip_quantized<3, NR, F, FAR_QUANTISED<3, F>>(s, ahead, m, tile);
   }
 }
 
-template <int NR, bool BITS4>
+template <int NR, class F>
 void strip_quantized_of(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
-  if (!ahead.width) return strip_quantized_alone<NR, BITS4>(rows, s, ahead, m, tile);
+  if (!ahead.width) return strip_quantized_alone<NR, F>(rows, s, ahead, m, tile);
   switch (rows) {
-    case 1: return strip_quantized<1, NR, BITS4, 0>(s, ahead, m, tile);
-    case 2: return strip_quantized<2, NR, BITS4, 0>(s, ahead, m, tile);
-    default: return strip_quantized<3, NR, BITS4, 0>(s, ahead, m, tile);
+    case 1: return strip_quantized<1, NR, F, 0>(s, ahead, m, tile);
+    case 2: return strip_quantized<2, NR, F, 0>(s, ahead, m, tile);
+    default: return strip_quantized<3, NR, F, 0>(s, ahead, m, tile);
   }
 }
 
-template <bool BITS4>
+template <class F>
 void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t begin, int64_t end, int64_t tile,
                     int64_t tiles, float* partial) {
-  const int64_t per_line = BITS4 ? 8 : 4, lines = w.k / per_line, groups = w.k / w.group, panel = tile / PANEL_TILES;
+  const int64_t lines = w.k / F::PER_LINE, groups = w.k / w.group, panel = tile / PANEL_TILES;
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64;
   const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE;
   const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
   // Blocks of the same size, one group more or less: what is fetched ahead is as much as the block at hand.
-  const int64_t at_most = strips == 1 ? groups : most(1, block_bytes(strips) * (BITS4 ? 2 : 1) / w.group);
+  const int64_t at_most = strips == 1 ? groups : most(1, block_bytes(strips) * HALVES<F> / w.group);
   const int64_t blocks = ceil_div(groups, at_most);
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t group = groups * block / blocks, count = groups * (block + 1) / blocks - group;
-    const int64_t line = group * w.group / per_line, bytes = count * w.group / per_line * width * 64;
+    const int64_t line = group * w.group / F::PER_LINE, bytes = count * w.group / F::PER_LINE * width * 64;
     const uint8_t* next = base + line * width * 64 + bytes;
     Ahead ahead{next, next + least(bytes, end_of_weight - next), strips > 1 ? width : 0, strips, true};
     StripQuantized s{&w, &p, x, base + (line * width + inside) * 64, w.scales + scales_at + group * width * TILE,
@@ -258,10 +254,10 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
       const int64_t until = begin + (end - begin) * (i + 1) / strips;
       s.partial = partial + i * STRIP_QUANTISED * PANEL_TILES * TILE;
       switch (tiles) {
-        case 1: strip_quantized_of<1, BITS4>(until - m, s, ahead, m, tile); break;
-        case 2: strip_quantized_of<2, BITS4>(until - m, s, ahead, m, tile); break;
-        case 3: strip_quantized_of<3, BITS4>(until - m, s, ahead, m, tile); break;
-        default: strip_quantized_of<4, BITS4>(until - m, s, ahead, m, tile); break;
+        case 1: strip_quantized_of<1, F>(until - m, s, ahead, m, tile); break;
+        case 2: strip_quantized_of<2, F>(until - m, s, ahead, m, tile); break;
+        case 3: strip_quantized_of<3, F>(until - m, s, ahead, m, tile); break;
+        default: strip_quantized_of<4, F>(until - m, s, ahead, m, tile); break;
       }
       m = until;
     }
@@ -271,8 +267,7 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
 #ifdef __AVX512BF16__
 KVASIR_INLINE void task_unpacked_of(int tid, const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile,
                                     int64_t tiles) {
-  if (w.kind == kvasir::Weights::BITS8) task_unpacked<false>(tid, w, p, begin, end, tile, tiles);
-  else task_unpacked<true>(tid, w, p, begin, end, tile, tiles);
+  with_form(w, [&](auto form) { task_unpacked<decltype(form)>(tid, w, p, begin, end, tile, tiles); });
 }
 #endif
 
@@ -300,8 +295,7 @@ inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& 
 #endif
     const Rounded x = rounded_in(memory, w, p.rows);
     auto* partial = reinterpret_cast<float*>(own);
-    if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, partial);
-    else task_quantized<true>(w, p, x, begin, end, tile, tiles, partial);
+    with_form(w, [&](auto form) { task_quantized<decltype(form)>(w, p, x, begin, end, tile, tiles, partial); });
   };
   with_prepared_rows(tid, nth, g, p.rows, rounded_bytes(any, p.rows), partials, prepare, task);
 }

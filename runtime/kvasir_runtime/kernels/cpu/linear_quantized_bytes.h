@@ -8,6 +8,7 @@
 #pragma once
 
 #include "linear_finish.h"
+#include "linear_form.h"
 
 #ifndef __AVX512F__
 namespace KVASIR_ISA {
@@ -29,14 +30,13 @@ constexpr bool SIGNED = false;
 #endif
 
 // Whether rows are 16 bits wide.
-KVASIR_INLINE bool are_wide(const Linear& w) { return !DOTS && w.kind == kvasir::Weights::BITS8; }
+KVASIR_INLINE bool are_wide(const Linear& w) { return !DOTS && w.kind == Weights::BITS8; }
 
-// Rows as the products take them. Offsets: for 8 bits where the sum of a group begins, for 4 bits the float
-// sx * sum_k(qx).
+// Rows as the products take them.
 struct Rounded {
   uint8_t* values;   // (rows, k) of 8 or 16 bits
   float* scales;     // (rows, groups)
-  int32_t* offsets;  // (rows, groups)
+  int32_t* offsets;  // (rows, groups), of put_offset
 };
 
 inline int64_t rounded_bytes(const Linear& w, int64_t rows) {
@@ -94,9 +94,7 @@ KVASIR_INLINE void round_row(const Linear& w, const T* x, uint8_t* values, float
       any_nan |= nan[i];
     }
     scales[g] = any_nan ? __builtin_nanf("") : top / 127.0f;
-    const float scaled = scales[g] * static_cast<float>(total);
-    if (w.kind == kvasir::Weights::BITS8) offsets[g] = static_cast<int32_t>(-128u * static_cast<uint32_t>(total));
-    else __builtin_memcpy(offsets + g, &scaled, 4);
+    put_offset(w, total, scales[g], offsets + g);
   }
 }
 
@@ -153,7 +151,7 @@ KVASIR_INLINE void ask(const uint8_t* line) {
 
 // What one line of 8 bits adds to the sums of MR rows: four values of k, VECTORS times as many outputs as there are lanes.
 template <int MR, int VECTORS>
-KVASIR_INLINE void add_line_8(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
+KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
 #pragma GCC unroll 16
   for (int v = 0; v < VECTORS; ++v) {
@@ -171,13 +169,14 @@ KVASIR_INLINE void add_line_8(Ints (&sum)[MR][VECTORS], const uint8_t* line, con
   }
 }
 
-// The same of a line of 4 bits: eight values of k. Without dot products sums are of 16 bits, two beside one another.
-template <int MR, int VECTORS>
-KVASIR_INLINE void add_line_4(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
+// The same of a line whose bytes have two halves: eight values of k. Without dot products sums are of 16 bits, two beside
+// one another.
+template <class F, int MR, int VECTORS>
+KVASIR_INLINE void add_halves(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
 #pragma GCC unroll 16
   for (int v = 0; v < VECTORS; ++v) {
-    const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = u & 0x0f0f0f0f, high = (u >> 4) & 0x0f0f0f0f;
+    const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = F::numbers(u, 0), high = F::numbers(u, 1);
 #pragma GCC unroll 4
     for (int i = 0; i < MR; ++i) {
       const Ints first = word_at(x + i * stride), second = word_at(x + i * stride + 4);
@@ -191,25 +190,26 @@ KVASIR_INLINE void add_line_4(Ints (&sum)[MR][VECTORS], const uint8_t* line, con
 }
 
 // Sums of one group of a line's values. per_x: bytes of a row that a line takes.
-template <int MR, int VECTORS, bool BITS4>
+template <int MR, int VECTORS, class F>
 KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int64_t g, const uint8_t* lines, int64_t step,
                               const uint8_t* x, int64_t num_lines) {
-  constexpr int64_t PER_X = BITS4 ? 8 : DOTS ? 4 : 8;
+  constexpr int64_t PER_X = HALVES<F> == 2 || !DOTS ? 8 : 4;
+  constexpr bool BEGINS = F::ZERO && !(SIGNED && F::ZERO == 128);
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) sum[i][v] = BITS4 || SIGNED ? Ints{} : r.offsets[i * r.groups + g] - Ints{};
+    for (int v = 0; v < VECTORS; ++v) sum[i][v] = BEGINS ? r.offsets[i * r.groups + g] - Ints{} : Ints{};
   }
-  if constexpr (!BITS4) {
-    for (int64_t n = 0; n < num_lines; ++n) add_line_8(sum, lines + n * step, x + n * PER_X, r.stride);
+  if constexpr (HALVES<F> == 1) {
+    for (int64_t n = 0; n < num_lines; ++n) add_bytes(sum, lines + n * step, x + n * PER_X, r.stride);
   } else {
 #ifdef KVASIR_BYTE_DOTS
-    for (int64_t n = 0; n < num_lines; ++n) add_line_4(sum, lines + n * step, x + n * PER_X, r.stride);
+    for (int64_t n = 0; n < num_lines; ++n) add_halves<F>(sum, lines + n * step, x + n * PER_X, r.stride);
 #else
     constexpr int64_t FITS = 4;  // lines whose products fit 16 bits
     for (int64_t n = 0; n < num_lines; n += FITS) {
       Ints halves[MR][VECTORS] = {};
-      for (int64_t l = n; l < least(num_lines, n + FITS); ++l) add_line_4(halves, lines + l * step, x + l * PER_X, r.stride);
+      for (int64_t l = n; l < least(num_lines, n + FITS); ++l) add_halves<F>(halves, lines + l * step, x + l * PER_X, r.stride);
       for (int i = 0; i < MR; ++i)
         for (int v = 0; v < VECTORS; ++v) sum[i][v] += pair_sums(halves[i][v], Ints{} + 0x00010001);
     }
@@ -218,25 +218,25 @@ KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int6
 }
 
 // Groups [0, groups) of what the pointers lead to: MR rows times NT tiles, added to sums (MR, PANEL_WIDTH).
-template <int MR, int NT, bool BITS4>
+template <int MR, int NT, class F>
 void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales, const uint16_t* minima,
                    int64_t width, int64_t groups, float* sums) {
   constexpr int VECTORS = NT * TILE_VECTORS;
-  const int64_t num_lines = w.group / (BITS4 ? 8 : 4), step = width * 64;
+  const int64_t num_lines = w.group / F::PER_LINE, step = width * 64;
   const uint8_t* x = r.values;
   for (int64_t g = 0; g < groups; ++g) {
     Ints sum[MR][VECTORS];
-    group_sums<MR, VECTORS, BITS4>(sum, r, g, lines, step, x, num_lines);
+    group_sums<MR, VECTORS, F>(sum, r, g, lines, step, x, num_lines);
     lines += num_lines * step;
-    x += w.group * (BITS4 || DOTS ? 1 : 2);
+    x += w.group * (are_wide(w) ? 2 : 1);
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t at = g * width * TILE + v * kLanes;
-      const Floats scale = load_float16(scales + at), minimum = BITS4 ? load_float16(minima + at) : Floats{};
+      const Floats scale = F::scales(scales + at), minimum = F::MINIMA ? load_float16(minima + at) : Floats{};
       for (int i = 0; i < MR; ++i) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
         const Floats whole = __builtin_convertvector(sum[i][v], Floats);
         Floats total = multiply_add(whole * splat(r.scales[i * r.groups + g]), scale, load(to));
-        if (BITS4) {
+        if (F::MINIMA) {
           float offset;
           __builtin_memcpy(&offset, r.offsets + i * r.groups + g, 4);
           total = multiply_add(-splat(offset), minimum, total);
@@ -247,24 +247,24 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
   }
 }
 
-template <int MR, bool BITS4>
+template <int MR, class F>
 void add_quantized_tiles(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales,
                          const uint16_t* minima, int64_t width, int64_t groups, float* sums, int64_t tiles) {
   constexpr int MOST = MR == 1 ? 4 : MR == 2 ? 2 : 1;
   for (; tiles >= MOST; tiles -= MOST, lines += 64 * MOST, scales += MOST * TILE, minima += MOST * TILE, sums += MOST * TILE)
-    add_quantized<MR, MOST, BITS4>(w, r, lines, scales, minima, width, groups, sums);
+    add_quantized<MR, MOST, F>(w, r, lines, scales, minima, width, groups, sums);
   for (; tiles > 0; --tiles, lines += 64, scales += TILE, minima += TILE, sums += TILE)
-    add_quantized<MR, 1, BITS4>(w, r, lines, scales, minima, width, groups, sums);
+    add_quantized<MR, 1, F>(w, r, lines, scales, minima, width, groups, sums);
 }
 
 // Rows [begin, end) times the tiles [tile, tile + tiles) of one panel. sums: (rows, PANEL_WIDTH).
-template <bool BITS4>
+template <class F>
 void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t begin, int64_t end, int64_t tile,
                     int64_t tiles, float* sums) {
-  const int64_t per_line = BITS4 ? 8 : 4, lines = w.k / per_line, groups = w.k / w.group, panel = tile / PANEL_TILES;
+  const int64_t lines = w.k / F::PER_LINE, groups = w.k / w.group, panel = tile / PANEL_TILES;
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64 + inside * 64;
-  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE, group_bytes = w.group / per_line * width * 64;
+  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE, group_bytes = w.group / F::PER_LINE * width * 64;
   const int64_t at_once = end - begin == 1 ? groups : most(1, BLOCK_BYTES / group_bytes);
   const int64_t row_bytes = w.k * (are_wide(w) ? 2 : 1), group_x = w.group * (are_wide(w) ? 2 : 1);
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
@@ -278,10 +278,10 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
                         x.offsets + m * groups + group, row_bytes, groups};
       float* to = sums + (m - begin) * PANEL_WIDTH;
       switch (until - m) {
-        case 1: add_quantized_tiles<1, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        case 2: add_quantized_tiles<2, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        case 3: add_quantized_tiles<3, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        default: add_quantized_tiles<4, BITS4>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 1: add_quantized_tiles<1, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 2: add_quantized_tiles<2, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 3: add_quantized_tiles<3, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        default: add_quantized_tiles<4, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
       }
       m = until;
     }
@@ -299,8 +299,7 @@ inline void linear_quantized(int tid, int nth, const Grouped& g, const Product& 
                         int64_t tiles) {
     const Rounded x = rounded_in(memory, w, p.rows);
     auto* sums = reinterpret_cast<float*>(own);
-    if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, sums);
-    else task_quantized<true>(w, p, x, begin, end, tile, tiles, sums);
+    with_form(w, [&](auto form) { task_quantized<decltype(form)>(w, p, x, begin, end, tile, tiles, sums); });
   };
   with_prepared_rows(tid, nth, g, p.rows, rounded_bytes(any, p.rows), BLOCK_ROWS * PANEL_WIDTH * 4, prepare, task);
 }

@@ -1,0 +1,55 @@
+// What the products must know of a kind of quantized weights, as a type: each kind has loops of its own.
+#pragma once
+
+#include "linear_tasks.h"
+
+namespace KVASIR_ISA {
+
+using kvasir::Weights;
+
+// PER_LINE: values of k that a line has of an output; two halves of each byte where they are eight. ZERO: what stands for 0
+// in the instruction, and MINIMA: whether instead each group has a minimum beside its scale.
+// scales: of as many outputs as there are lanes. numbers: what the instruction takes of a line, or of a half of its bytes.
+template <Weights KIND>
+struct Form;
+
+template <>
+struct Form<Weights::BITS8> {
+  static constexpr int64_t PER_LINE = 4;
+  static constexpr int ZERO = 128;
+  static constexpr bool MINIMA = false;
+  static KVASIR_INLINE Floats scales(const uint16_t* from) { return load_float16(from); }
+  static KVASIR_INLINE Ints numbers(Ints line, int) { return line; }
+};
+
+template <>
+struct Form<Weights::BITS4> {
+  static constexpr int64_t PER_LINE = 8;
+  static constexpr int ZERO = 0;
+  static constexpr bool MINIMA = true;
+  static KVASIR_INLINE Floats scales(const uint16_t* from) { return load_float16(from); }
+  static KVASIR_INLINE Ints numbers(Ints line, int half) { return (half ? line >> 4 : line) & 0x0f0f0f0f; }
+};
+
+template <class F>
+constexpr int HALVES = F::PER_LINE / 4;
+
+// Calls task(form) with the form of a quantized weight.
+template <class Task>
+KVASIR_INLINE void with_form(const Linear& w, const Task& task) {
+  if (w.kind == Weights::BITS8) task(Form<Weights::BITS8>{});
+  else task(Form<Weights::BITS4>{});
+}
+
+// What a row brings to a group beside its numbers qx: where the sum of integers begins, -ZERO * sum_k(qx), or the float
+// sx * sum_k(qx), which multiplies the minimum. total: sum_k(qx); scale: sx.
+KVASIR_INLINE void put_offset(const Linear& w, int32_t total, float scale, int32_t* to) {
+  with_form(w, [&](auto form) __attribute__((always_inline)) {
+    using F = decltype(form);
+    const float scaled = scale * static_cast<float>(total);
+    if (F::MINIMA) __builtin_memcpy(to, &scaled, 4);
+    else *to = static_cast<int32_t>(static_cast<uint32_t>(-F::ZERO) * static_cast<uint32_t>(total));
+  });
+}
+
+}  // namespace KVASIR_ISA
