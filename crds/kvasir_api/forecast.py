@@ -58,6 +58,7 @@ class ModelShape:
     place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     stored_sixteenths: of a byte that a number of these matrices takes as the checkpoint has it; 0 where it has them in full.
+    stored_cpu_sixteenths: the same on processors, which `inspection.held_on` chooses.
     stored_plain: numbers of matrices that such a checkpoint leaves in full, which only a reader of names knows.
     stored_kept: what the sixteenths are with each quantization that leaves some numbers as such a checkpoint has them.
     """
@@ -83,6 +84,7 @@ class ModelShape:
     state_bytes: int = 0
     latent_row: int = 0
     stored_sixteenths: int = 0
+    stored_cpu_sixteenths: int = 0
     stored_plain: int = 0
     stored_kept: tuple[tuple[str, int], ...] = ()
 
@@ -282,6 +284,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
         stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows),
+        stored_cpu_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows, "cpu"),
         stored_kept=stored_bits.kept(config.get("quantization_config"), routed / matrices, rows),
     )
 

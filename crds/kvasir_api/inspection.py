@@ -34,6 +34,7 @@ _AMOUNTS: Final = (
     "state_bytes",
     "latent_row",
     "stored_sixteenths",
+    "stored_cpu_sixteenths",
     "stored_plain",
 )
 """0 where a model has none of it."""
@@ -195,6 +196,7 @@ def predicted(
     """
     if not facts.supported:
         return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
+    facts = msgspec.structs.replace(facts, shape=held_on(facts.shape, device))
     refusal = cache_refusal(facts.shape, options, device)
     if refusal:
         return Prediction(verdict="Unknown", message=refusal)
@@ -207,6 +209,12 @@ def predicted(
         held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
     known = roofline(facts, options, card) if card else None
     return _with_speeds(held, known, options) if known and held.kv_tokens else held
+
+
+def held_on(shape: forecast.ModelShape, device: Compute) -> forecast.ModelShape:
+    """The same model with a checkpoint's numbers as a device holds them; facts of earlier versions have no others."""
+    known = device == "cpu" and shape.stored_cpu_sixteenths
+    return replace(shape, stored_sixteenths=shape.stored_cpu_sixteenths) if known else shape
 
 
 def cache_refusal(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> str:
@@ -259,7 +267,7 @@ def _drafter(facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Com
     if device != "cpu" or drafter is None:
         return NO_DRAFTER
     return drafter_size(
-        drafter,
+        held_on(drafter, device),
         facts.shape,
         dtype=dtype,
         quantization=options.quantization,

@@ -5,7 +5,9 @@ Pure, for the forecast; the runtime refuses what it cannot read by itself.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+Device = Literal["cpu", "cuda"]
 
 FOUR_BITS: Final = 10
 """Sixteenths of a byte: 4 bits, and for 64 columns a float32 scale and minimum."""
@@ -13,28 +15,31 @@ FOUR_BITS_BY_32: Final = 12
 _WIDTHS: Final = {128: FOUR_BITS, 64: FOUR_BITS, 32: FOUR_BITS_BY_32}
 """Columns that share a scale while they are held: the most that divide the file's groups and the rows."""
 EIGHT_BITS: Final = 17
-MXFP4: Final = 18
-"""Held in 8 bits with a float32 scale for 32 columns."""
-NVFP4: Final = 20
-"""Held in 8 bits with a float32 scale for 16 columns."""
+MXFP4: Final = {"cuda": 18, "cpu": 8.5}
+"""Held in 8 bits with a float32 scale for 32 columns, or on processors in 4 with a byte."""
+NVFP4: Final = {"cuda": 20, "cpu": 9}
+"""The same for 16 columns."""
 SIXTEEN_BITS: Final = 32
 _MOST: Final = 64
 
 
-def sixteenths(config: object, experts_fraction: float = 0.0, columns: Iterable[int] = ()) -> int:
+def sixteenths(
+    config: object, experts_fraction: float = 0.0, columns: Iterable[int] = (), device: Device = "cuda"
+) -> int:
     """Of a byte, for each number of the layers' matrices; 0 without a quantization_config, or with one of unknown bits.
 
     experts_fraction: 0..1 of these numbers that are in experts, which some checkpoints hold in fewer bits than the others.
     columns: of the rows of these matrices. Of those that a checkpoint quantizes: which ones it leaves hangs on their names.
+    device: where they are held.
     """
     if not isinstance(config, Mapping):
         return 0
     method = config.get("quant_method")
     if method == "mxfp4":
-        return math.ceil(MXFP4 * experts_fraction + SIXTEEN_BITS * (1 - experts_fraction))
+        return math.ceil(MXFP4[device] * experts_fraction + SIXTEEN_BITS * (1 - experts_fraction))
     if method == "gguf":
         return _counted(config, "sixteenths")
-    return max(_each(config, columns), default=0)
+    return max(_each(config, columns, device), default=0)
 
 
 def kept(config: object, experts_fraction: float = 0.0, columns: Iterable[int] = ()) -> tuple[tuple[str, int], ...]:
@@ -47,11 +52,11 @@ def kept(config: object, experts_fraction: float = 0.0, columns: Iterable[int] =
         return ()
     method = config.get("quant_method")
     if method == "mxfp4":
-        return (("int8", math.ceil(MXFP4 * experts_fraction + EIGHT_BITS * (1 - experts_fraction))),)
+        return (("int8", math.ceil(MXFP4["cuda"] * experts_fraction + EIGHT_BITS * (1 - experts_fraction))),)
     if method == "gguf":
         four = _counted(config, "int4_sixteenths")
         return (("int4", four),) if four else ()
-    each = _each(config, columns)
+    each = _each(config, columns, "cuda")  # in 8 bits on every device
     found = {
         "fp8": EIGHT_BITS if _has_blocks(config) else 0,
         "int8": max((one for one in each if one > EIGHT_BITS), default=0),
@@ -81,26 +86,26 @@ def _groups(config: Mapping[str, Any]) -> list[object]:
     return [*groups.values()] if is_theirs and isinstance(groups, Mapping) else []
 
 
-def _each(config: Mapping[str, Any], columns: Iterable[int]) -> list[int]:
+def _each(config: Mapping[str, Any], columns: Iterable[int], device: Device) -> list[int]:
     """Sixteenths by each description of a config."""
     rows, method = [one for one in columns if one > 0], config.get("quant_method")
     if method in ("fp8", "bitsandbytes"):
         return [EIGHT_BITS]
     if method == "modelopt":
-        return [NVFP4 if config.get("quant_algo") == "NVFP4" else EIGHT_BITS]
+        return [NVFP4[device] if config.get("quant_algo") == "NVFP4" else EIGHT_BITS]
     if method in ("gptq", "awq"):
         return [_of(config.get("bits"), config.get("group_size"), rows)]
     if method == "hqq":
         return _hqq(config.get("quant_config"), rows)
-    return [_of_group(group, rows) for group in _groups(config)]
+    return [_of_group(group, rows, device) for group in _groups(config)]
 
 
-def _of_group(group: object, rows: list[int]) -> int:
+def _of_group(group: object, rows: list[int], device: Device) -> int:
     weights: Any = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return 0
     if weights.get("num_bits") == 4 and weights.get("type") == "float":
-        return NVFP4 if weights.get("group_size") == 16 else MXFP4
+        return NVFP4[device] if weights.get("group_size") == 16 else math.ceil(MXFP4[device])
     return _of(weights.get("num_bits"), weights.get("group_size"), rows)
 
 

@@ -1,12 +1,13 @@
 """What the loader makes of a checkpoint, for tests of formats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 
 from kvasir_api.options import Quantization
 from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.quantized import QuantizedWeight, numbers
 from kvasir_runtime.layers.sharding import shard
 from kvasir_runtime.layers.spec import Rank, parameter_shapes
 from kvasir_runtime.models.family import Place
@@ -19,19 +20,28 @@ Change = Callable[[dict[str, Place], dict[str, tuple[int, ...]]], object]
 """Of places and shapes, before anything is read."""
 
 
+def worth(weight: Weight) -> torch.Tensor:
+    """In float64, without a rounding of ours."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight.double()
+    scales = weight.scales.double() * (1 if weight.units is None else weight.units.double())
+    return numbers(weight).double() * scales.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)
+
+
 def loaded(
     folder: Path,
     quantization: Quantization,
     dtype: torch.dtype = torch.float32,
     rank: Rank | None = None,
     change: Change | None = None,
+    floating: Collection[str] = ("fp8", "fp4"),
 ) -> dict[str, Weight]:
-    """The weights of a rank, or of all, on the host."""
+    """The weights of a rank, or of all, on the host. floating: as of `quant_formats.formats`."""
     config, family = read(folder)
     whole = family.spec(config)
     spec = shard(whole, rank or Rank())
     shapes, places = parameter_shapes(spec), sharded_places(family.places, whole, spec)
     if change is not None:
         change(places, shapes)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder))
+    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder), floating=floating)
     return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)

@@ -54,6 +54,23 @@ def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> No
     assert stored_bits.sixteenths(config) == want
 
 
+@pytest.mark.parametrize(
+    ("config", "card", "processor"),
+    [
+        ({"quant_method": "mxfp4"}, 20, 11),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 20, 9),
+        (packed(num_bits=4, type="float", group_size=16), 20, 9),
+        (packed(num_bits=4, type="float", group_size=32), 18, 9),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, 10, 10),
+    ],
+)
+def test_processors_hold_numbers_with_exponents_in_four_bits(
+    config: dict[str, object], card: int, processor: int
+) -> None:
+    assert stored_bits.sixteenths(config, 0.9) == card
+    assert stored_bits.sixteenths(config, 0.9, device="cpu") == processor
+
+
 BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
 
 

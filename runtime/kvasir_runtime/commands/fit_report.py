@@ -57,7 +57,7 @@ def fit_report(
 
     Raises ValueError that names what is wrong with a config.json.
     """
-    shape = model_facts.shape_of(config)
+    shape = inspection.held_on(model_facts.shape_of(config), device)
     _check_options(shape, options, device)
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     architecture = model_facts.architecture_of(config)
@@ -132,7 +132,11 @@ def _drafter_size(
         raise ValueError(f"--speculation {options.speculation} is for CPUs; choose auto or off")
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     return inspection.drafter_size(
-        shape, model, dtype=dtype, quantization=options.quantization, kv_cache_dtype=options.kv_cache_dtype
+        inspection.held_on(shape, device),
+        model,
+        dtype=dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
 
 

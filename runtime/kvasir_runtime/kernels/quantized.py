@@ -1,11 +1,13 @@
 """Weights in 8 or 4 bits with a scale for each group of columns, and a product with them in plain torch.
 
     for o, i in rows, columns:  g = i // group, 0 where a row is one group
-        weight[o, order[i]] = scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
+        weight[o, order[i]] = units[o] * scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
 
 values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bits: (rows, columns / 2) uint8, numbers
-        0..15, an even column in the low half
-scales, minima: (rows, groups) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
+        0..15, or codes of e2m1 where the format is floating, whose q are in halves; an even column in the low half
+scales, minima: (rows, groups) float16 or float32; 4 bits have minima (8 * scale where a file has none). Of e2m1 there
+        are none, and scales are bytes, 0 and more: e4m3 of groups of 16, powers of two (e8m0) of others
+units:  (rows, 1) float32, of e2m1 alone; 1 where there are none
 order:  (columns,) int64, which column of the weight each column of the numbers is; None where they are the same
 Activations are not quantized here: x stays what it is, sums are in float32, and the result is rounded once.
 
@@ -31,8 +33,9 @@ class QuantFormat:
     """bits: 8 or 4. group: columns that share a scale, 0 for all of a row. wide: scales in float32 instead of float16.
 
     Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly. floating: numbers
-    are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide. ordered:
-    columns have an order of their own, in which those of a group lie side by side.
+    are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide; or e2m1 (0,
+    0.5, 1, 1.5, 2, 3, 4, 6), with 4. ordered: columns have an order of their own, in which those of a group lie side by
+    side.
     """
 
     bits: int
@@ -42,8 +45,25 @@ class QuantFormat:
     ordered: bool = False
 
     @property
+    def e2m1(self) -> bool:
+        """Whether numbers are e2m1."""
+        return self.floating and self.bits == 4
+
+    @property
+    def ranged(self) -> bool:
+        """Whether groups have minima."""
+        return self.bits == 4 and not self.floating
+
+    @property
+    def widened(self) -> "QuantFormat":
+        """What holds the numbers exactly in integers of 8 bits, where they are e2m1; else the same."""
+        return replace(self, bits=8, wide=True, floating=False) if self.e2m1 else self
+
+    @property
     def scale_dtype(self) -> torch.dtype:
         """Of scales and minima."""
+        if self.e2m1:
+            return torch.float8_e4m3fn if self.group == NVFP4_GROUP else torch.float8_e8m0fnu
         return torch.float32 if self.wide else torch.float16
 
     @property
@@ -54,14 +74,14 @@ class QuantFormat:
     @property
     def value_dtype(self) -> torch.dtype:
         """Of the numbers, two to an element where they have 4 bits."""
-        if self.floating:
-            return torch.float8_e4m3fn
-        return torch.int8 if self.bits == 8 else torch.uint8
+        if self.bits == 4:
+            return torch.uint8
+        return torch.float8_e4m3fn if self.floating else torch.int8
 
     @property
     def name(self) -> str:
         """As options and banners call it."""
-        return "fp8" if self.floating else f"int{self.bits}"
+        return f"{'fp' if self.floating else 'int'}{self.bits}"
 
     def groups(self, columns: int) -> int:
         """Scales of a row of so many columns."""
@@ -73,13 +93,18 @@ class QuantFormat:
 
     def num_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a weight in this format, as QuantizedWeight holds it."""
-        each = self.scale_dtype.itemsize * (1 if self.bits == 8 else 2)
-        order = 8 * columns if self.ordered else 0
-        return rows * columns * self.bits // 8 + rows * self.groups(columns) * each + order
+        each = self.scale_dtype.itemsize * (2 if self.ranged else 1)
+        beside = (8 * columns if self.ordered else 0) + (4 * rows if self.e2m1 else 0)
+        return rows * columns * self.bits // 8 + rows * self.groups(columns) * each + beside
 
 
 FP8: Final = QuantFormat(bits=8, group=0, wide=True, floating=True)
 """e4m3 with a scale for each row, in which `--quantization fp8` holds the layers."""
+NVFP4_GROUP: Final = 16
+MXFP4: Final = QuantFormat(bits=4, floating=True)
+NVFP4: Final = QuantFormat(bits=4, group=NVFP4_GROUP, floating=True)
+HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Of each code of e2m1 its worth in halves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +116,7 @@ class QuantizedWeight:
     scales: Tensor
     minima: Tensor | None
     order: Tensor | None = None
+    units: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,12 +125,16 @@ class QuantizedWeight:
 
     def rows(self, first: int, count: int) -> "QuantizedWeight":
         """A view of some rows."""
-        minima = None if self.minima is None else self.minima[first : first + count]
+        return self.each(lambda tensor: tensor[first : first + count])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        """The same with every tensor of rows changed."""
         return replace(
             self,
-            values=self.values[first : first + count],
-            scales=self.scales[first : first + count],
-            minima=minima,
+            values=change(self.values),
+            scales=change(self.scales),
+            minima=None if self.minima is None else change(self.minima),
+            units=None if self.units is None else change(self.units),
         )
 
     def columns(self, first: int, count: int) -> "QuantizedWeight":
@@ -124,9 +154,8 @@ class QuantizedWeight:
 
     def moved(self, device: torch.device) -> "QuantizedWeight":
         """The same on a device."""
-        minima = None if self.minima is None else self.minima.to(device)
         order = None if self.order is None else self.order.to(device)
-        return replace(self, values=self.values.to(device), scales=self.scales.to(device), minima=minima, order=order)
+        return replace(self.each(lambda tensor: tensor.to(device)), order=order)
 
     def copy_(self, other: "QuantizedWeight") -> None:
         """Overwrite with another of the same format and shape."""
@@ -136,6 +165,8 @@ class QuantizedWeight:
             self.minima.copy_(other.minima)
         if self.order is not None and other.order is not None:
             self.order.copy_(other.order)
+        if self.units is not None and other.units is not None:
+            self.units.copy_(other.units)
 
     def in_order(self) -> "QuantizedWeight":
         """The numbers as they lie, as a weight whose columns have no order of their own."""
@@ -152,8 +183,9 @@ def empty(format: QuantFormat, rows: int, columns: int, device: torch.device) ->
         format=format,
         values=torch.empty(values, dtype=format.value_dtype, device=device),
         scales=torch.empty(groups, dtype=format.scale_dtype, device=device),
-        minima=None if format.bits == 8 else torch.empty(groups, dtype=format.scale_dtype, device=device),
+        minima=torch.empty(groups, dtype=format.scale_dtype, device=device) if format.ranged else None,
         order=torch.empty(columns, dtype=torch.int64, device=device) if format.ordered else None,
+        units=torch.empty(rows, 1, device=device) if format.e2m1 else None,
     )
 
 
@@ -161,8 +193,18 @@ def numbers(weight: QuantizedWeight) -> Tensor:
     """q of the formula: (rows, columns) int8, or e4m3."""
     if weight.format.bits == 8:
         return weight.values
+    if weight.format.e2m1:
+        return _halves(weight.values)
     both = torch.stack((weight.values & 15, weight.values >> 4), dim=2)
     return both.view(weight.shape).view(torch.int8)
+
+
+def _halves(codes: Tensor) -> Tensor:
+    """Of e2m1: (rows, columns) int8; a byte at a time, which is twice as fast as number by number."""
+    each = torch.arange(256, device=codes.device)
+    halves = torch.tensor(HALVES, dtype=torch.int8, device=codes.device)
+    pairs = torch.stack((halves[each & 15], halves[each >> 4]), dim=1).view(torch.int16).flatten()
+    return pairs.index_select(0, codes.flatten().int()).view(torch.int8).view(codes.shape[0], -1)
 
 
 def packed(q: Tensor) -> Tensor:
@@ -174,11 +216,24 @@ def packed(q: Tensor) -> Tensor:
 def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """The weight itself: (rows, columns), computed in float32, then rounded to dtype."""
     rows, columns = weight.shape
-    grouped = numbers(weight).float().view(rows, weight.scales.shape[1], -1) * weight.scales.float().unsqueeze(2)
+    grouped = numbers(weight).float().view(rows, weight.scales.shape[1], -1) * wide_scales(weight).unsqueeze(2)
     if weight.minima is not None:
         grouped -= weight.minima.float().unsqueeze(2)
     plain = grouped.view(rows, columns).to(dtype)
     return plain if weight.order is None else plain.index_select(1, weight.order.argsort())
+
+
+def wide_scales(weight: QuantizedWeight) -> Tensor:
+    """(rows, groups) float32, times units."""
+    scales = weight.scales.float()
+    return scales if weight.units is None else scales * weight.units
+
+
+def widened(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same numbers in the format's `widened` one."""
+    if not weight.format.e2m1:
+        return weight
+    return replace(weight, format=weight.format.widened, values=numbers(weight), scales=wide_scales(weight), units=None)
 
 
 def in_groups(weight: QuantizedWeight, group: int = GROUP) -> QuantizedWeight:
@@ -235,7 +290,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """A quantized weight, a bias or None, and an x to call the result with."""
     wide = QuantFormat(bits=4, wide=True)
     larger = (replace(wide, group=128), replace(wide, group=64, ordered=True))
-    formats = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128), *larger)
+    formats = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128), *larger, MXFP4, NVFP4)
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
         for format_ in formats:
             if not format_.fits(columns):
@@ -250,6 +305,11 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
 def drawn(format: QuantFormat, rows: int, columns: int, generator: torch.Generator) -> QuantizedWeight:  # noqa: A002 -- its name
     """A weight of random numbers, about a thousandth to a tenth large, for cases and measurements."""
     weight = empty(format, rows, columns, torch.device("cpu"))
+    if weight.units is not None:
+        weight.values.copy_(torch.randint(0, 256, weight.values.shape, generator=generator))
+        weight.scales.copy_(torch.exp2(torch.randint(-1, 2, weight.scales.shape, generator=generator).float()))
+        weight.units.copy_((1 + torch.rand(weight.units.shape, generator=generator)) / 1024)
+        return weight
     if format.floating:
         weight.values.copy_(torch.randn(weight.values.shape, generator=generator) * 100)
         weight.scales.copy_((1 + torch.rand(weight.scales.shape, generator=generator)) / 4096)

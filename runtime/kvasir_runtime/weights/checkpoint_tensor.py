@@ -163,19 +163,13 @@ class CheckpointTensor:
 
         def turned(rows: Tensor) -> Tensor:
             index = torch.tensor(order, device=rows.device)
-            plain = rows.view(torch.uint8) if rows.dtype == torch.float8_e4m3fn else rows  # torch cannot select e4m3
+            plain = rows.view(torch.uint8) if rows.itemsize == 1 else rows  # torch cannot select numbers of 8 bits
             chosen = plain.reshape(-1, len(order), *rows.shape[1:]).index_select(1, index)
             return chosen.reshape(rows.shape).view(rows.dtype)
 
         def kept(raw: Tensor, count: int) -> QuantizedWeight:
             assert self.kept is not None
-            found = self.kept(raw, count)
-            return replace(
-                found,
-                values=turned(found.values),
-                scales=turned(found.scales),
-                minima=None if found.minima is None else turned(found.minima),
-            )
+            return self.kept(raw, count).each(turned)
 
         part = self.part
         return replace(

@@ -9,32 +9,52 @@ NVFP4, and MXFP4 of compressed-tensors. Pairs the tensors of a matrix, so that `
     modelopt            X.weight (rows, columns / 2) uint8, X.weight_scale (rows, groups of 16) e4m3, times
                         X.weight_scale_2 float32
 
-In halves the numbers are integers of 8 bits, which our format of that size holds exactly. Scales of activations are
-left alone. Sources: OCP Microscaling Formats 1.0, 2023; NVIDIA's description of NVFP4, 2025.
+Numbers and scales are held as they are, and what multiplies a whole matrix, and the half that our formula has, in the
+unit of its rows. Scales of activations are left alone. Sources: OCP Microscaling Formats 1.0, 2023; NVIDIA's
+description of NVFP4, 2025.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, QuantizedWeight, dequantized
 from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind, expect_dtype, expect_matrix, whole
 
-MXFP4_GROUP: Final = 32
-NVFP4_GROUP: Final = 16
-HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Of each number of e2m1 its worth in halves."""
-_BIAS: Final = 127
+_HALF: Final = 0.5
+_NO_EXPONENT: Final = 0xFF
+_NO_E4M3: Final = 0x7F
+"""From this byte on, e4m3 is no number, or negative."""
 _UNUSED: Final = (".input_global_scale", ".output_global_scale")
 
 Named = Mapping[str, CheckpointTensor]
-Scales = Callable[[], Tensor]
-"""Of a whole matrix: (rows, groups) float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScales:
+    """What multiplies the numbers of a matrix. rows: (first, count) -> (count, groups) uint8, as they are in the file.
+
+    format: says what these bytes are. unit: of the matrix in halves, positive and finite. name: for messages.
+    """
+
+    format: QuantFormat
+    rows: Callable[[int, int], Tensor]
+    name: str
+    unit: Callable[[], float] = lambda: _HALF
+
+    def read(self, first: int, count: int, device: torch.device) -> Tensor:
+        """(count, groups) in the format's type. Raises ModelError for scales that are none."""
+        scales = self.rows(first, count)
+        least, what = (_NO_EXPONENT, "no") if self.format == MXFP4 else (_NO_E4M3, "negative or no")
+        if bool((scales >= least).any()):
+            raise ModelError(f"{self.name} has scales that are {what} numbers")
+        return scales.to(device).view(self.format.scale_dtype)
 
 
 def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
@@ -50,68 +70,62 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     return found + [one for name, one in named.items() if name not in used and not name.endswith(_UNUSED)]
 
 
-def matrix(stored: CheckpointTensor, group: int, scales: Scales) -> CheckpointTensor:
-    """The same of (rows, columns) numbers, decoded, and kept in halves."""
-    kind = StoredKind(name=f"e2m1 by {group}", format=QuantFormat(bits=8, group=group, wide=True))
+def matrix(stored: CheckpointTensor, scales: GroupScales) -> CheckpointTensor:
+    """The same of (rows, columns) numbers, decoded and kept."""
+    kind = StoredKind(name=f"e2m1 by {scales.format.group}", format=scales.format)
     short = replace(stored, kind=kind, dtype=None)
     return replace(short, part=functools.partial(_part, short, scales))
-
-
-def powers_of_two(exponents: Tensor) -> Tensor:
-    """float32 of uint8, exactly."""
-    return torch.exp2(exponents.double() - _BIAS).float()
 
 
 def _paired(named: Named, stem: str, values: CheckpointTensor) -> CheckpointTensor:
     expect_matrix(values)
     (rows, half), scales = values.shape, named[f"{stem}.weight_scale"]
-    columns, is_power = 2 * half, scales.dtype == torch.uint8
-    group = MXFP4_GROUP if is_power else NVFP4_GROUP
-    if scales.shape != (rows, columns // group) or columns % group:
-        raise ModelError(
-            f"{scales.path}: tensor {scales.name} has shape {list(scales.shape)}, expected {[rows, columns // group]}"
-        )
-    named_values = replace(values, name=f"{stem}.weight", shape=(rows, columns))
-    if is_power:
-        return matrix(named_values, group, lambda: powers_of_two(whole(scales)))
-    expect_dtype(scales, torch.float8_e4m3fn)
-    over, times = named.get(f"{stem}.weight_global_scale"), named.get(f"{stem}.weight_scale_2")
-    outer = over or times
-    if outer is None:
-        raise ModelError(f"{values.path}: tensor {values.name} has no {stem}.weight_global_scale beside it")
-    expect_dtype(outer, torch.float32)
-    if outer.num_bytes != 4:
-        raise ModelError(f"{outer.path}: tensor {outer.name} has shape {list(outer.shape)}, expected [1]")
-
-    def both() -> Tensor:
-        number = whole(outer).view(1)
-        each = whole(scales).float()
-        return each / number if over is not None else each * number
-
-    return matrix(named_values, group, both)
+    columns, format_ = 2 * half, MXFP4 if scales.dtype == torch.uint8 else NVFP4
+    if scales.shape != (rows, format_.groups(columns)) or not format_.fits(columns):
+        wanted = [rows, format_.groups(columns)]
+        raise ModelError(f"{_named(scales)} has shape {list(scales.shape)}, expected {wanted}")
+    read = GroupScales(format=format_, rows=functools.partial(_bytes, scales), name=_named(scales))
+    if format_ == NVFP4:
+        expect_dtype(scales, torch.float8_e4m3fn)
+        over, times = named.get(f"{stem}.weight_global_scale"), named.get(f"{stem}.weight_scale_2")
+        outer = over or times
+        if outer is None:
+            raise ModelError(f"{_named(values)} has no {stem}.weight_global_scale beside it")
+        expect_dtype(outer, torch.float32)
+        if outer.num_bytes != 4:
+            raise ModelError(f"{_named(outer)} has shape {list(outer.shape)}, expected [1]")
+        read = replace(read, unit=functools.cache(functools.partial(_unit, outer, divides=over is not None)))
+    return matrix(replace(values, name=f"{stem}.weight", shape=(rows, columns)), read)
 
 
-def _part(one: CheckpointTensor, scales: Scales, first: int, _: int) -> CheckpointTensor:
+def _named(stored: CheckpointTensor) -> str:
+    return f"{stored.path}: tensor {stored.name}"
+
+
+def _bytes(scales: CheckpointTensor, first: int, count: int) -> Tensor:
+    return whole(scales.with_rows(first, count)).view(torch.uint8)
+
+
+def _unit(outer: CheckpointTensor, *, divides: bool) -> float:
+    """float32. Raises ModelError for what scales no matrix."""
+    number = whole(outer).view(1)
+    unit = float(_HALF / number if divides else _HALF * number)
+    if not (unit > 0 and math.isfinite(unit)):
+        raise ModelError(f"{_named(outer)} is {float(number)}, expected a positive number that is finite")
+    return unit
+
+
+def _part(one: CheckpointTensor, scales: GroupScales, first: int, _: int) -> CheckpointTensor:
     """Of some rows."""
-    assert one.format is not None
-    kept = functools.partial(_kept, one.format, scales, first)
-    return replace(one, kept=kept, decoded=functools.partial(_decoded, one.format.group, scales, first))
+    kept = functools.partial(_kept, scales, first)
+    return replace(one, kept=kept, decoded=lambda raw, count: dequantized(kept(raw, count)))
 
 
-def _kept(format_: QuantFormat, scales: Scales, first: int, raw: Tensor, count: int) -> QuantizedWeight:
-    """The same numbers in halves."""
-    of_rows = scales()[first : first + count].to(raw.device)
-    return QuantizedWeight(format=format_, values=_halves(raw, count), scales=of_rows / 2, minima=None)
-
-
-def _decoded(group: int, scales: Scales, first: int, raw: Tensor, count: int) -> Tensor:
-    of_rows = scales()[first : first + count].to(raw.device) / 2
-    return _halves(raw, count).float() * of_rows.repeat_interleave(group, dim=1)
-
-
-def _halves(raw: Tensor, count: int) -> Tensor:
-    """(count, columns) int8; a byte at a time, which is twice as fast as number by number."""
-    each = torch.arange(256, device=raw.device)
-    halves = torch.tensor(HALVES, dtype=torch.int8, device=raw.device)
-    pairs = torch.stack((halves[each & 15], halves[each >> 4]), dim=1).view(torch.int16).flatten()
-    return pairs.index_select(0, raw.int()).view(torch.int8).view(count, -1)
+def _kept(scales: GroupScales, first: int, raw: Tensor, count: int) -> QuantizedWeight:
+    return QuantizedWeight(
+        format=scales.format,
+        values=raw.view(count, -1),
+        scales=scales.read(first, count, raw.device),
+        minima=None,
+        units=torch.full((count, 1), scales.unit(), device=raw.device),
+    )

@@ -163,8 +163,9 @@ def _put(stored: CheckpointTensor, into: Sequence[Weight], count: int, quantize:
     for weight in into:
         if isinstance(weight, Tensor):
             weight.copy_(stored.decoded(raw, count))
-        elif stored.kept is not None and stored.format == weight.format:
-            weight.copy_(stored.kept(raw, count))
+        elif stored.kept is not None and stored.format and weight.format in (stored.format, stored.format.widened):
+            kept = stored.kept(raw, count)
+            weight.copy_(kept if kept.format == weight.format else quantized.widened(kept))
         else:
             weight.copy_(quantize(stored.decoded(raw, count), weight.format))
 

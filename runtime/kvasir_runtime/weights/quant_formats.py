@@ -7,7 +7,7 @@ quantized copy. Norms and biases stay as they are, and so does a matrix whose co
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kvasir_api.options import Quantization
@@ -17,6 +17,9 @@ from kvasir_runtime.models.family import Place
 from kvasir_runtime.weights.checkpoint_tensor import StoredKind
 
 HEAD, TABLE = "head.weight", "embedding"
+CARDS: Final = ("fp8",)
+PROCESSORS: Final = ("fp4",)
+"""Formats with exponents that there are kernels for."""
 LAYERS: Final = {"fp8": FP8, "int8": QuantFormat(bits=8), "int4": QuantFormat(bits=4)}
 """What the layers' matrices are quantized to while they are read."""
 ROUNDED: Final = QuantFormat(bits=8)
@@ -33,24 +36,26 @@ def formats(
     places: Mapping[str, Place],
     kinds: Kinds,
     *,
-    floating: bool = True,
+    floating: Collection[str] = ("fp8", "fp4"),
 ) -> dict[str, QuantFormat]:
     """The format of every weight that is held in one, by the decoder's name for it.
 
     kinds: of each tensor that a checkpoint holds in few bits; with auto a weight stays in its format if all of its
     parts have the same one, and is held in 8 bits if they are of several or of one that has no format here. floating:
-    whether the device has kernels for e4m3; without them auto holds it as int8, which has.
+    names of formats with exponents that the device has kernels for; auto holds others in integers of 8 bits, e2m1
+    exactly.
     """
     if quantization == "none" or (quantization == "auto" and not kinds):
         return {}
     candidates = _matrices(spec, shapes)
     kept = _kept(candidates, places, kinds)
     if quantization == "auto":
-        wanted = {name: ROUNDED if format_.floating and not floating else format_ for name, format_ in kept.items()}
+        wanted = {name: _computed_with(format_, floating) for name, format_ in kept.items()}
     else:
         wanted = {name: QuantFormat(bits=8) if name == HEAD else LAYERS[quantization] for name in candidates}
         # What the file holds in as many bits already is taken as it is.
-        wanted |= {name: format_ for name, format_ in kept.items() if format_.name == wanted[name].name}
+        both = [(name, one) for name, format_ in kept.items() for one in (format_, format_.widened)]
+        wanted |= {name: one for name, one in both if one.name == wanted[name].name}
     return {name: format_ for name, format_ in wanted.items() if format_.fits(candidates[name][1])}
 
 
@@ -78,6 +83,13 @@ def described(chosen: Mapping[str, QuantFormat]) -> str:
     return ", ".join(sorted({format_.name for format_ in chosen.values()}))
 
 
+def _computed_with(format_: QuantFormat, floating: Collection[str]) -> QuantFormat:
+    """The format itself, or of 8 bits where the device has no kernels for its numbers."""
+    if not format_.floating or format_.name in floating:
+        return format_
+    return format_.widened if format_.e2m1 else ROUNDED
+
+
 def _matrices(spec: DecoderSpec, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Weights that may be quantized, and their shapes; the head too where it is the table."""
     found = {name: shape for name, shape in shapes.items() if name.endswith(".weight") and name != HEAD}
@@ -93,7 +105,7 @@ def _kept(
     found: dict[str, set[StoredKind | None]] = {}
     for name, place in places.items():
         if not name.endswith(".bias"):
-            found.setdefault(place.tensor, set()).add(kinds.get(name))
+            found.setdefault(place.tensor, set()).add(None if place.normalised else kinds.get(name))
     found.setdefault(HEAD, found.get(TABLE, set()))
     kept = dict[str, QuantFormat]()
     for name in candidates:

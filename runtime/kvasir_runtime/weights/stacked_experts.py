@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels.quantized import MXFP4
 from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, expect_dtype, whole
-from kvasir_runtime.weights.e2m1 import MXFP4_GROUP, matrix, powers_of_two
+from kvasir_runtime.weights.e2m1 import GroupScales, matrix
 
 _STACKED: Final = re.compile(r"(.+\.experts)\.(\w+?)(_blocks|_scales|_bias)?$")
 _GRANITE: Final = re.compile(r"(.+\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
@@ -68,15 +69,16 @@ def _packed(
     for one in (blocks, scales):
         expect_dtype(one, torch.uint8)
     shape = blocks.shape
-    if len(shape) != 4 or shape[3] != MXFP4_GROUP // 2 or scales.shape != shape[:3]:
+    if len(shape) != 4 or shape[3] != MXFP4.group // 2 or scales.shape != shape[:3]:
         raise ModelError(
             f"{blocks.path}: tensor {blocks.name} has shape {list(shape)} and its scales {list(scales.shape)},"
-            f" expected [experts, rows, groups, {MXFP4_GROUP // 2}] and [experts, rows, groups]"
+            f" expected [experts, rows, groups, {MXFP4.group // 2}] and [experts, rows, groups]"
         )
     _, rows, groups, _ = shape
     name, _, part = stem.rpartition(".")
-    for index, one in enumerate(_slices(blocks, name, part, "weight", (rows, groups * MXFP4_GROUP))):
-        yield matrix(one, MXFP4_GROUP, functools.partial(_scales, read, scales, index))
+    for index, one in enumerate(_slices(blocks, name, part, "weight", (rows, groups * MXFP4.group))):
+        of_expert = functools.partial(_scales, read, scales, index)
+        yield matrix(one, GroupScales(format=MXFP4, rows=of_expert, name=f"{scales.path}: tensor {scales.name}"))
 
 
 def _in_full(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:
@@ -125,9 +127,11 @@ def _slices(
         yield replace(stored, name=name, shape=shape, start=start, num_bytes=num_bytes, dtype=None)
 
 
-def _scales(read: "functools._lru_cache_wrapper[Tensor]", scales: CheckpointTensor, index: int) -> Tensor:
-    """Of one expert: (rows, groups) float32."""
-    return powers_of_two(read(scales)[index])
+def _scales(
+    read: "functools._lru_cache_wrapper[Tensor]", scales: CheckpointTensor, index: int, first: int, count: int
+) -> Tensor:
+    """Of some rows of one expert: (count, groups) uint8."""
+    return read(scales)[index, first : first + count]
 
 
 def _turned(dtype: torch.dtype, rows: int, raw: Tensor, count: int) -> Tensor:

@@ -67,7 +67,7 @@ def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None
             wanted, got = outcome(REFERENCE, operation, case), outcome(table, operation, moved(case, device))
             if rounds(table, case):
                 products = 2 if operation == "moe" else 1  # one after the other
-                atol = 0.01 * products * float(wanted[0].abs().max())
+                atol = 0.015 * products * float(wanted[0].abs().max())
                 torch.testing.assert_close(got[0], wanted[0], atol=atol, rtol=0)
             else:
                 assert_same(wanted, got, apart=sums_apart(case) if operation == "linear" else None)

@@ -101,7 +101,7 @@ def test_in_e2m1_answers_are_those_of_the_decoded_weights(tmp_path: Path, name: 
 
 @torch.inference_mode()
 def test_the_processors_own_kernels_answer_nearly_the_best_for_gpt_oss(tmp_path: Path) -> None:
-    """In bfloat16, experts in 8 bits with biases: for nine tokens of ten within a part of the logits' spread."""
+    """In bfloat16, experts in 4 bits with biases: for nine tokens of ten within a part of the logits' spread."""
     judge = family_checkpoints.write(tmp_path, "gpt-oss")
     judge.load_state_dict({key: one.float() for key, one in e2m1_checkpoints.convert_experts(tmp_path).items()})
     runner = runner_of(tmp_path, ops=cpu_ops(), dtype=torch.bfloat16, quantization="auto")

@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fakes import e2m1_checkpoints, family_checkpoints
-from fakes.loaded_weights import loaded
+from fakes.loaded_weights import loaded, worth
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import act_and_mul
-from kvasir_runtime.kernels.linear import Weight
-from kvasir_runtime.kernels.quantized import QuantizedWeight, numbers
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 from kvasir_runtime.layers.spec import Rank
 from kvasir_runtime.models import gpt_oss
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.weights import quant_formats
 
 NAME = "model.layers.1.mlp.experts.gate_up_proj"
 PARTS = {"blocks": (16,), "scales": ()}
@@ -45,39 +45,34 @@ def expected(worth: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
     }
 
 
-def worth_of(weight: Weight) -> Tensor:
-    """In float64, without a rounding of ours."""
-    if not isinstance(weight, QuantizedWeight):
-        return weight.double()
-    group = weight.shape[1] // weight.scales.shape[1]
-    return numbers(weight).double() * weight.scales.double().repeat_interleave(group, dim=1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantization", ["none", "auto"])
-def test_mxfp4_is_exact_in_every_place(tmp_path: Path, quantization: Quantization, dtype: torch.dtype) -> None:
-    worth = written(tmp_path, packed=True)
-    tensors = loaded(tmp_path, quantization, dtype)
+@pytest.mark.parametrize("floating", [quant_formats.CARDS, quant_formats.PROCESSORS])
+def test_mxfp4_is_exact_in_every_place(
+    tmp_path: Path, quantization: Quantization, floating: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    stored = written(tmp_path, packed=True)
+    tensors = loaded(tmp_path, quantization, dtype, floating=floating)
     for layer in range(2):
-        for name, want in expected(worth, layer).items():
+        for name, want in expected(stored, layer).items():
             kept = name.endswith(".weight")
             assert isinstance(tensors[name], QuantizedWeight) == (kept and quantization == "auto")
-            assert torch.equal(worth_of(tensors[name]), want.to(torch.float64 if kept else dtype).double()), name
+            assert torch.equal(worth(tensors[name]), want.to(torch.float64 if kept else dtype).double()), name
 
 
 def test_in_full_they_are_the_files_numbers(tmp_path: Path) -> None:
-    worth = written(tmp_path, packed=False)
+    stored = written(tmp_path, packed=False)
     tensors = loaded(tmp_path, "auto", torch.float32)
-    for name, want in expected(worth, 1).items():
-        assert torch.equal(worth_of(tensors[name]), want.double()), name
+    for name, want in expected(stored, 1).items():
+        assert torch.equal(worth(tensors[name]), want.double()), name
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_two_ranks_have_the_whole_together(tmp_path: Path, packed: bool) -> None:
     """96 columns of an expert are three groups of 32, which two ranks cannot divide: decoded they can."""
-    worth = written(tmp_path, packed=packed)
+    stored = written(tmp_path, packed=packed)
     parts = [loaded(tmp_path, "none", torch.float32, Rank(index, 2)) for index in range(2)]
-    want = expected(worth, 0)
+    want = expected(stored, 0)
     experts, inner, hidden = 5, 96, 64
     gates = [part["layers.0.experts.gate_up.weight"].view(experts, 2, inner // 2, hidden) for part in parts]
     assert torch.equal(
@@ -97,6 +92,10 @@ def test_two_ranks_have_the_whole_together(tmp_path: Path, packed: bool) -> None
         ({f"{NAME}_blocks": None}, "has no gate_up_proj_blocks beside it"),
         ({f"{NAME}_scales": torch.zeros(5, 192, 1, dtype=torch.uint8)}, r"its scales \[5, 192, 1\]"),
         ({f"{NAME}_scales": torch.zeros(5, 192, 2)}, "float32, expected uint8"),
+        (
+            {f"{NAME}_scales": torch.full((5, 192, 2), 255, dtype=torch.uint8)},
+            "gate_up_proj_scales has scales that are no numbers",
+        ),
         ({f"{NAME}_blocks": torch.zeros(5, 192, 2, 8, dtype=torch.uint8)}, r"\[experts, rows, groups, 16\]"),
         ({f"{NAME}_bias": torch.zeros(5)}, r"expected \[experts, rows\]"),
         ({f"{NAME}_bias": torch.zeros(0, 192)}, r"shape \[0, 192\], expected 1 to 4096 experts"),

@@ -10,7 +10,7 @@
 // Layout of a weight (outputs, k): outputs are cut into tiles of 16, four tiles form a panel, panels follow one another.
 //     bfloat16  panel: (k / 2, tiles, 16, 2)        a line of 64 bytes is what one dot-product instruction takes
 //     8 bits    panel: (k / 4, tiles, 16, 4)        unsigned, value + 128
-//     4 bits    panel: (k / 8, tiles, 16, 4)        low half of a byte: k % 8 < 4, high half: the others; unsigned
+//     4 bits    panel: (k / 8, tiles, 16, 4)        low half of a byte: k % 8 < 4, high half: the others; unsigned, or e2m1
 // so one thread reads one stream. The last panel has as many tiles as are left. k is padded with zeros to whole lines.
 // Gated, tiles alternate: 16 outputs of gate, then the 16 of up that belong to them.
 #pragma once
@@ -21,16 +21,18 @@
 
 namespace kvasir {
 
-enum class Weights : int32_t { BFLOAT16 = 0, BITS8 = 1, BITS4 = 2 };
+// E2M1: numbers of 4 bits with an exponent, 0 to 6 in steps of 0.5 to 2, and a sign.
+enum class Weights : int32_t { BFLOAT16 = 0, BITS8 = 1, BITS4 = 2, E2M1 = 3 };
 
 constexpr int64_t TILE = 16, PANEL_TILES = 4;
+constexpr int32_t SHIFT_E8M0 = 23, SHIFT_E4M3 = 20;
 
 // Python fills it once per weight (cpu/linear.py has the same fields); kernels of a whole step keep pointers to it.
 struct Linear {
   const uint8_t* weight;
-  const uint16_t* scales;  // quantized: (panels, groups, tiles, 16) float16, to be multiplied by the output's `unit`
+  const void* scales;      // quantized: (panels, groups, tiles, 16) float16, of e2m1 bytes; to be multiplied by the output's `unit`
   const uint16_t* minima;  // 4 bits: the same shape, same unit; w = unit * (scale * q - minimum)
-  const float* units;      // quantized: (tiles * 16), powers of two
+  const float* units;      // quantized: (tiles * 16); of e2m1 those of its halves
   const float* bias;       // (tiles * 16) in the order of the tiles, or null
   int64_t k;
   int64_t outputs;  // columns of out: half of the weight's rows when gated
@@ -39,6 +41,7 @@ struct Linear {
   Weights kind;
   int32_t gated;
   int32_t amx;  // products of many rows of bfloat16 run on AMX
+  int32_t scale_shift;  // e2m1: where the bits of a scale are in a float32: SHIFT_E8M0 or SHIFT_E4M3
 };
 
 // Weights of one size, each with rows of its own, which lie one after another: those of weights[i] are first[i] ..

@@ -22,7 +22,10 @@ TILE: Final = 16
 PANEL_TILES: Final = 4
 BFLOAT16_WEIGHTS: Final = 0
 QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
+E2M1_WEIGHTS: Final = 3
+EXPONENT_BIAS: Final = 127  # of e8m0
 AMX_VARIANT: Final = "avx512_bf16"  # the variant that has the kernels of AMX
+_SCALE_SHIFTS: Final = {torch.float8_e8m0fnu: 23, torch.float8_e4m3fn: 20}
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
@@ -42,6 +45,7 @@ class LinearStruct(ctypes.Structure):
         ("kind", _INT),
         ("gated", _INT),
         ("amx", _INT),
+        ("scale_shift", _INT),
     )
 
 
@@ -135,8 +139,8 @@ def with_amx(library: Library) -> tuple[Library, str]:
 def takes(weight: Weight) -> bool:
     """Whether the C++ computes with such a weight."""
     if isinstance(weight, QuantizedWeight):
-        integers = not weight.format.floating and weight.format.group % 8 == 0
-        return integers and weight.order is None
+        known = weight.format.e2m1 or not weight.format.floating
+        return known and weight.format.group % 8 == 0 and weight.order is None
     return weight.dtype == torch.bfloat16
 
 
@@ -165,7 +169,8 @@ def packed(
     gated: the first half of the rows is the gate, the second up, and calls return silu(gate) * up.
     Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
     formula. With AMX, 64 rows and more of bfloat16 are taken as they are, by weights that are rounded to it. Their
-    scales are kept in float16, relative to a power of two for each row.
+    scales are kept in float16, relative to a power of two for each row; those of e2m1 are bytes and stay exact, but for
+    powers of two below 2^-126 of the row's largest, which become 0.
     room: gives so many bytes for the packed weight; `host_memory.allocate` if not given.
     """
     room = room or host_memory.allocate
@@ -223,9 +228,9 @@ def _packed_quantized(
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
     values = weight.values.contiguous()
     library.function("pack_quantized", *types)(values.data_ptr(), rows, k, tiles, gated, bits, target.data_ptr())
-    units = quantized.row_units(weight)
-    scales = _by_panel(tiled(weight.scales.float() / units, tiles, gated=gated))
-    minima = scales if weight.minima is None else _by_panel(tiled(weight.minima.float() / units, tiles, gated=gated))
+    units, scales, *rest = (_exact_scales if weight.format.e2m1 else _coarse_scales)(weight)
+    scales, *others = (_by_panel(tiled(one, tiles, gated=gated)) for one in (scales, *rest))
+    minima = others[0] if others else scales
     by_row = tiled(units[:, 0], tiles, gated=gated)
     biases = by_row if bias is None else tiled(bias.float(), tiles, gated=gated)
     struct = LinearStruct(
@@ -238,11 +243,30 @@ def _packed_quantized(
         outputs=rows // 2 if gated else rows,
         tiles=tiles,
         group=weight.format.group,
-        kind=QUANTISED_WEIGHTS[bits],
+        kind=E2M1_WEIGHTS if weight.format.e2m1 else QUANTISED_WEIGHTS[bits],
         gated=gated,
         amx=library.amx,
+        scale_shift=_SCALE_SHIFTS.get(weight.scales.dtype, 0),
     )
     return made(library, struct, (target, scales, minima, by_row, biases))
+
+
+def _coarse_scales(weight: QuantizedWeight) -> tuple[Tensor, ...]:
+    """Powers of two by row (rows, 1), and relative to them in float16 scales and minima, if there are any."""
+    units = quantized.row_units(weight)
+    both = (weight.scales,) if weight.minima is None else (weight.scales, weight.minima)
+    return units, *((one.float() / units).half() for one in both)
+
+
+def _exact_scales(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
+    """Units (rows, 1) and the scales of e2m1 as bytes, exponents relative to the row's largest."""
+    assert weight.units is not None
+    scales = weight.scales.view(torch.uint8)
+    if weight.scales.dtype == torch.float8_e4m3fn:
+        return weight.units, scales
+    largest = scales.amax(dim=1, keepdim=True).int()
+    relative = (scales.int() - largest + EXPONENT_BIAS).clamp_(min=0).to(torch.uint8)
+    return torch.ldexp(weight.units, largest - EXPONENT_BIAS), relative
 
 
 def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -253,21 +277,24 @@ def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> 
     largest = grouped.abs().amax(dim=2, keepdim=True)
     rounded = (grouped * torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)).round().view(x.shape[0], k)
     steps = (largest / 127).double().expand(-1, -1, group).reshape(x.shape[0], k)
-    units = quantized.row_units(weight)
-    coarse = QuantizedWeight(
-        format=weight.format,
-        values=weight.values,
-        scales=(weight.scales.float() / units).half().float(),
-        minima=None if weight.minima is None else (weight.minima.float() / units).half().float(),
-    )
-    out = (rounded.double() * steps) @ (dequantized(coarse) * units).double().T
+    out = (rounded.double() * steps) @ _as_packed(weight).T
     return out if bias is None else out + bias.double()
 
 
+def _as_packed(weight: QuantizedWeight) -> Tensor:
+    """(rows, columns) float64."""
+    if weight.units is not None:
+        scales = (weight.scales.double() * weight.units.double()).repeat_interleave(weight.format.group, dim=1)
+        return quantized.numbers(weight).double() * scales
+    units, scales, *minima = _coarse_scales(weight)
+    coarse = replace(weight, scales=scales, minima=minima[0] if minima else None)
+    return (dequantized(coarse) * units).double()
+
+
 def _by_panel(values: Tensor) -> Tensor:
-    """(tiles * 16, groups) float32 -> the panels' (groups, tiles, 16), one after another, in float16."""
+    """(tiles * 16, groups) -> the panels' (groups, tiles, 16), one after another."""
     tiles, groups = values.shape[0] // TILE, values.shape[1]
-    panels = values.half().view(tiles, TILE, groups).split(PANEL_TILES)
+    panels = values.view(tiles, TILE, groups).split(PANEL_TILES)
     return torch.cat([panel.permute(2, 0, 1).reshape(-1) for panel in panels])
 
 

@@ -121,7 +121,7 @@ void unpack_tiles(const Linear& w, const Panel& panel, int64_t tile, int64_t til
     uint16_t* next = to + t * 2 * TILE;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = (first + g * panel.width + panel.inside + t) * TILE;
-      const Floats scale = F::scales(w.scales + at);
+      const Floats scale = F::scales(w, static_cast<const typename F::Scale*>(w.scales) + at);
       const Floats offset = F::MINIMA ? load_float16(w.minima + at) : scale * splat(F::ZERO);
       for (int64_t n = w.group / F::PER_LINE; n > 0; --n, line += panel.width * 64) {
         for (int half = 0; half < HALVES<F>; ++half, next += 2 * stride)

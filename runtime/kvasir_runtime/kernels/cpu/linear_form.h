@@ -7,28 +7,51 @@ namespace KVASIR_ISA {
 
 using kvasir::Weights;
 
+// By code: twice the number, and 12.
+alignas(16) constexpr uint8_t E2M1_NUMBERS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 // PER_LINE: values of k that a line has of an output; two halves of each byte where they are eight. ZERO: what stands for 0
 // in the instruction, and MINIMA: whether instead each group has a minimum beside its scale.
 // scales: of as many outputs as there are lanes. numbers: what the instruction takes of a line, or of a half of its bytes.
+// FITS: lines whose products, two beside one another, fit 16 bits.
 template <Weights KIND>
 struct Form;
 
 template <>
 struct Form<Weights::BITS8> {
+  using Scale = uint16_t;
   static constexpr int64_t PER_LINE = 4;
   static constexpr int ZERO = 128;
   static constexpr bool MINIMA = false;
-  static KVASIR_INLINE Floats scales(const uint16_t* from) { return load_float16(from); }
+  static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
   static KVASIR_INLINE Ints numbers(Ints line, int) { return line; }
 };
 
 template <>
 struct Form<Weights::BITS4> {
-  static constexpr int64_t PER_LINE = 8;
+  using Scale = uint16_t;
+  static constexpr int64_t PER_LINE = 8, FITS = 4;  // 2 * 15 * 128 * 8
   static constexpr int ZERO = 0;
   static constexpr bool MINIMA = true;
-  static KVASIR_INLINE Floats scales(const uint16_t* from) { return load_float16(from); }
+  static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
   static KVASIR_INLINE Ints numbers(Ints line, int half) { return (half ? line >> 4 : line) & 0x0f0f0f0f; }
+};
+
+// Numbers are in halves, so that they are whole: 0 to 12 and a sign, and 12 more.
+template <>
+struct Form<Weights::E2M1> {
+  using Scale = uint8_t;
+  static constexpr int64_t PER_LINE = 8, FITS = 2;  // 2 * 24 * 128 * 4
+  static constexpr int ZERO = 12;
+  static constexpr bool MINIMA = false;
+  // The exponent of e4m3 has a bias that is 120 less.
+  static KVASIR_INLINE Floats scales(const Linear& w, const Scale* from) {
+    const auto scale = reinterpret_cast<Floats>(load_bytes(from) << w.scale_shift);
+    return scale * splat(w.scale_shift == kvasir::SHIFT_E4M3 ? 0x1p120f : 1.0f);
+  }
+  static KVASIR_INLINE Ints numbers(Ints line, int half) {
+    return looked_up(E2M1_NUMBERS, (half ? line >> 4 : line) & 0x0f0f0f0f);
+  }
 };
 
 template <class F>
@@ -38,7 +61,8 @@ constexpr int HALVES = F::PER_LINE / 4;
 template <class Task>
 KVASIR_INLINE void with_form(const Linear& w, const Task& task) {
   if (w.kind == Weights::BITS8) task(Form<Weights::BITS8>{});
-  else task(Form<Weights::BITS4>{});
+  else if (w.kind == Weights::BITS4) task(Form<Weights::BITS4>{});
+  else task(Form<Weights::E2M1>{});
 }
 
 // What a row brings to a group beside its numbers qx: where the sum of integers begins, -ZERO * sum_k(qx), or the float

@@ -1,9 +1,11 @@
-// Whole groups of 32 of a quantized weight, two or three rows times the four tiles of a panel, in assembly: the loop in
-// which products of many rows spend their time. Used by linear_quantized.h, whose formula and order of sums this keeps.
+// Whole groups of 32 of a quantized weight, or of 16 of NVFP4, two or three rows times the four tiles of a panel, in
+// assembly: the loop in which products of many rows spend their time. Used by linear_quantized.h, whose formula and order
+// of sums this keeps.
 //
 // Three rows want 12 integer sums, 12 float sums, three rows and four lines: 31 of 32 registers. From intrinsics GCC makes
 // copies and puts sums on the stack, which takes half of the speed; with this, the dot products run at what the
-// instructions allow: 8 of them, a multiplication and a multiply-add for each sum and group, so 0.8 of their peak.
+// instructions allow: 8 of them, a multiplication and a multiply-add for each sum and group, so 0.8 of their peak. Of e2m1
+// the table takes the register of the mask, which is read from memory.
 #pragma once
 
 #include "linear_form.h"
@@ -13,11 +15,13 @@
 namespace KVASIR_ISA {
 
 constexpr int64_t GROUP = 32;  // what our own formats and those of llama.cpp have; others take the slower way
+constexpr int64_t NVFP4_GROUP = 16;
 
 // Where a run of groups begins. Bytes from row to row: of values `ldx`, of scales and offsets (4 each) `lds`.
 struct Groups {
   const uint8_t* lines;
-  const uint16_t *scales, *minima;
+  const void* scales;
+  const uint16_t* minima;
   const int8_t* values;
   const float* row_scales;
   const int32_t* row_offsets;
@@ -73,8 +77,8 @@ struct Groups {
 #define KVASIR_SUMS_IN_OUT(THIRD, op, where)                                                                       \
   KVASIR_SUMS(op, where, "0", 12, 13, 14, 15) KVASIR_SUMS(op, where, "256", 16, 17, 18, 19)                           \
   THIRD(KVASIR_SUMS(op, where, "512", 20, 21, 22, 23))
-#define KVASIR_SCALE(THIRD)                                                                                 \
-  KVASIR_HALVES("scales") KVASIR_EACH("vcvtdq2ps", 0, 1, 2, 3) KVASIR_EACH("vcvtdq2ps", 4, 5, 6, 7)         \
+#define KVASIR_SCALE(THIRD, SCALES)                                                                         \
+  SCALES KVASIR_EACH("vcvtdq2ps", 0, 1, 2, 3) KVASIR_EACH("vcvtdq2ps", 4, 5, 6, 7)         \
   THIRD(KVASIR_EACH("vcvtdq2ps", 8, 9, 10, 11)) KVASIR_ROWS(THIRD, "vbroadcastss", "", "row_scales", "lds") \
   KVASIR_SCALED(24, 0, 1, 2, 3) KVASIR_ADDED(0, 1, 2, 3, 12, 13, 14, 15)                                    \
   KVASIR_SCALED(25, 4, 5, 6, 7) KVASIR_ADDED(4, 5, 6, 7, 16, 17, 18, 19)                                    \
@@ -83,42 +87,73 @@ struct Groups {
   KVASIR_OP("vfnmadd231ps", 27, row, e) KVASIR_OP("vfnmadd231ps", 28, row, f)                               \
   KVASIR_OP("vfnmadd231ps", 29, row, g) KVASIR_OP("vfnmadd231ps", 30, row, h)
 
-#define KVASIR_GROUPS_8(THIRD)                                                                              \
-  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from")                                                                    \
-  "1:\n\t" KVASIR_ROWS(THIRD, "vpbroadcastd", "", "row_offsets", "lds")                                     \
+#define KVASIR_BEGIN(THIRD)                                                                                 \
+  KVASIR_ROWS(THIRD, "vpbroadcastd", "", "row_offsets", "lds")                                              \
   KVASIR_TO_FOUR("vmovdqa64", 24, 0, 1, 2, 3) KVASIR_TO_FOUR("vmovdqa64", 25, 4, 5, 6, 7)                   \
-  THIRD(KVASIR_TO_FOUR("vmovdqa64", 26, 8, 9, 10, 11))                                                      \
+  THIRD(KVASIR_TO_FOUR("vmovdqa64", 26, 8, 9, 10, 11))
+#define KVASIR_GROUPS_8(THIRD)                                                                              \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "1:\n\t" KVASIR_BEGIN(THIRD)                               \
   KVASIR_LINE_8(THIRD, 0) KVASIR_LINE_8(THIRD, 1) KVASIR_LINE_8(THIRD, 2) KVASIR_LINE_8(THIRD, 3)           \
   KVASIR_LINE_8(THIRD, 4) KVASIR_LINE_8(THIRD, 5) KVASIR_LINE_8(THIRD, 6) KVASIR_LINE_8(THIRD, 7)           \
-  KVASIR_SCALE(THIRD) "add $2048, %[lines]\n\t" KVASIR_NEXT_GROUP KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+  KVASIR_SCALE(THIRD, KVASIR_HALVES("scales")) "add $2048, %[lines]\n\t" KVASIR_NEXT_GROUP(32, 128) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
 #define KVASIR_ZERO(a) "vpxord %%zmm" #a ", %%zmm" #a ", %%zmm" #a "\n\t"
 #define KVASIR_ZEROS(a, b, c, d) KVASIR_ZERO(a) KVASIR_ZERO(b) KVASIR_ZERO(c) KVASIR_ZERO(d)
 #define KVASIR_GROUPS_4(THIRD)                                                                              \
   KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vpbroadcastd %[low], %%zmm31\n\t"                                 \
   "1:\n\t" KVASIR_ZEROS(0, 1, 2, 3) KVASIR_ZEROS(4, 5, 6, 7) THIRD(KVASIR_ZEROS(8, 9, 10, 11))              \
   KVASIR_LINE_4(THIRD, 0) KVASIR_LINE_4(THIRD, 1) KVASIR_LINE_4(THIRD, 2) KVASIR_LINE_4(THIRD, 3)           \
-  KVASIR_SCALE(THIRD) KVASIR_HALVES("minima") KVASIR_ROWS(THIRD, "vbroadcastss", "", "row_offsets", "lds")  \
+  KVASIR_SCALE(THIRD, KVASIR_HALVES("scales")) KVASIR_HALVES("minima") KVASIR_ROWS(THIRD, "vbroadcastss", "", "row_offsets", "lds")  \
   KVASIR_SUBTRACT(24, 12, 13, 14, 15) KVASIR_SUBTRACT(25, 16, 17, 18, 19)                                   \
   THIRD(KVASIR_SUBTRACT(26, 20, 21, 22, 23))                                                                \
-  "add $1024, %[lines]\n\tadd $128, %[minima]\n\t" KVASIR_NEXT_GROUP KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
-#define KVASIR_NEXT_GROUP                                                                                   \
-  "add $32, %[values]\n\tadd $128, %[scales]\n\tadd $4, %[row_scales]\n\tadd $4, %[row_offsets]\n\t"        \
+  "add $1024, %[lines]\n\tadd $128, %[minima]\n\t" KVASIR_NEXT_GROUP(32, 128) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+#define KVASIR_LOOK_UP(to) "vpandd %[mask]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t" KVASIR_OP("vpshufb", to, 31, to)
+#define KVASIR_LOW_E2M1(at, to) KVASIR_LOAD(at "(%[lines])", to) KVASIR_LOOK_UP(to)
+#define KVASIR_HIGH_E2M1(at, to) "vpsrlw $4, " at "(%[lines]), %%zmm" #to "\n\t" KVASIR_LOOK_UP(to)
+#define KVASIR_LINE_E2M1(THIRD, n)                                                                          \
+  KVASIR_LOW_E2M1("256*" #n, 27) KVASIR_LOW_E2M1("256*" #n "+64", 28) KVASIR_LOW_E2M1("256*" #n "+128", 29) \
+  KVASIR_LOW_E2M1("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n) KVASIR_HIGH_E2M1("256*" #n, 27)         \
+  KVASIR_HIGH_E2M1("256*" #n "+64", 28) KVASIR_HIGH_E2M1("256*" #n "+128", 29)                              \
+  KVASIR_HIGH_E2M1("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n "+4")
+#define KVASIR_BYTE_SCALE(at, shift, to)                                                                    \
+  "vpmovzxbd " at "(%[scales]), %%zmm" #to "\n\tvpslld $" #shift ", %%zmm" #to ", %%zmm" #to "\n\t"
+#define KVASIR_BYTE_SCALES(shift)                                                                           \
+  KVASIR_BYTE_SCALE("", shift, 27) KVASIR_BYTE_SCALE("16", shift, 28) KVASIR_BYTE_SCALE("32", shift, 29)    \
+  KVASIR_BYTE_SCALE("48", shift, 30)
+#define KVASIR_TO_E4M3(to) "vmulps %[factor]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t"
+#define KVASIR_E8M0 KVASIR_BYTE_SCALES(23)
+#define KVASIR_E4M3 KVASIR_BYTE_SCALES(20) KVASIR_TO_E4M3(27) KVASIR_TO_E4M3(28) KVASIR_TO_E4M3(29) KVASIR_TO_E4M3(30)
+#define KVASIR_LINES_2(THIRD) KVASIR_LINE_E2M1(THIRD, 0) KVASIR_LINE_E2M1(THIRD, 1)
+#define KVASIR_LINES_4(THIRD) KVASIR_LINES_2(THIRD) KVASIR_LINE_E2M1(THIRD, 2) KVASIR_LINE_E2M1(THIRD, 3)
+#define KVASIR_GROUPS_E2M1(THIRD, LINES, SCALES, values, bytes)                                             \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vbroadcasti32x4 %[table], %%zmm31\n\t"                    \
+  "1:\n\t" KVASIR_BEGIN(THIRD) LINES(THIRD) KVASIR_SCALE(THIRD, SCALES)                                     \
+  "add $" #bytes ", %[lines]\n\t" KVASIR_NEXT_GROUP(values, 64) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+#define KVASIR_NEXT_GROUP(values, scales)                                                                   \
+  "add $" #values ", %[values]\n\tadd $" #scales ", %[scales]\n\tadd $4, %[row_scales]\n\tadd $4, %[row_offsets]\n\t" \
   "dec %[count]\n\tjnz 1b\n\t"
 
 // sums = from + the products of `count` groups, (MR, 4, 16); g becomes where the next group begins.
-template <int MR, class F>
+// SIZE: of a group, 16 where scales are e4m3.
+template <int MR, class F, int64_t SIZE>
 inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const float* from, float* sums) {
+  [[maybe_unused]] static constexpr uint32_t MASK = 0x0f0f0f0f;
+  [[maybe_unused]] static constexpr float E4M3_FACTOR = 0x1p120f;
 #define KVASIR_RUN(text)                                                                                          \
   asm volatile(text                                                                                               \
                : [lines] "+r"(g.lines), [scales] "+r"(g.scales), [minima] "+r"(g.minima), [values] "+r"(g.values), \
                  [row_scales] "+r"(g.row_scales), [row_offsets] "+r"(g.row_offsets), [count] "+r"(count)          \
-               : [ldx] "r"(g.ldx), [lds] "r"(g.lds), [from] "r"(from), [sums] "r"(sums), [low] "r"(0x0f0f0f0f)                      \
+               : [ldx] "r"(g.ldx), [lds] "r"(g.lds), [from] "r"(from), [sums] "r"(sums), [low] "r"(MASK),       \
+                 [mask] "m"(MASK), [factor] "m"(E4M3_FACTOR), [table] "m"(E2M1_NUMBERS)                           \
                : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9",  \
                  "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19",        \
                  "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",        \
                  "zmm30", "zmm31")
   static_assert(MR == 2 || MR == 3, "two or three rows");
-  if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP));
+  if constexpr (SIZE == NVFP4_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_LINES_2, KVASIR_E4M3, 16, 512));
+  else if constexpr (SIZE == NVFP4_GROUP) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_LINES_2, KVASIR_E4M3, 16, 512));
+  else if constexpr (F::ZERO == 12 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_LINES_4, KVASIR_E8M0, 32, 1024));
+  else if constexpr (F::ZERO == 12) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_LINES_4, KVASIR_E8M0, 32, 1024));
+  else if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP));
   else if constexpr (F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP));
   else if constexpr (MR == 3) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_KEEP));
   else KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_DROP));

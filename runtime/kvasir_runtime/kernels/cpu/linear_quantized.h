@@ -112,12 +112,14 @@ KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 3
 KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
 
 // Groups [group, group + groups) of some rows times tiles of a panel.
+template <class F>
 struct StripQuantized {
   const Linear* weight;
   const Product* product;
   Rounded rows;
   const uint8_t* lines;  // of the first group and tile
-  const uint16_t *scales, *minima;
+  const typename F::Scale* scales;
+  const uint16_t* minima;
   int64_t step;  // lines from one value of k (four, eight) to the next: the panel's width
   int64_t group, groups;
   float* partial;
@@ -125,39 +127,43 @@ struct StripQuantized {
 };
 
 template <int MR, int NR>
-KVASIR_INLINE void finish_quantized(__m512 (&acc)[MR][NR], const StripQuantized& s, int64_t m, int64_t tile) {
+KVASIR_INLINE void finish_quantized(__m512 (&acc)[MR][NR], const Linear& w, const Product& p, int64_t m, int64_t tile) {
   for (int j = 0; j < NR; ++j) {
-    const __m512 unit = _mm512_loadu_ps(s.weight->units + (tile + j) * TILE);
+    const __m512 unit = _mm512_loadu_ps(w.units + (tile + j) * TILE);
     for (int i = 0; i < MR; ++i) acc[i][j] = _mm512_mul_ps(acc[i][j], unit);
   }
-  if (s.product->type == kvasir::BFLOAT16) finish<bfloat16>(acc, *s.weight, *s.product, m, tile);
-  else finish<float>(acc, *s.weight, *s.product, m, tile);
+  if (p.type == kvasir::BFLOAT16) finish<bfloat16>(acc, w, p, m, tile);
+  else finish<float>(acc, w, p, m, tile);
 }
 
 // The groups of a whole panel in assembly, some at a time so that what is fetched ahead is asked for evenly.
-template <int MR, class F>
-void strip_groups(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
-  const int64_t k = s.weight->k, groups = k / GROUP, lines = GROUP / F::PER_LINE, at_once = RUN(ahead.strips);
+template <int MR, class F, int64_t SIZE>
+void strip_groups(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t tile) {
+  const int64_t k = s.weight->k, groups = k / SIZE, lines = SIZE / F::PER_LINE, at_once = RUN(ahead.strips);
   alignas(64) static const float zeros[MR * PANEL_TILES * TILE] = {};
-  Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * GROUP, s.rows.scales + m * groups + s.group,
+  Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * SIZE, s.rows.scales + m * groups + s.group,
             s.rows.offsets + m * groups + s.group, k, 4 * groups};
   for (int64_t g = 0; g < s.groups; g += at_once) {
     const int64_t count = least(at_once, s.groups - g);
     ahead.fetch(count * lines);
-    add_groups<MR, F>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
+    add_groups<MR, F, SIZE>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
   }
   if (!s.ends) return;
   __m512 acc[MR][PANEL_TILES];
   for (int i = 0; i < MR; ++i)
     for (int j = 0; j < PANEL_TILES; ++j) acc[i][j] = _mm512_loadu_ps(s.partial + (i * PANEL_TILES + j) * TILE);
-  finish_quantized(acc, s, m, tile);
+  finish_quantized(acc, *s.weight, *s.product, m, tile);
 }
 
 template <int MR, int NR, class F, int FAR>
-void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+void strip_quantized(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t tile) {
   const Linear& w = *s.weight;
-  if constexpr (MR > 1 && NR == PANEL_TILES && !FAR)
-    if (w.group == GROUP && s.step == PANEL_TILES) return strip_groups<MR, F>(s, ahead, m, tile);
+  if constexpr (MR > 1 && NR == PANEL_TILES && !FAR) {
+    const bool is_panel = s.step == PANEL_TILES, e4m3 = w.scale_shift == kvasir::SHIFT_E4M3;
+    if (is_panel && w.group == GROUP && !e4m3) return strip_groups<MR, F, GROUP>(s, ahead, m, tile);
+    if constexpr (F::ZERO == 12)
+      if (is_panel && w.group == NVFP4_GROUP && e4m3) return strip_groups<MR, F, NVFP4_GROUP>(s, ahead, m, tile);
+  }
   const int64_t all_groups = w.k / w.group;
   __m512 acc[MR][NR];
   for (int i = 0; i < MR; ++i)
@@ -190,7 +196,7 @@ void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t t
     }
     for (int j = 0; j < NR; ++j) {
       const int64_t at = (g * s.step + j) * TILE;
-      const auto scale = reinterpret_cast<__m512>(F::scales(s.scales + at));
+      const auto scale = reinterpret_cast<__m512>(F::scales(w, s.scales + at));
       for (int i = 0; i < MR; ++i) {
         const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[i][j]), _mm512_set1_ps(scales[i * all_groups + g]));
         acc[i][j] = _mm512_fmadd_ps(scaled, scale, acc[i][j]);
@@ -209,11 +215,11 @@ void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t t
       for (int j = 0; j < NR; ++j) _mm512_storeu_ps(s.partial + (i * NR + j) * TILE, acc[i][j]);
     return;
   }
-  finish_quantized(acc, s, m, tile);
+  finish_quantized(acc, *s.weight, *s.product, m, tile);
 }
 
 template <int NR, class F>
-void strip_quantized_alone(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+void strip_quantized_alone(int rows, const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t tile) {
   switch (rows) {
     case 1: return strip_quantized<1, NR, F, FAR_QUANTISED<1, F>>(s, ahead, m, tile);
     case 2: return strip_quantized<2, NR, F, FAR_QUANTISED<2, F>>(s, ahead, m, tile);
@@ -222,7 +228,7 @@ void strip_quantized_alone(int rows, const StripQuantized& s, Ahead& ahead, int6
 }
 
 template <int NR, class F>
-void strip_quantized_of(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+void strip_quantized_of(int rows, const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t tile) {
   if (!ahead.width) return strip_quantized_alone<NR, F>(rows, s, ahead, m, tile);
   switch (rows) {
     case 1: return strip_quantized<1, NR, F, 0>(s, ahead, m, tile);
@@ -238,6 +244,7 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64;
   const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE;
+  const auto* scales = static_cast<const typename F::Scale*>(w.scales) + scales_at;
   const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
   // Blocks of the same size, one group more or less: what is fetched ahead is as much as the block at hand.
@@ -248,7 +255,7 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
     const int64_t line = group * w.group / F::PER_LINE, bytes = count * w.group / F::PER_LINE * width * 64;
     const uint8_t* next = base + line * width * 64 + bytes;
     Ahead ahead{next, next + least(bytes, end_of_weight - next), strips > 1 ? width : 0, strips, true};
-    StripQuantized s{&w, &p, x, base + (line * width + inside) * 64, w.scales + scales_at + group * width * TILE,
+    StripQuantized<F> s{&w, &p, x, base + (line * width + inside) * 64, scales + group * width * TILE,
                      w.minima + scales_at + group * width * TILE, width, group, count, partial, group == 0, group + count == groups};
     for (int64_t i = 0, m = begin; i < strips; ++i) {
       const int64_t until = begin + (end - begin) * (i + 1) / strips;

@@ -3,8 +3,7 @@
 //
 // With AVX-VNNI and on arm64 one instruction multiplies four values of k and adds them up. With AVX2 alone 8 bits are widened
 // to 16, since two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3
-// of each four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits 32 products fit
-// (2 * 15 * 128 * 8).
+// of each four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits some lines' products fit.
 #pragma once
 
 #include "linear_finish.h"
@@ -206,10 +205,9 @@ KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int6
 #ifdef KVASIR_BYTE_DOTS
     for (int64_t n = 0; n < num_lines; ++n) add_halves<F>(sum, lines + n * step, x + n * PER_X, r.stride);
 #else
-    constexpr int64_t FITS = 4;  // lines whose products fit 16 bits
-    for (int64_t n = 0; n < num_lines; n += FITS) {
+    for (int64_t n = 0; n < num_lines; n += F::FITS) {
       Ints halves[MR][VECTORS] = {};
-      for (int64_t l = n; l < least(num_lines, n + FITS); ++l) add_halves<F>(halves, lines + l * step, x + l * PER_X, r.stride);
+      for (int64_t l = n; l < least(num_lines, n + F::FITS); ++l) add_halves<F>(halves, lines + l * step, x + l * PER_X, r.stride);
       for (int i = 0; i < MR; ++i)
         for (int v = 0; v < VECTORS; ++v) sum[i][v] += pair_sums(halves[i][v], Ints{} + 0x00010001);
     }
@@ -219,8 +217,8 @@ KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int6
 
 // Groups [0, groups) of what the pointers lead to: MR rows times NT tiles, added to sums (MR, PANEL_WIDTH).
 template <int MR, int NT, class F>
-void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales, const uint16_t* minima,
-                   int64_t width, int64_t groups, float* sums) {
+void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, const typename F::Scale* scales,
+                   const uint16_t* minima, int64_t width, int64_t groups, float* sums) {
   constexpr int VECTORS = NT * TILE_VECTORS;
   const int64_t num_lines = w.group / F::PER_LINE, step = width * 64;
   const uint8_t* x = r.values;
@@ -231,7 +229,7 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
     x += w.group * (are_wide(w) ? 2 : 1);
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t at = g * width * TILE + v * kLanes;
-      const Floats scale = F::scales(scales + at), minimum = F::MINIMA ? load_float16(minima + at) : Floats{};
+      const Floats scale = F::scales(w, scales + at), minimum = F::MINIMA ? load_float16(minima + at) : Floats{};
       for (int i = 0; i < MR; ++i) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
         const Floats whole = __builtin_convertvector(sum[i][v], Floats);
@@ -248,7 +246,7 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
 }
 
 template <int MR, class F>
-void add_quantized_tiles(const Linear& w, const StripRows& r, const uint8_t* lines, const uint16_t* scales,
+void add_quantized_tiles(const Linear& w, const StripRows& r, const uint8_t* lines, const typename F::Scale* scales,
                          const uint16_t* minima, int64_t width, int64_t groups, float* sums, int64_t tiles) {
   constexpr int MOST = MR == 1 ? 4 : MR == 2 ? 2 : 1;
   for (; tiles >= MOST; tiles -= MOST, lines += 64 * MOST, scales += MOST * TILE, minima += MOST * TILE, sums += MOST * TILE)
@@ -264,6 +262,7 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t lines = w.k / F::PER_LINE, groups = w.k / w.group, panel = tile / PANEL_TILES;
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64 + inside * 64;
+  const auto* scales = static_cast<const typename F::Scale*>(w.scales);
   const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE, group_bytes = w.group / F::PER_LINE * width * 64;
   const int64_t at_once = end - begin == 1 ? groups : most(1, BLOCK_BYTES / group_bytes);
   const int64_t row_bytes = w.k * (are_wide(w) ? 2 : 1), group_x = w.group * (are_wide(w) ? 2 : 1);
@@ -278,10 +277,10 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
                         x.offsets + m * groups + group, row_bytes, groups};
       float* to = sums + (m - begin) * PANEL_WIDTH;
       switch (until - m) {
-        case 1: add_quantized_tiles<1, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        case 2: add_quantized_tiles<2, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        case 3: add_quantized_tiles<3, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
-        default: add_quantized_tiles<4, F>(w, r, from, w.scales + at, w.minima + at, width, count, to, tiles); break;
+        case 1: add_quantized_tiles<1, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        case 2: add_quantized_tiles<2, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        case 3: add_quantized_tiles<3, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        default: add_quantized_tiles<4, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
       }
       m = until;
     }

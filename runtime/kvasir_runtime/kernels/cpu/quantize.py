@@ -47,7 +47,7 @@ def in_cpp(library: Library) -> quantize.Quantize:
 def takes(library: Library, rows: Tensor, format: QuantFormat) -> bool:  # noqa: A002 -- its name
     """Whether `ranged` can do it: groups of 32 with scales of 16 bits, dense, on this processor."""
     known = rows.device.type == "cpu" and rows.dtype in TYPES and rows.dtype.is_floating_point
-    fits = format.bits == 4 and format.group == GROUP and not format.wide
+    fits = format.ranged and format.group == GROUP and not format.wide
     return library.has("quantize4") and known and fits and rows.is_contiguous()
 
 

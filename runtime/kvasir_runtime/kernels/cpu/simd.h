@@ -155,6 +155,30 @@ KVASIR_INLINE Floats load_float16(const uint16_t* from) {
 #endif
 }
 
+// Bytes without a sign.
+KVASIR_INLINE Words load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(_mm512_cvtepu8_epi32(load_as<__m128i>(from)));
+#elif defined(__aarch64__)
+  return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(load_as<uint32_t>(from))))));
+#else
+  return reinterpret_cast<Words>(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#endif
+}
+
+// Of each byte, 0 to 15, what a table has there.
+KVASIR_INLINE Ints looked_up(const uint8_t* table, Ints bytes) {
+#if defined(__AVX512F__)
+  const __m512i tables = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table));
+  return reinterpret_cast<Ints>(_mm512_shuffle_epi8(tables, reinterpret_cast<__m512i>(bytes)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Ints>(vqtbl1q_u8(vld1q_u8(table), reinterpret_cast<uint8x16_t>(bytes)));
+#else
+  const __m256i tables = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+  return reinterpret_cast<Ints>(_mm256_shuffle_epi8(tables, reinterpret_cast<__m256i>(bytes)));
+#endif
+}
+
 KVASIR_INLINE void store_float16(uint16_t* to, Floats v) {
 #if defined(__AVX512F__)
   const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -108,7 +108,9 @@ def load(
         raise StartError(f"--speculation {options.speculation}: {why}; choose auto or off")
     spec, dtype = files.spec, target.dtype
     shapes, kinds = spec.parameter_shapes, loader.kinds(files.folder, drafts=files.drafts)
-    formats = quant_formats.formats(options.quantization, spec.layer, shapes, files.places, kinds, floating=False)
+    formats = quant_formats.formats(
+        options.quantization, spec.layer, shapes, files.places, kinds, floating=quant_formats.PROCESSORS
+    )
     weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
     check_memory(facts.weights_bytes + weights_bytes, device, files.folder)
     cache_dtype = placement.cache_dtype_of(options, spec.layer, dtype, device)

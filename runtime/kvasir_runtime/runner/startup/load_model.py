@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from kvasir_api import forecast, hf_config, weight_offload
+from kvasir_api import forecast, hf_config, inspection, weight_offload
 from kvasir_api.options import ServeOptions
 from kvasir_api.roofline import StepWork, table_bytes
 from kvasir_runtime.engine_reports import Progress
@@ -316,6 +316,7 @@ def _check_forecast(
     the size of the KV cache.
     """
     name = str(dtype).removeprefix("torch.")
+    model = model and inspection.held_on(model, "cpu" if device.type == "cpu" else "cuda")
     if model is None or options.kv_cache_tokens or model.weights_bytes(name, options.quantization) > weights_bytes:
         return
     capacity.check_forecast(

@@ -2,7 +2,7 @@
 `load_model`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,8 @@ def part_of(
     rank, stage = _rank(options, ops)
     part, places = _divided(family, whole, rank)
     kinds = stored_kinds(folder)
-    formats = _formats(options, kinds, whole, part, places, floating=cuda)
+    floating = quant_formats.CARDS if cuda else quant_formats.PROCESSORS
+    formats = _formats(options, kinds, whole, part, places, floating)
     specs = [part]
     if options.pipeline_parallel_size > 1:
         specs = _stages(options, kinds, family, whole, part, element_bytes)
@@ -119,7 +120,9 @@ def _stages(
 ) -> list[DecoderSpec]:
     """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
     shapes = parameter_shapes(whole)
-    formats = quant_formats.formats(options.quantization, whole, shapes, family.places(whole), kinds, floating=False)
+    formats = quant_formats.formats(
+        options.quantization, whole, shapes, family.places(whole), kinds, floating=quant_formats.PROCESSORS
+    )
     of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers)
     beside = quant_formats.num_bytes(shapes, formats, element_bytes) - sum(of_layers)
     count = options.pipeline_parallel_size
@@ -145,8 +148,7 @@ def _formats(
     whole: DecoderSpec,
     part: DecoderSpec,
     places: Mapping[str, Place],
-    *,
-    floating: bool,
+    floating: Collection[str],
 ) -> dict[str, QuantFormat]:
     """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
     as the weight is: it would be held in more bits than requested.

@@ -6,7 +6,7 @@ import torch
 from kvasir_runtime.kernels import quantize
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.kernels.quantized import QuantFormat, dequantized
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, dequantized, drawn
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
 EMULATED_AMX = pytest.param("emulated_amx", marks=pytest.mark.xdist_group("emulated-amx"))
@@ -57,15 +57,14 @@ def test_of_grouped_weights_each_is_computed_as_alone(library: Library, bits: in
     assert torch.equal(linear.grouped_product(library, packed)(x, first), alone)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("format_", [QuantFormat(bits=8), QuantFormat(bits=4), MXFP4, NVFP4])
 @pytest.mark.parametrize(("outputs", "k"), [(16, 32), (112, 96), (100, 64), (200, 768)])
 @pytest.mark.parametrize("rows", [64, 65, 95, 300])
 def test_quantized_weights_are_rounded_to_bfloat16_and_rows_are_not(
-    library: Library, bits: int, outputs: int, k: int, rows: int
+    library: Library, format_: QuantFormat, outputs: int, k: int, rows: int
 ) -> None:
     generator = torch.Generator().manual_seed(5)
-    source, x = (torch.randn(*n, generator=generator).bfloat16() for n in ((outputs, k), (rows, k)))
-    weight = quantize.reference(source, QuantFormat(bits=bits))
+    x, weight = torch.randn(rows, k, generator=generator).bfloat16(), drawn(format_, outputs, k, generator)
     exact, magnitude = dequantized(weight).double(), dequantized(weight).double().abs()
     wanted = x.double() @ exact.T
     out = linear.packed(library, weight, None)(x).double()

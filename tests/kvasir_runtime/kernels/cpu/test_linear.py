@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import quantize
+from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu import linear, structs
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.kernels.quantized import QuantFormat
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat
 
 SHAPES = [(1, 1), (16, 2), (17, 3), (64, 64), (100, 33), (7, 5), (96, 48), (130, 4100), (3584, 768)]
 GATED = [(2, 4), (34, 10), (128, 64), (1000, 96)]
@@ -103,13 +103,18 @@ def test_structs_are_as_large_as_those_of_the_library(probes: Library, name: str
     assert ctypes.sizeof(getattr(linear, name)) == size()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("format_", [None, QuantFormat(bits=8), QuantFormat(bits=4), MXFP4, NVFP4])
 @pytest.mark.parametrize(("k", "gated"), [(96, False), (96, True), (768, True)])
-def test_of_grouped_weights_each_is_computed_as_alone(library: Library, bits: int, k: int, gated: bool) -> None:
+def test_of_grouped_weights_each_is_computed_as_alone(
+    library: Library, format_: QuantFormat | None, k: int, gated: bool
+) -> None:
     """Some have no rows, some one, some more than a block; rows are prepared by each thread, or by all together."""
     for counts in ((0, 1, 0, 3), (7, 0, 250, 1, 40, 0)):
-        sources = [normal(70, k, seed=seed) for seed in range(len(counts))]
-        weights = [one if bits == 16 else quantize.reference(one, QuantFormat(bits=bits)) for one in sources]
+        generator = torch.Generator().manual_seed(1)
+        weights = [
+            normal(70, k, seed=seed) if format_ is None else quantized.drawn(format_, 70, k, generator)
+            for seed in range(len(counts))
+        ]
         packed = [linear.packed(library, weight, None, gated=gated) for weight in weights]
         x, first = normal(sum(counts), k), torch.tensor((0, *counts)).cumsum(0)
         alone = torch.cat([one(part) for one, part in zip(packed, x.split(counts), strict=True)])

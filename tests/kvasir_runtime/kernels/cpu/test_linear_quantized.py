@@ -9,7 +9,7 @@ from torch import Tensor
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library, variants
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 CPU = torch.device("cpu")
 # rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32
@@ -78,9 +78,73 @@ def test_every_variant_gives_the_same_bits(
     """Sums of integers are exact, and those over groups have one order: also where products of 16 bits are largest."""
     weight, x = random_weight(rows, columns, group, bits), normal(9, columns, dtype=dtype)
     weight.values.view(-1)[: columns * 2] = -128 if bits == 8 else 255
+    assert_same_in_every_variant(cpu_library, weight, x)
+
+
+def assert_same_in_every_variant(cpu_library: Library, weight: QuantizedWeight, x: Tensor) -> None:
     x[0], x[1, ::2], x[2] = 1.0, -1.0, 0.0
     outs = [linear.packed(replace(cpu_library, isa=isa), weight, None)(x) for isa in variants(cpu_library.handle)]
     assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+E2M1 = pytest.mark.parametrize("format_", [MXFP4, NVFP4], ids=["mxfp4", "nvfp4"])
+# rows, columns: as above, of whole groups of both
+E2M1_SHAPES = [(16, 32), (7, 64), (33, 96), (100, 160), (130, 2048), (1, 768), (64, 1056)]
+
+
+@E2M1
+@pytest.mark.parametrize("dtype", list(UNIT))
+@pytest.mark.parametrize(("rows", "columns"), E2M1_SHAPES)
+def test_e2m1_is_its_formula_in_every_batch(
+    library: Library, rows: int, columns: int, format_: QuantFormat, dtype: torch.dtype
+) -> None:
+    """Its scales are any that there are: those of e4m3 below 2^-6, too, and powers of two from end to end of a row."""
+    weight, bias, x = any_e2m1(rows, columns, format_), normal(rows), normal(250, columns, dtype=dtype)
+    packed = linear.packed(library, weight, bias)
+    whole = packed(x)
+    assert_close(whole, linear.rounded_product(weight, bias, x))
+    for count in (1, 2, 3, 4, 7, 33):
+        assert torch.equal(packed(x[:count]), whole[:count])
+        assert torch.equal(packed(x[-count:]), whole[-count:])
+
+
+@E2M1
+@pytest.mark.parametrize("dtype", list(UNIT))
+@pytest.mark.parametrize(("rows", "columns"), E2M1_SHAPES)
+def test_e2m1_has_the_same_bits_in_every_variant(
+    cpu_library: Library, rows: int, columns: int, format_: QuantFormat, dtype: torch.dtype
+) -> None:
+    weight, x = any_e2m1(rows, columns, format_), normal(9, columns, dtype=dtype)
+    weight.values.view(-1)[: columns * 2] = 0x77  # the largest products, of which few fit 16 bits
+    assert_same_in_every_variant(cpu_library, weight, x)
+
+
+def any_e2m1(rows: int, columns: int, format_: QuantFormat) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(rows + columns)
+    weight = quantized.drawn(format_, rows, columns, generator)
+    low, high = (97, 158) if format_ == MXFP4 else (0, 0x7F)
+    scales = torch.randint(low, high, weight.scales.shape, generator=generator)
+    weight.scales.copy_(scales.to(torch.uint8).view(format_.scale_dtype))
+    return weight
+
+
+@E2M1
+@pytest.mark.parametrize(("rows", "columns"), [(2, 32), (70, 64), (256, 96)])
+def test_e2m1_behind_a_gate(library: Library, rows: int, columns: int, format_: QuantFormat) -> None:
+    weight, bias = quantized.drawn(format_, rows, columns, torch.Generator().manual_seed(rows)), normal(rows)
+    x = normal(9, columns)
+    gate, up = linear.rounded_product(weight, bias, x).chunk(2, dim=1)
+    out = linear.packed(library, weight, bias, gated=True)(x)
+    torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 60, 126, 127, 200, 252, 254])
+def test_powers_of_two_are_exact_at_both_ends(library: Library, exponent: int) -> None:
+    weight = quantized.drawn(MXFP4, 40, 64, torch.Generator().manual_seed(exponent))
+    weight.scales.copy_(torch.full(weight.scales.shape, exponent, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+    weight.units.fill_(2.0**-8 if exponent > 127 else 0.5)  # type: ignore[union-attr]
+    x = normal(5, 64) / (1 if exponent < 250 else 1024)
+    assert_close(linear.packed(library, weight, None)(x), linear.rounded_product(weight, None, x))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
