@@ -27,8 +27,8 @@ class OperatorOptions(OptionsBase):
     )
     reserve_model_name: tuple[str, ...] = option(
         (),
-        "Model name that services of one namespace alone may have in front of the gateways, also where another had it before; may"
-        " be repeated. Default: names belong to the namespace that claims them first.",
+        "Model name that services of one namespace alone may have in front of the gateways, also where another had it"
+        " before; may be repeated. Default: names belong to the namespace that claims them first.",
         metavar="NAME=NAMESPACE",
     )
     model_cache_dir: str = option(
