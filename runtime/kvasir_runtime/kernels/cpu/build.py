@@ -48,7 +48,8 @@ VARIANTS_OF: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 MACHINE: Final = platform.machine()
 VARIANTS: Final = VARIANTS_OF.get(MACHINE, {})
 COMPILERS: Final = ("g++", "clang++", "c++")
-TIMEOUT_S: Final = 600
+TIMEOUT_S: Final = 1800
+"""Of one call of the compiler: half a minute, but for machines with much else to do."""
 
 
 class BuildError(Exception):
@@ -159,7 +160,10 @@ def _jobs(
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{shlex.join(command)} did not end within {TIMEOUT_S} s") from error
     if result.returncode:
         raise BuildError(f"{shlex.join(command)} failed:\n{result.stderr.strip()}")
 

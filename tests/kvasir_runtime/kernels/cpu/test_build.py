@@ -43,6 +43,16 @@ def test_a_compiler_that_is_named_must_exist(environment, tmp_path):
         build.build(tmp_path / "x.so")
 
 
+def test_a_compiler_that_does_not_end_is_named(environment, tmp_path, monkeypatch):
+    compiler = tmp_path / "slow"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    environment["CXX"] = str(compiler)
+    monkeypatch.setattr(build, "TIMEOUT_S", 0.05)
+    with pytest.raises(build.BuildError, match=r"slow .* did not end within 0\.05 s"):
+        build.build(tmp_path / "x.so")
+
+
 def test_a_source_with_an_error_shows_it_and_leaves_the_library(cpu_library, tmp_path):
     (tmp_path / "wrong.cpp").write_text("int main( {\n")
     (tmp_path / "x.so").write_text("as it was")
