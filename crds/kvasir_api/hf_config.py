@@ -15,6 +15,7 @@ TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
 _LARGEST_FACTOR: Final = 2**20
+_MOST_POSITIONS: Final = 2**53
 _MEDIA: Final = {"vision_config": "images", "audio_config": "audio"}
 _TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3", "llama4": "Llama 4"}
 # What a text_config of a model_type means where it leaves a field out, as the family's own code has it.
@@ -151,7 +152,7 @@ def first_position(document: Mapping[str, Any]) -> int:
 
 
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
-    """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
+    """Of a flattened config. Raises ValueError where positions or a factor are none that are computed with.
 
     With YaRN a model serves original_max_position_embeddings times the factor, as model cards describe it,
     whatever max_position_embeddings is. With linear and dynamic scaling the file's max_position_embeddings may
@@ -160,18 +161,26 @@ def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     positions = document.get("max_position_embeddings", 2048)
     if not isinstance(positions, int) or isinstance(positions, bool) or positions <= first_position(document):
         raise ValueError(f"config.json: max_position_embeddings is {positions!r}, expected a positive integer")
+    _check_size("max_position_embeddings", positions)
     positions -= first_position(document)
     scaling = document.get("rope_scaling") or document.get("rope_parameters")
     kind, factor = "", 1.0
     if isinstance(scaling, Mapping):
         kind = str(scaling.get("rope_type") or scaling.get("type") or "")
         given = scaling.get("factor")
-        factor = float(given) if isinstance(given, int | float) and kind in _MULTIPLIED else 1.0
-        if not factor <= _LARGEST_FACTOR:
-            raise ValueError(f"config.json: factor {given} of the rotary embedding is more than {_LARGEST_FACTOR:,}")
+        factor = given if isinstance(given, int | float) and kind in _MULTIPLIED else 1.0
+        if not 0 < factor <= _LARGEST_FACTOR:
+            expected = f"more than 0 and at most {_LARGEST_FACTOR:,}"
+            raise ValueError(f"config.json: factor of the rotary embedding is {given}, expected {expected}")
         original = document.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
         if kind == "yarn" and isinstance(original, int):
+            _check_size("original_max_position_embeddings", original)
             longest = max(positions, int(original * factor))
             return SequenceLimits(usual=longest, most=longest)
     most = max(positions, int(positions * factor))
     return SequenceLimits(usual=most if kind == "yarn" else positions, most=most)
+
+
+def _check_size(field: str, positions: int) -> None:
+    if positions > _MOST_POSITIONS:
+        raise ValueError(f"config.json: {field} is {positions}, expected at most {_MOST_POSITIONS:,}")

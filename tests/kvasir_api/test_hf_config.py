@@ -90,11 +90,21 @@ def test_positions_that_are_no_count_are_named() -> None:
 
 
 @pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
-@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e300])
+@pytest.mark.parametrize(
+    "factor",
+    [*(float(each) for each in ("inf", "-inf", "nan", "1e300")), *(pytest.param(10**400, id="integer"), -1, 0)],
+)
 def test_a_factor_that_no_sequence_is_long_for_is_named(kind: str, factor: float) -> None:
     scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": 4096}
-    with pytest.raises(ValueError, match=f"factor {re.escape(str(factor))} of the rotary embedding is more than"):
+    with pytest.raises(ValueError, match=f"factor of the rotary embedding is {re.escape(str(factor))}, expected more"):
         hf_config.sequence_limits({"max_position_embeddings": 8192, "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("field", ["max_position_embeddings", "original_max_position_embeddings"])
+def test_positions_that_no_sequence_has_are_named(field: str) -> None:
+    document = {"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    with pytest.raises(ValueError, match=f"config.json: {field} is 10{{400}}, expected at most"):
+        hf_config.sequence_limits(document | {field: 10**400})
 
 
 GEMMA_3_4B = {
