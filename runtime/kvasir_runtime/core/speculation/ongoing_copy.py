@@ -31,10 +31,10 @@ class OngoingCopy:
     def resumed(self, text: NDArray[np.int32], length: int, most: int) -> Draft:
         """At most so many tokens from the same place on, where one of the last two ids of the text is another there.
 
-        text: its last ids. length: of the whole.
+        text: its last ids. length: of the whole. Nothing where the source ended there, by an id below 0.
         """
         gained = length - self._begins
         last = self._source[gained : gained + 2]
-        if len(last) < 2 or np.count_nonzero(last != text[-2:]) != 1:
+        if len(last) < 2 or last.min() < 0 or np.count_nonzero(last != text[-2:]) != 1:
             return NO_DRAFT
         return elected_draft(self._source, np.array([gained + 2]), REPLACED, most)

@@ -8,6 +8,7 @@ import pytest
 from kvasir_runtime.core.speculation.acceptance import KEPT, AcceptanceRates, SequenceDrafts
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Draft, NgramDrafter, SuffixDrafter
 from kvasir_runtime.core.speculation.ongoing_copy import REPLACED, OngoingCopy
+from kvasir_runtime.core.speculation.recent_answers import END
 
 SOURCE = np.array([1, 2, 3, 4, 5, 6, 7, 8], dtype=np.int32)
 """Copied from its third id on."""
@@ -41,6 +42,15 @@ def test_a_copy_goes_on_behind_a_second_replaced_id_but_not_behind_two_in_a_row(
     copy.follow(copy.resumed(np.array([1, 2, 90]), 3, 2), 3)
     assert copy.resumed(np.array([1, 2, 90, 4, 91]), 5, 2).tokens == (6, 7)
     assert copy.resumed(np.array([1, 2, 90, 91]), 4, 2) == NO_DRAFT
+
+
+@pytest.mark.parametrize("gained", [(3, 4, 90), (3, 4, 90, 50), (3, 4, 90, 91)])
+def test_a_copy_of_one_answer_does_not_go_on_in_the_next(gained):
+    """Behind the end of an answer another one begins that has nothing to do with it."""
+    copy = OngoingCopy()
+    copy.follow(Draft((3, 4), (1.0, 1.0), 2, np.array([1, 2, 3, 4, END, 50, 51, 52], dtype=np.int32)), 2)
+    text = np.array([1, 2, *gained], dtype=np.int32)
+    assert copy.resumed(text, len(text), 3) == NO_DRAFT
 
 
 def test_nothing_goes_on_behind_a_draft_of_a_model_or_none():
