@@ -301,6 +301,8 @@ _ROPE_OF_MINISTRAL: Final = {
     "rope_theta": 1e6,
     "factor": 16.0,
     "original_max_position_embeddings": 16_384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
 _ROPE_OF_APERTUS: Final = {

@@ -78,6 +78,7 @@ def test_one_call_computes_lengths_within_which_nothing_grows(tmp_path: Path, lo
 def test_a_config_that_names_no_rotary_embedding_has_the_familys_own() -> None:
     spec = spec_of()
     assert (spec.rope.kind, spec.rope.theta, spec.rope.factor, spec.head_dim) == ("yarn", 1e6, 16.0, 128)
+    assert spec.rope.attention_factor == 1.0
     assert spec.temperature == TemperatureSpec(scale=0.1, step=16_384, first=0)
 
 
