@@ -51,3 +51,20 @@ def test_long_words_leave_room_for_what_to_do():
     found = kubelet_end(ended(LOW.format("ephemeral-storage") + " Container runtime was using 1Gi." * 50))
     assert len(found) < 400
     assert found.endswith("(spec.model.cacheClaim)")
+
+
+@pytest.mark.parametrize("message", [LOW.format("ephemeral-storage"), "The node had condition: [DiskPressure]. "])
+@pytest.mark.parametrize(
+    ("volume", "advice"),
+    [
+        ({"name": "model", "persistentVolumeClaim": {"claimName": "models"}}, "; free disk on the node"),
+        ({"name": "model", "emptyDir": {}}, "; free disk on the node, or keep the model in a claim"),
+        ({"name": "scratch", "persistentVolumeClaim": {"claimName": "s"}}, "; free disk on the node, or keep the"),
+    ],
+)
+def test_a_claim_is_no_advice_for_a_model_that_is_in_one(message, volume, advice):
+    pod = ended(message)
+    pod["spec"]["volumes"] = [volume]
+    found = kubelet_end(pod)
+    assert advice in found
+    assert found.endswith(advice) == ("keep" not in advice)
