@@ -1,16 +1,25 @@
 """Which service serves a model name: one rule for the operator (condition NameConflict) and the gateway (routing).
 
-A name belongs to the namespace that the operator's administrator reserves it for, else to the oldest service that claims
-it, over all namespaces of a gateway. Later ones of its namespace wait until it is free. Those of other namespaces are refused, and what was refused stays so in their status also when the name
-is free: a service that is deleted and made again gets its name back, and its clients never reach another namespace's
-service. NAMESPACE/NAME always is the service of that name, whatever others claim.
+A name belongs to the oldest service that claims it, over all namespaces of a gateway, or over the one that an
+administrator reserves it for. Later ones of its namespace wait until it is free. Those of other namespaces are refused,
+and what was refused stays so in their status also when the name is free: a service that is deleted and made again gets
+its name back, and its clients never reach another namespace's service. NAMESPACE/NAME always is the service of that
+name, whatever others claim.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
+RESERVE_MODEL_NAME: Final = (
+    "Model name that services of one namespace alone may have in front of the gateways, also where another had it"
+    " before; may be repeated, and is to be the same at the operator and the pickers. Default: names belong to the"
+    " namespace that claims them first."
+)
+"""Of the option --reserve-model-name."""
+NONE_RESERVED: Final[Mapping[str, str]] = MappingProxyType({})
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -70,12 +79,17 @@ def name_claims(service: Mapping[str, Any]) -> tuple[NameClaim, ...]:
     )
 
 
-def owners(name_claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
+def owners(name_claims: Iterable[NameClaim], reserved: Mapping[str, str] = NONE_RESERVED) -> dict[str, NameClaim]:
     """The claim that owns each served name: the oldest that was not refused; of the same second, the first by namespace
-    and name. A name that only refused ones claim is absent."""
+    and name. A name that only refused ones claim is absent.
+
+    reserved: as of `reserved_names`. Of such a name the claims of its namespace alone count, also those that were
+    refused before it was reserved.
+    """
     owned: dict[str, NameClaim] = {}
     for claim in sorted(name_claims, key=lambda c: (c.created, c.namespace, c.name)):
-        if not claim.refused:
+        reserved_for = reserved.get(claim.served_name)
+        if claim.namespace == reserved_for or (reserved_for is None and not claim.refused):
             owned.setdefault(claim.served_name, claim)
     return owned
 
@@ -86,25 +100,23 @@ def reserved_names(given: Iterable[str]) -> dict[str, str]:
     for one in given:
         name, _, namespace = one.rpartition("=")
         if not name or not _NAMESPACE.fullmatch(namespace):
-            raise ValueError(f"{one!r} is not NAME=NAMESPACE")
+            raise ValueError(f"--reserve-model-name: {one!r} is not NAME=NAMESPACE")
         if found.setdefault(name, namespace) != namespace:
-            raise ValueError(f"{name} cannot be reserved for {found[name]} and {namespace}")
+            raise ValueError(f"--reserve-model-name: {name} cannot be reserved for {found[name]} and {namespace}")
     return found
 
 
 def conflict(mine: NameClaim, others: Iterable[NameClaim], *, reserved_for: str = "") -> NameConflict | None:
     """Why a service does not own a name that it claims; None where it does. others: claims of the same name.
     reserved_for: the namespace that alone may have it, also where another had it before; empty for none."""
-    if reserved_for:
-        if mine.namespace != reserved_for:
-            return NameConflict(served_name=mine.served_name, holder="", refused=True, reserved_for=reserved_for)
-        mine = replace(mine, refused=False)
-        others = [one for one in others if one.namespace == reserved_for]
-    owner = owners([mine, *others]).get(mine.served_name)
+    if reserved_for and mine.namespace != reserved_for:
+        return NameConflict(served_name=mine.served_name, holder="", refused=True, reserved_for=reserved_for)
+    reserved = {mine.served_name: reserved_for} if reserved_for else NONE_RESERVED
+    owner = owners([mine, *others], reserved).get(mine.served_name)
     if owner is None:
         return NameConflict(served_name=mine.served_name, holder="", refused=True)
     if (owner.namespace, owner.name) == (mine.namespace, mine.name):
         return None
-    refused = mine.refused or owner.namespace != mine.namespace
+    refused = not reserved_for and (mine.refused or owner.namespace != mine.namespace)
     holder = qualified_name(owner.namespace, owner.name)
     return NameConflict(served_name=mine.served_name, holder=holder, refused=refused)

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from kvasir_api.command import click_options, parse
+from kvasir_api.served_names import reserved_names
 from kvasir_gateway import choice_records
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.envoy import bootstrap as envoy
@@ -60,6 +61,7 @@ async def _run(options: PickerOptions) -> None:
             max_bytes=options.max_held_bytes,
             max_wait_s=options.hold_timeout,
         ),
+        reserved_names=reserved_names(options.reserve_model_name),
     )
     stop = process.stop_event()
     config = await configuration(options.kubeconfig)

@@ -1,10 +1,13 @@
 """Options of `kvasir gateway` and its commands, declared once: flags, help, defaults and bounds."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from kvasir_api import names
 from kvasir_api.option_fields import OptionsBase, option
+from kvasir_api.served_names import RESERVE_MODEL_NAME, reserved_names
 from kvasir_gateway.choose import Strategy
 from kvasir_gateway.hold_queue import MAX_ANSWER_S, MAX_HOLD_S
 
@@ -54,6 +57,7 @@ class PickerOptions(GatewayOptions):
     gateway_namespace: str = option(
         "", "Where the other gateways are, with which this one chooses as one. Default: there is none.", metavar="NAME"
     )
+    reserve_model_name: tuple[str, ...] = option((), RESERVE_MODEL_NAME, metavar="NAME=NAMESPACE")
     kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
     strategy: Strategy = option(
         "cost",
@@ -93,6 +97,11 @@ class PickerOptions(GatewayOptions):
         ge=1 << 10,
         le=1 << 34,
     )
+
+    @model_validator(mode="after")
+    def _reserves_names(self) -> Self:
+        reserved_names(self.reserve_model_name)
+        return self
 
 
 class BootstrapOptions(GatewayOptions):

@@ -174,11 +174,13 @@ def build(
     routes: Iterable[Json] = (),
     *,
     verifies: bool = True,
+    reserved_names: Mapping[str, str] = served_names.NONE_RESERVED,
     known: KnownObjects | None = None,
 ) -> RoutingTable:
     """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule.
 
-    verifies: whether pods that speak TLS can be verified; else they get no request. known: of the table before; a
+    verifies: whether pods that speak TLS can be verified; else they get no request. reserved_names: namespaces by the
+    names that are theirs alone, whatever the operator has yet written about other claims. known: of the table before; a
     service that did not change is the same object in both.
 
     A pod is a service's when it carries its label in its namespace, and when workloads has its ReplicaSet and the
@@ -190,7 +192,7 @@ def build(
     owned = _owned(parsed, known.pods.of(pods), known.workloads.of(workloads))
     routed_services = known.routed(parsed, owned, verifies=verifies)
     found = {(service.namespace, service.name): service for service in sorted(routed_services, key=lambda s: s.key)}
-    held = served_names.owners(claim for one in parsed for claim in one.claims)
+    held = served_names.owners((claim for one in parsed for claim in one.claims), reserved_names)
     by_qualified = {served_names.qualified_name(*name): service for name, service in found.items()}
     by_model = {model: by_qualified.get(model) or found[claim.namespace, claim.name] for model, claim in held.items()}
     named = {service.key for service in by_model.values()}

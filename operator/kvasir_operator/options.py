@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from kvasir_api import names
 from kvasir_api.option_fields import OptionsBase, option
-from kvasir_api.served_names import reserved_names
+from kvasir_api.served_names import RESERVE_MODEL_NAME, reserved_names
 from kvasir_operator.observed.settings import RESYNC_S
 
 
@@ -25,12 +25,7 @@ class OperatorOptions(OptionsBase):
     allow_model_dir: tuple[str, ...] = option(
         (), "Directory of the nodes below which file:// models may lie; may be repeated. Default: none.", metavar="DIR"
     )
-    reserve_model_name: tuple[str, ...] = option(
-        (),
-        "Model name that services of one namespace alone may have in front of the gateways, also where another had it"
-        " before; may be repeated. Default: names belong to the namespace that claims them first.",
-        metavar="NAME=NAMESPACE",
-    )
+    reserve_model_name: tuple[str, ...] = option((), RESERVE_MODEL_NAME, metavar="NAME=NAMESPACE")
     model_cache_dir: str = option(
         "",
         "Directory of the nodes in which each namespace has one (of user 65532) with the models that its replicas"
@@ -116,10 +111,7 @@ class OperatorOptions(OptionsBase):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        try:
-            reserved_names(self.reserve_model_name)
-        except ValueError as error:
-            raise ValueError(f"--reserve-model-name: {error}") from error
+        reserved_names(self.reserve_model_name)
         if self.model_prefetch_nodes and not self.model_cache_dir:
             raise ValueError("--model-prefetch-nodes needs --model-cache-dir, into which models are fetched")
         if self.pod_tls and not self.lease_namespace:

@@ -125,6 +125,7 @@ async def _gateway(objects: FakeObjects) -> AsyncGenerator[tuple[Picker, int]]:
             directory=directory,
             clock=time.monotonic,
             reading_period_s=3600,
+            reserved_names={},
         )
         server = ExtProcServer(
             picker, RequestHolder(picker), loops.clusters, directory=directory, max_body_bytes=MAX_BODY

@@ -83,11 +83,22 @@ OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
         (claim("a", "x", NEW), [claim("b", "y", OLD)], None),
         (claim("a", "x", NEW, refused=True), [claim("b", "y", OLD)], None),
         (claim("a", "x", NEW), [claim("a", "y", OLD)], NameConflict(served_name="m", holder="a/y", refused=False)),
+        (
+            claim("a", "x", NEW, refused=True),
+            [claim("a", "y", OLD, refused=True)],
+            NameConflict(served_name="m", holder="a/y", refused=False),
+        ),
     ],
-    ids=["another namespace", "its namespace", "refused before", "older in its namespace"],
+    ids=["another namespace", "its namespace", "refused before", "older in its namespace", "both refused before"],
 )
 def test_a_reserved_name_is_that_of_services_of_its_namespace(mine, others, found):
     assert conflict(mine, others, reserved_for="a") == found
+
+
+def test_the_owner_of_a_reserved_name_is_of_its_namespace():
+    made = [claim("b", "y", OLD), claim("a", "x", NEW, refused=True), claim("b", "z", NEW, served="free")]
+    assert {name: c.name for name, c in owners(made, {"m": "a"}).items()} == {"m": "x", "free": "z"}
+    assert owners(made, {"m": "c"}).keys() == {"free"}
 
 
 def test_reserved_names_are_read_from_their_last_sign():

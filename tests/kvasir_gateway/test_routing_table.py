@@ -180,6 +180,15 @@ def test_a_name_that_was_refused_stays_so_when_its_service_is_gone():
     assert {model: s.key for model, s in found.by_model.items()} == {"m": "default.a", "theirs/b": "theirs.b"}
 
 
+def test_a_reserved_name_goes_to_its_namespace_before_the_operator_has_refused_others():
+    older = service("a", model="m", namespace="theirs", created="2025-01-01T00:00:00Z")
+    own = refused(service("b", model="m", namespace="models"), "m")
+    found = routing_table.build([older, own], [], reserved_names={"m": "models"})
+    assert {model: s.key for model, s in found.by_model.items()} == {"m": "models.b", "theirs/a": "theirs.a"}
+    found = routing_table.build([older], [], reserved_names={"m": "models"})
+    assert list(found.by_model) == ["theirs/a"], "no service has it"
+
+
 def test_a_service_is_reached_by_its_namespace_and_name_whatever_others_claim():
     older = service("a", model="default/b", namespace="theirs", created="2025-01-01T00:00:00Z")
     found = table([older, service("b", model="m"), service("c", model="m")], [])

@@ -6,7 +6,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,8 @@ STOP_GRACE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSettings:
-    """Settings of the process. directory: shared with Envoy. audit: takes a line for each request, None for none."""
+    """Settings of the process. directory: shared with Envoy. reserved_names: namespaces by the model names that are
+    theirs alone. audit: takes a line for each request, None for none."""
 
     directory: Path
     bounds: RequestBounds = field(default_factory=RequestBounds)
@@ -49,6 +50,7 @@ class PickerSettings:
     endpoint_picker: EndpointPickerSettings | None = None
     policy: ChoicePolicy = field(default_factory=ChoicePolicy)
     hold: HoldLimits = field(default_factory=HoldLimits)
+    reserved_names: Mapping[str, str] = field(default_factory=dict)
     audit: Callable[[bytes], None] | None = None
 
 
@@ -74,6 +76,7 @@ async def run(
         directory=settings.directory,
         clock=time.monotonic,
         reading_period_s=settings.reading_period_s,
+        reserved_names=settings.reserved_names,
     )
     ext_proc = ExtProcServer(
         picker, holder, loops.clusters, directory=settings.directory, max_body_bytes=settings.bounds.max_body_bytes

@@ -65,11 +65,12 @@ class SyncLoops:
         directory: Path,
         clock: Callable[[], float],
         reading_period_s: float,
+        reserved_names: Mapping[str, str],
     ) -> None:
         self.health = GatewayHealth()
         self._picker, self._objects, self._states = picker, objects, states
         self._admin, self._directory, self._clock = admin, directory, clock
-        self._reading_period_s = reading_period_s
+        self._reading_period_s, self._reserved_names = reading_period_s, reserved_names
         self._known = routing_table.KnownObjects()
         self.clusters, self._service_clusters = ClusterDiscovery(self._take_accepted), ServiceClusters()
         self._models: Mapping[str, str] | None = None
@@ -102,6 +103,7 @@ class SyncLoops:
             objects.workloads(),
             objects.routes(),
             verifies=bool(authority),
+            reserved_names=self._reserved_names,
             known=self._known,
         )
         clusters = self._service_clusters.of(table.services, self._authority_file(table, authority))

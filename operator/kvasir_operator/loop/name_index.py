@@ -11,7 +11,7 @@ class NameIndex:
     alone."""
 
     def __init__(self, reserved: Mapping[str, str]) -> None:
-        self._reserved = reserved
+        self.reserved = reserved
         self._claims: dict[str, dict[Key, NameClaim]] = {}
         self._qualified: dict[str, Key] = {}
 
@@ -44,4 +44,4 @@ class NameIndex:
             )
         claims = self._claims.get(mine.served_name, {})
         others = [claim for where, claim in claims.items() if where != name]
-        return conflict(mine, others, reserved_for=self._reserved.get(mine.served_name, ""))
+        return conflict(mine, others, reserved_for=self.reserved.get(mine.served_name, ""))

@@ -49,7 +49,8 @@ class RouteReporter:
         if not routes:
             return
         services = list(self._store.all(INFERENCE_SERVICE))
-        owners = served_names.owners(claim for service in services for claim in served_names.name_claims(service))
+        claims = (claim for service in services for claim in served_names.name_claims(service))
+        owners = served_names.owners(claims, self._store.names.reserved)
         known, oldest = {key(service) for service in services}, oldest_routes(routes)
         for route in routes:
             found = route_conditions(route, oldest=oldest, services=known, owners=owners)

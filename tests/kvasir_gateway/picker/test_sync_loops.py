@@ -59,7 +59,15 @@ def loops(objects, envoy, tmp_path):
         directory=tmp_path,
         clock=time.monotonic,
         reading_period_s=0.05,
+        reserved_names={"m": "models"},
     )
+
+
+async def test_a_reserved_name_is_known_without_the_operators_word(loops, objects):
+    objects.serve("s", model="m")
+    objects.serve("t", model="free")
+    loops._update()
+    assert loops._picker.table.by_model.keys() == {"default/s", "free"}
 
 
 async def test_told_to_end_while_clusters_are_accepted_they_end(loops, envoy):

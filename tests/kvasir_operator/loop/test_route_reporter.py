@@ -71,3 +71,16 @@ async def test_a_write_that_fails_is_tried_again(world):
     await until(lambda: bool(conditions(world)), "the status")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_name_that_is_reserved_for_another_namespace_is_none_of_the_route(world):
+    store = Store({"r": "models"})
+    made = service("a", model="r")
+    store.put(INFERENCE_SERVICE, {**made, "metadata": {**made["metadata"], "resourceVersion": "7"}})
+    reporter = RouteReporter(world, store, namespace="", clock=FakeClock(), period_s=3600)
+    running = asyncio.create_task(reporter.run())
+    await until(lambda: bool(conditions(world)), "the status")
+    found = {c["type"]: c["message"] for c in world.stored(MODEL_ROUTE, "default", "r")["status"]["conditions"]}
+    assert found["Accepted"].startswith("requests for 'default/r' go by it; no service has the name 'r'")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
