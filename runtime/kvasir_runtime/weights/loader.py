@@ -7,6 +7,7 @@ milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -207,6 +208,8 @@ def _checked(
             raise ModelError(f"{stored.path}: unexpected tensor {stored.name}")
         if len(place.shape) == 1 and stored.shape == (1, *place.shape):
             stored = stored.as_vector()
+        elif place.shape == (1,) and not stored.shape:
+            stored = replace(stored, shape=(1,))
         if stored.shape != place.shape:
             shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
             raise ModelError(f"{stored.path}: tensor {stored.name} has shape {shapes}")

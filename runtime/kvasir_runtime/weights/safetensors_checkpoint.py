@@ -183,7 +183,7 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
             raise OSError(f"tensor {name} takes bytes {start:,} to {end:,} of {size:,}")
         yield CheckpointTensor(
             name=_text_name(name),
-            shape=entry.shape or (1,),
+            shape=entry.shape,
             path=path,
             start=len(raw) + start,
             num_bytes=end - start,
