@@ -17,6 +17,7 @@ from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
+from kvasir_api.stored_bits import Compute
 
 SCHEMA: Final = 7
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
@@ -43,7 +44,6 @@ MAX_BYTES: Final = 4096
 """A kubelet keeps so much of a container's last words."""
 
 Verdict = Literal["Fits", "TooSmall", "Unknown"]
-Compute = Literal["cpu", "cuda"]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
-Device = Literal["cpu", "cuda"]
+Compute = Literal["cpu", "cuda"]
 
 FOUR_BITS: Final = 10
 """Sixteenths of a byte: 4 bits, and for 64 columns a float32 scale and minimum."""
@@ -24,7 +24,7 @@ _MOST: Final = 64
 
 
 def sixteenths(
-    config: object, experts_fraction: float = 0.0, columns: Iterable[int] = (), device: Device = "cuda"
+    config: object, experts_fraction: float = 0.0, columns: Iterable[int] = (), device: Compute = "cuda"
 ) -> int:
     """Of a byte, for each number of the layers' matrices; 0 without a quantization_config, or with one of unknown bits.
 
@@ -86,7 +86,7 @@ def _groups(config: Mapping[str, Any]) -> list[object]:
     return [*groups.values()] if is_theirs and isinstance(groups, Mapping) else []
 
 
-def _each(config: Mapping[str, Any], columns: Iterable[int], device: Device) -> list[int]:
+def _each(config: Mapping[str, Any], columns: Iterable[int], device: Compute) -> list[int]:
     """Sixteenths by each description of a config."""
     rows, method = [one for one in columns if one > 0], config.get("quant_method")
     if method in ("fp8", "bitsandbytes"):
@@ -100,7 +100,7 @@ def _each(config: Mapping[str, Any], columns: Iterable[int], device: Device) -> 
     return [_of_group(group, rows, device) for group in _groups(config)]
 
 
-def _of_group(group: object, rows: list[int], device: Device) -> int:
+def _of_group(group: object, rows: list[int], device: Compute) -> int:
     weights: Any = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return 0

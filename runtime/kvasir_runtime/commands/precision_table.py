@@ -8,6 +8,7 @@ from kvasir_api import inspection
 from kvasir_api.forecast import MemoryFit
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card
+from kvasir_api.stored_bits import Compute
 from kvasir_runtime.server.banner import size
 
 PRECISIONS: Final = {"cuda": ("auto", "fp8", "int8", "int4"), "cpu": ("auto", "int8", "int4")}
@@ -36,7 +37,7 @@ def precision_fits(
     options: RuntimeOptions,
     fit: Callable[[RuntimeOptions], MemoryFit],
     *,
-    device: inspection.Compute,
+    device: Compute,
     memory_bytes: int,
     card: Card | None = None,
     price_per_hour: float = 0.0,

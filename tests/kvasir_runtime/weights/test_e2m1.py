@@ -12,6 +12,7 @@ from fakes import checkpoints, e2m1_checkpoints
 from fakes.checkpoints import Shape, merged
 from fakes.loaded_weights import loaded, worth
 from kvasir_api import forecast, inspection
+from kvasir_api.stored_bits import Compute
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import library
@@ -77,7 +78,7 @@ def test_processors_compute_with_them(tmp_path: Path, style: str) -> None:
 @STYLES
 @pytest.mark.parametrize(("device", "floating"), [("cuda", quant_formats.CARDS), ("cpu", quant_formats.PROCESSORS)])
 def test_the_forecast_counts_what_they_are_held_in(
-    tmp_path: Path, style: str, device: inspection.Compute, floating: tuple[str, ...]
+    tmp_path: Path, style: str, device: Compute, floating: tuple[str, ...]
 ) -> None:
     e2m1_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), style)
     tensors = loaded(tmp_path, "auto", floating=floating)
