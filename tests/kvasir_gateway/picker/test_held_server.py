@@ -154,7 +154,7 @@ def test_streams_that_may_be_resumed_go_through_the_relay(picker, headers, is_re
     ],
 )
 def test_a_route_lets_streams_be_resumed_unless_the_client_says_otherwise(picker, of_route, headers, is_resumed):
-    """The relay reads it in the header alone, whoever set it."""
+    """The relay reads the header alone; the client has set it, or the picker."""
     route = model_route("s", rules=[{"targets": [{"service": "s"}]}], resumeStreams=of_route)
     picker.table = table([service("s")], [pod("s", "one", ip="10.0.0.1")], [route])
     picker.accepted_clusters = frozenset({"default.s"})

@@ -1,4 +1,4 @@
-"""Roles under the whole operator: pods get them and lose them, another one follows one that is lost, and it is told."""
+"""Roles under the whole operator: pods get and lose them, another pod takes the role of a lost one, events say so."""
 
 import pytest
 
