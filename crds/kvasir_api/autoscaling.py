@@ -90,7 +90,7 @@ class Autoscaling(CrdObject):
 
     mode: Literal["Active", "Advisory", "Paused", "External"] = option(
         "Active",
-        "Active sets the number of replicas. Advisory only reports it, and spec.replicas determines the count. Paused leaves the count where it is. External leaves spec.replicas to another autoscaler, such as an HPA.",
+        "Active sets the number of replicas. Advisory only reports it, and spec.replicas counts. Paused leaves it where it is. External leaves spec.replicas to another autoscaler, such as an HPA.",
     )
     min_replicas: int = option(
         1,

@@ -1,6 +1,6 @@
 """Layers that hold less of a sequence than keys and values of every head: their weights, and what they hold.
 
-Pure arithmetic on the fields of a config.json, for the forecast. States are those of Qwen3-Next, a short convolution
+Pure arithmetic on the fields of a config.json, for the forecast. States are those of Qwen3-Next and 3.5, a short convolution
 and the gated delta rule, and of Mamba-2; latent attention is that of DeepSeek-V2.
 """
 
@@ -46,7 +46,8 @@ def _states(config: Mapping[str, Any], layers: int) -> CompressedAttention:
     rows = channels + heads * dim + (1 if mamba else 2) * heads
     others = channels * width + 2 * heads + dim
     if mamba:
-        others = channels * (width + (1 if config.get("mamba_conv_bias", True) else 0)) + 3 * heads + heads * dim
+        others = channels * (width + (1 if config.get("mamba_conv_bias", True) else 0)) + 3 * heads
+        others += heads * dim if config.get("mamba_rms_norm", True) else 0
         others += rows + hidden if config.get("mamba_proj_bias") else 0
     return CompressedAttention(
         layers=layers,

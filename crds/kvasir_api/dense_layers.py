@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvasir_api import nemotron_h
+from kvasir_api import falcon_h1, layer_types, nemotron_h
 
 _HEAD_NORMS: Final = (
-    *("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "exaone4", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe"),
-    "apertus",
+    *("qwen3", "qwen3_moe", "gemma3_text", "exaone4", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
+    *layer_types.DELTAS,
 )
 _WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
 _ONE_NORM: Final = ("cohere", "cohere2")
 _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
 """Every product and every norm has a bias."""
-_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", *_BERTS)
+_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", "jina_bert", *_BERTS)
 _UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", "apertus", *_BERTS)
 
 _Biases = tuple[str | bool, str | bool, str | bool]
@@ -28,13 +28,14 @@ _OF_ATTENTION: Final[_Biases] = ("attention_bias", "attention_bias", False)
 _NO_BIASES: Final[_Biases] = (False, False, False)
 _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "mpt", "baichuan", "nomic_bert"), _NO_BIASES),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "exaone4", "minimax_m2"), _NO_BIASES),
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text"), _OF_ATTENTION),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "exaone4", "minimax_m2"), _NO_BIASES),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "gemma2", "gemma3_text", *layer_types.DELTAS), _OF_ATTENTION),
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _OF_ATTENTION),
     **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
+    "jina_bert": (True, True, False),  # but for the last product of feed-forward layers
     **dict.fromkeys(("starcoder2", "ernie4_5", "ernie4_5_moe"), ("use_bias",) * 3),
     "falcon": ("bias",) * 3,
     "qwen2": (True, False, False),
@@ -52,12 +53,14 @@ _CURVE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """bare: layers that have no feed-forward layer, and no norm before one. products: matrices of a feed-forward layer.
+    """bare: layers that have no feed-forward layer, and no norm before one. joined: layers that have no norm before
+    attention. products: matrices of a feed-forward layer.
     Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
     attend; mlp_biases, with what an activation has. last_norm: of the norm behind all layers, and of that of embeddings.
     """
 
     bare: int
+    joined: int
     products: int
     norms: int
     head_norms: int
@@ -83,14 +86,16 @@ def of(
         head_norms = 2 * head_dim
     products = 2 if family in _UNGATED else 3
     qkv, output, mlp = _biased(config, family)
-    bare = config.get(nemotron_h.BARE)
+    bare, joined = config.get(nemotron_h.BARE), config.get(falcon_h1.JOINED)
+    own = _CURVE if family == "apertus" else hidden if family == "jina_bert" else 0
     return DenseLayer(
         bare=len(bare) if isinstance(bare, list) else 0,
+        joined=len(joined) if isinstance(joined, list) else 0,
         products=products,
         norms=norms * each,
         head_norms=head_norms,
         attention_biases=(query + gate + 2 * key if qkv else 0) + (hidden if output else 0),
-        mlp_biases=((products - 1) * intermediate + hidden if mlp else 0) + (_CURVE if family == "apertus" else 0),
+        mlp_biases=((products - 1) * intermediate + hidden if mlp else 0) + own,
         last_norm=2 * each if family == "bloom" else each,
     )
 

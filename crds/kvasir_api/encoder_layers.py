@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvasir_api.hf_config import count, count_or_zero
 
 _WITH_POSITIONS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
-_WITH_TYPES: Final = ("bert", "roberta", "xlm-roberta", "camembert", "nomic_bert")
+_WITH_TYPES: Final = ("bert", "roberta", "xlm-roberta", "camembert", "nomic_bert", "jina_bert")
 
 
 def tables(config: Mapping[str, Any], *, hidden: int, heads: int) -> int:

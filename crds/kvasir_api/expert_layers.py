@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from kvasir_api.hf_config import count, count_or_zero
 
-_CHOICE_BIASES: Final = ("deepseek_v3", "glm4_moe", "dots1", "solar_open", "minimax_m2", "ernie4_5_moe")
+_CHOICE_BIASES: Final = (
+    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "solar_open", "minimax_m2", "ernie4_5_moe", "nemotron_h"),
+)
 """Families whose experts have a bias each in the choice."""
 
 
@@ -17,7 +19,8 @@ _CHOICE_BIASES: Final = ("deepseek_v3", "glm4_moe", "dots1", "solar_open", "mini
 class ExpertLayers:
     """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
 
-    biases: numbers of all of theirs, and of their routers.
+    biases: numbers of all of theirs, and of their routers. products: matrices of one.
+    latent: width of the space in which they compute, 0 for that of the hidden state.
     """
 
     layers: int = 0
@@ -26,6 +29,8 @@ class ExpertLayers:
     size: int = 0
     shared: int = 0
     biases: int = 0
+    products: int = 3
+    latent: int = 0
 
 
 def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
@@ -48,6 +53,8 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
         chosen=min(chosen, number),
         size=size,
         biases=sparse * number * each,
+        latent=count_or_zero(config, "moe_latent_size") if family == "nemotron_h" else 0,
+        products=2 if family == "nemotron_h" else 3,
         shared=count_or_zero(config, "shared_expert_intermediate_size")
         or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kvasir_api import nemotron_h
+from kvasir_api import falcon_h1, mamba2, nemotron_h
 
 MOST_LAYERS: Final = 1024
 _EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
@@ -36,6 +36,8 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
     },
     "granitemoehybrid": _MAMBA,
     "bamba": _MAMBA,
+    "falcon_h1": _MAMBA,
+    "mamba2": mamba2.NAMES,
     "nemotron_h": nemotron_h.NAMES,
     "cohere": _EPS,
     "cohere2": _EPS,
@@ -60,7 +62,7 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
         "activation": "hidden_act",
         "n_embed": "hidden_size",
     },
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _EPS),
+    **dict.fromkeys(("bert", "jina_bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _EPS),
     "distilbert": {
         "dim": "hidden_size",
         "hidden_dim": "intermediate_size",
@@ -120,6 +122,7 @@ _MAMBA_SIZES: Final = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
+_QWEN3_5: Final = {"partial_rotary_factor": 0.25, "head_dim": 256}
 LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "phi3": {"rms_norm_eps": 1e-5},
     "ministral3": {"rms_norm_eps": 1e-5, "head_dim": 128},
@@ -141,7 +144,12 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "glm": {"partial_rotary_factor": 0.5},
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    "glm4_moe_lite": {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.8}
+    | {"first_k_dense_replace": 1},
     "qwen2_moe": {"qkv_bias": True},
+    "qwen3_next": {"partial_rotary_factor": 0.25},
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5 | {"norm_topk_prob": True},
     "starcoder2": {
         "rms_norm_eps": 1e-5,
         "use_bias": True,
@@ -162,6 +170,8 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v3": {"norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "granitemoehybrid": _MAMBA_SIZES,
     "bamba": _MAMBA_SIZES | {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "falcon_h1": _MAMBA_SIZES | falcon_h1.LEFT_OUT,
+    "mamba2": mamba2.LEFT_OUT,
     "nemotron_h": nemotron_h.LEFT_OUT,
     "llama4_text": {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "num_experts_per_tok": 1, "use_qk_norm": True}
     | {"attn_temperature_tuning": True},
@@ -180,6 +190,12 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What a family means by leaving out a field, where that is not what most mean."""
+
+
+def _jina_bert(document: dict[str, Any]) -> dict[str, Any]:
+    """JinaBERT, which calls itself BERT, under a name of its own."""
+    is_jina = document.get("position_embedding_type") == "alibi"
+    return document | {"model_type": "jina_bert"} if is_jina else document
 
 
 def _falcon(document: dict[str, Any]) -> dict[str, Any]:
@@ -315,9 +331,18 @@ _ROPE_OF_APERTUS: Final = {
 }
 
 
-def _solar_open(document: dict[str, Any]) -> dict[str, Any]:
+def _all_experts(document: dict[str, Any]) -> dict[str, Any]:
     """All layers have experts, so that configs need not name another width."""
     return {"intermediate_size": document.get("moe_intermediate_size")} | document
+
+
+def _glm4_moe_lite(document: dict[str, Any]) -> dict[str, Any]:
+    """The layers without experts, which come first, as their number."""
+    named = document.get("mlp_layer_types")
+    if isinstance(named, list):
+        first = next((at for at, one in enumerate(named) if one != "dense"), len(named))
+        document["first_k_dense_replace"] = first
+    return document
 
 
 def _minimax_m2(document: dict[str, Any]) -> dict[str, Any]:
@@ -329,13 +354,16 @@ def _minimax_m2(document: dict[str, Any]) -> dict[str, Any]:
 
 
 RESHAPED: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "bert": _jina_bert,
     "ministral3": partial(_with_rope, _ROPE_OF_MINISTRAL),
     "apertus": partial(_with_rope, _ROPE_OF_APERTUS),
     "ernie4_5_moe": _ernie_moe,
     "exaone4": _exaone4,
     "smollm3": _smollm3,
     "hunyuan_v1_moe": _hunyuan_moe,
-    "solar_open": _solar_open,
+    "qwen3_5_moe_text": _all_experts,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "solar_open": _all_experts,
     "minimax_m2": _minimax_m2,
     "falcon": _falcon,
     "mpt": _mpt,
@@ -343,5 +371,7 @@ RESHAPED: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "llama4_text": _llama4,
     "granitemoehybrid": _mamba2,
     "bamba": _mamba2,
+    "falcon_h1": falcon_h1.halved,
+    "mamba2": mamba2.stateful,
     "nemotron_h": nemotron_h.folded,
 }

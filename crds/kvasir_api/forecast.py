@@ -21,6 +21,7 @@ from kvasir_api import (
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.hf_config import architectures, count, flattened, layer_count, sequence_limits
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
+from kvasir_api.stored_bits import IN_FULL, HeldBits
 
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of architectures with a head over the vocabulary."""
@@ -32,9 +33,10 @@ KV_SCALE_BYTES: Final = 4
 BFLOAT16: Final = (8, 0)
 """Compute capability from which on cards multiply in bfloat16: Ampere and later."""
 
-QUANTIZED_SIXTEENTHS: Final = {"fp8": (16, 17), "int8": (17, 17), "int4": (10, 17)}
-"""Sixteenths of a byte that a weight of a layer and of the head takes: 8 or 4 bits, and in each group of 32 a float16 scale, with 4
-bits a float16 minimum besides; the head has 8 bits as of int8 in all. Of fp8 the float32 scale of a row is left out: a thousandth."""
+FP8_SIXTEENTHS: Final = 16
+INT4_SIXTEENTHS: Final = 10
+"""Of a byte that a weight of a layer takes: 4 bits, and in each group of 32 a float16 scale and minimum. The head has 8 bits as of
+int8 in all. Of fp8 the float32 scale of a row is left out: a thousandth, and so are those of rows on processors."""
 
 ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
@@ -57,10 +59,8 @@ class ModelShape:
     attentions: one for each cache group; group_layers: how many layers each has. state_bytes: of the state of a layer that has one in
     place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
-    stored_sixteenths: of a byte that a number of these matrices takes as the checkpoint has it; 0 where it has them in full.
-    stored_cpu_sixteenths: the same on processors, which `inspection.held_on` chooses.
-    stored_plain: numbers of matrices that such a checkpoint leaves in full, which only a reader of names knows.
-    stored_kept: what the sixteenths are with each quantization that leaves some numbers as such a checkpoint has them.
+    held: in how many bits their numbers are, on cards; cpu_held: on processors, which `inspection.held_on` chooses.
+    stored_plain: numbers of matrices that a checkpoint in fewer bits leaves in full, which only a reader of names knows.
     """
 
     layers: int
@@ -83,10 +83,9 @@ class ModelShape:
     chosen_experts: int = 0
     state_bytes: int = 0
     latent_row: int = 0
-    stored_sixteenths: int = 0
-    stored_cpu_sixteenths: int = 0
     stored_plain: int = 0
-    stored_kept: tuple[tuple[str, int], ...] = ()
+    held: HeldBits = IN_FULL
+    cpu_held: HeldBits = IN_FULL
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
@@ -95,22 +94,23 @@ class ModelShape:
         """
         _, head = self._sixteenths(dtype, quantization)
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
-        return plain * BYTES[dtype] + self._matrices_bytes(dtype, quantization) + self.head * head // 16
+        return plain * BYTES[dtype] + self._matrices_bytes(dtype, quantization) + int(self.head * head // 16)
 
-    def _sixteenths(self, dtype: str, quantization: str) -> tuple[int, int]:
+    def _sixteenths(self, dtype: str, quantization: str) -> tuple[float, float]:
         """Of a byte for a number of the matrices and of the head, 0 of a head that is the table in dtype."""
         full = 16 * BYTES[dtype]
         head = 0 if self.tied else full
         if quantization == "auto":
-            return self.stored_sixteenths or full, head
-        return QUANTIZED_SIXTEENTHS.get(quantization, (full, head))
+            return self.held.stored or full, head
+        layers = {"fp8": FP8_SIXTEENTHS, "int8": self.held.int8, "int4": INT4_SIXTEENTHS}
+        return (layers[quantization], self.held.int8) if quantization in layers else (full, head)
 
     def _matrices_bytes(self, dtype: str, quantization: str) -> int:
         """Of those of the layers, as held."""
         layers, _ = self._sixteenths(dtype, quantization)
-        stored = dict(self.stored_kept).get(quantization, layers)
+        stored = dict(self.held.kept).get(quantization, layers)
         full = 16 * BYTES[dtype] if quantization == "auto" else layers
-        return (self.stored_plain * full + (self.matrices - self.stored_plain) * stored) // 16
+        return int((self.stored_plain * full + (self.matrices - self.stored_plain) * stored) // 16)
 
     def host_weights_bytes(self, dtype: str, quantization: str, limit_bytes: int) -> tuple[int, int]:
         """Bytes of the layers that stay on the host, and by how much fewer they leave on the device, where buffers for them are.
@@ -241,12 +241,12 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     compressed = compressed_attention.weights(config, groups)
     attending = layers - compressed.layers
     family = str(config.get("model_type", ""))
-    gate = query if family == "qwen3_next" else 0
+    gate = query if family in layer_types.DELTAS else 0
     rows_of = {"query": query, "gate": gate, "key": key, "head_dim": head_dim}
     dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, **rows_of)
     bare = min(dense.bare, layers - experts.layers)
     others = (
-        (2 * layers - bare) * dense.norms // 2
+        (2 * layers - bare - min(dense.joined, layers)) * dense.norms // 2
         + attending * (dense.head_norms + dense.attention_biases)
         + compressed.others
     )
@@ -254,11 +254,12 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     tied = bool(config.get("tie_word_embeddings", family in ("gemma2", "gemma3_text")))
     matrices = attending * hidden * (2 * query + gate + 2 * key) + compressed.matrices
     matrices += dense.products * hidden * intermediate * (layers - experts.layers - bare)
-    routed = 3 * hidden * experts.layers * experts.number * experts.size
-    matrices += routed + 3 * hidden * experts.layers * experts.shared
+    each, latent = experts.layers * experts.products, experts.latent
+    routed = each * (latent or hidden) * experts.number * experts.size
+    matrices += routed + each * hidden * experts.shared + 2 * hidden * latent * experts.layers
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))
-    idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
     rows = (hidden, query, intermediate, experts.size, experts.shared)
+    stored = (config.get("quantization_config"), routed / matrices, rows)
     generates = any(name.endswith(GENERATING) for name in architectures(config) or GENERATING)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
     embeddings += encoder_layers.tables(config, hidden=hidden, heads=heads)
@@ -272,7 +273,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=vocabulary,
         max_positions=sequence_limits(config).usual,
         parameters=(parameters := matrices + routers + others + embeddings),
-        active_parameters=parameters - idle,
+        active_parameters=parameters - routed * (experts.number - experts.chosen) // max(experts.number, 1),
         matrices=matrices,
         head=vocabulary * hidden if generates else 0,
         tied=tied,
@@ -283,9 +284,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         group_layers=tuple(len(group.layers) for group in groups),
         state_bytes=compressed.state_bytes,
         latent_row=compressed.latent_row,
-        stored_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows),
-        stored_cpu_sixteenths=stored_bits.sixteenths(config.get("quantization_config"), routed / matrices, rows, "cpu"),
-        stored_kept=stored_bits.kept(config.get("quantization_config"), routed / matrices, rows),
+        held=stored_bits.held(*stored, "cuda"),
+        cpu_held=stored_bits.held(*stored, "cpu"),
     )
 
 

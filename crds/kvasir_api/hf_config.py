@@ -17,7 +17,13 @@ _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 _LARGEST_FACTOR: Final = 2**20
 _MOST_POSITIONS: Final = 2**53
 _MEDIA: Final = {"vision_config": "images", "audio_config": "audio"}
-_TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3", "llama4": "Llama 4"}
+_TITLES: Final = {
+    "gemma3": "Gemma 3",
+    "mistral3": "Mistral 3",
+    "llama4": "Llama 4",
+    "qwen3_5": "Qwen3.5",
+    "qwen3_5_moe": "Qwen3.5",
+}
 # What a text_config of a model_type means where it leaves a field out, as the family's own code has it.
 _IMPLIED: Final[dict[str, dict[str, Any]]] = {
     "gemma3_text": {

@@ -12,14 +12,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvasir_api import forecast, hf_config, state_copies
+from kvasir_api import forecast, hf_config, state_copies, stored_bits
 from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 from kvasir_api.stored_bits import Compute
 
-SCHEMA: Final = 7
+SCHEMA: Final = 8
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
 MOST_PARAMETERS: Final = 10**15
@@ -34,8 +34,6 @@ _AMOUNTS: Final = (
     "chosen_experts",
     "state_bytes",
     "latent_row",
-    "stored_sixteenths",
-    "stored_cpu_sixteenths",
     "stored_plain",
 )
 """0 where a model has none of it."""
@@ -159,18 +157,22 @@ def _check(shape: forecast.ModelShape) -> None:
     for name, smallest in least.items():
         if getattr(shape, name) < smallest:
             raise ValueError(f"facts of a model whose {name} is {getattr(shape, name)}, expected at least {smallest}")
-    if any(sixteenths < 1 for _, sixteenths in shape.stored_kept):
-        raise ValueError(f"facts of a model whose stored_kept is {shape.stored_kept}, expected at least 1 for each")
+    for held in (shape.held, shape.cpu_held):
+        sizes = (held.int8, *(size for _, size in held.kept))
+        if min(sizes) < 1 or not 0 <= max(held.stored, *sizes) <= stored_bits.MOST or held.stored < 0:
+            raise ValueError(
+                f"facts of a model whose numbers take {held}, of which 1 to {stored_bits.MOST} are possible"
+            )
     if min(shape.group_layers) < 1 or sum(shape.group_layers) != shape.layers:
         raise ValueError(f"facts of a model of {shape.layers} layers in groups of {list(shape.group_layers)}")
 
 
-def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline | None:
+def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card, device: Compute = "cuda") -> Roofline | None:
     """How fast the model could decode on a card; None for what the card's numbers say nothing of.
 
     Of products in 32 bits no data sheet's number for 16 says anything.
     """
-    dtype = dtype_of(facts, options, "cuda")
+    dtype = dtype_of(facts, options, device)
     if not facts.supported or dtype == "float32":
         return None
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
@@ -207,14 +209,13 @@ def predicted(
         held = _of_a_fixed_cache(facts, options, dtype, device, memory_bytes)
     else:
         held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
-    known = roofline(facts, options, card) if card else None
+    known = roofline(facts, options, card, device) if card else None
     return _with_speeds(held, known, options) if known and held.kv_tokens else held
 
 
 def held_on(shape: forecast.ModelShape, device: Compute) -> forecast.ModelShape:
-    """The same model with a checkpoint's numbers as a device holds them; facts of earlier versions have no others."""
-    known = device == "cpu" and shape.stored_cpu_sixteenths
-    return replace(shape, stored_sixteenths=shape.stored_cpu_sixteenths) if known else shape
+    """The same model with its numbers in few bits as a device holds them."""
+    return replace(shape, held=shape.cpu_held) if device == "cpu" else shape
 
 
 def cache_refusal(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> str:

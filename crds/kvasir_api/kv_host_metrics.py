@@ -51,6 +51,12 @@ KV_HOST: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(
+        name="kvasir_kv_host_prefetched_tokens_total",
+        kind="counter",
+        help="Of the fetched tokens those that came from replicas that were leaving, before a request needed them.",
+        labels=_MODEL,
+    ),
+    Metric(
         name="kvasir_kv_host_failed_fetches_total",
         kind="counter",
         help="Fetches that another replica did not answer rightly or in time.",

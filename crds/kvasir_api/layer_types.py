@@ -12,7 +12,9 @@ FULL_TYPE: Final = "full_attention"
 LINEAR_TYPE: Final = "linear_attention"
 SLIDING_TYPE: Final = "sliding_attention"
 CHUNKED_TYPE: Final = "chunked_attention"
-ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "nomic_bert", "modernbert")
+ENCODERS: Final = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "nomic_bert", "modernbert", "jina_bert"),
+)
 """Families whose tokens see what comes behind them too."""
 
 # What a config means that does not say, as the families' own code has it.
@@ -21,11 +23,13 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gp
 """The last of so many layers sees everything."""
 _ONE_WINDOW: Final = ("mistral", "ministral3", "mixtral", "phi3", "starcoder2")
 """All layers have the window of the config, or none has one."""
-_LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-MAMBAS: Final = ("granitemoehybrid", "bamba", "nemotron_h")
+_LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+DELTAS: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Families with layers of the gated delta rule, and a gate behind attention."""
+MAMBAS: Final = ("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "mamba2")
 """Families with layers of Mamba-2."""
 _QWEN_FIRST_WINDOW: Final = 28
-_QWEN3_NEXT_INTERVAL: Final = 4
+_DELTA_INTERVAL: Final = 4
 _LLAMA4_INTERVAL: Final = 4
 _LLAMA4_CHUNK: Final = 8192
 _STATE: Final = LayerAttention("state")
@@ -62,8 +66,8 @@ def attentions(
         return (BIDIRECTIONAL,) * num_layers
     if family in _LATENTS:
         return (_LATENT,) * num_layers
-    if family == "qwen3_next":
-        every = full_attention_interval or _QWEN3_NEXT_INTERVAL
+    if family in DELTAS:
+        every = full_attention_interval or _DELTA_INTERVAL
         types = layer_types or tuple(LINEAR_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
         return _by_type(types, num_layers, {FULL_TYPE: FULL, LINEAR_TYPE: _STATE})
     if family == "llama4_text":

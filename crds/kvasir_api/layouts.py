@@ -1,20 +1,23 @@
 """How several equal devices could hold and compute one model: tensor-parallel ranks in pipeline stages, with experts whole or cut.
 
 For each layout what the device that holds most leaves for the KV cache, and what it takes at best, from the roofline of a step and
-an allowance for what devices exchange. Called by `kvasir plan --count`. Pure.
+what devices exchange by their links and networks. Called by `kvasir plan --count` and by `pod_layouts`. Pure.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvasir_api.forecast import MemoryFit, ModelShape
+from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, ModelShape
 from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline
-from kvasir_api.weight_offload import LINK_BYTES_PER_S
+from kvasir_api.stored_bits import Compute
 
 PROMPT_TOKENS: Final = 1024
 EXCHANGE_S: Final = 0.00001
-"""What an exchange takes besides its bytes: an allowance, as LINK_BYTES_PER_S is where cards have links of their own."""
+"""What an exchange takes besides its bytes: an allowance."""
+NETWORK_BYTES_PER_S: Final = 12_500_000_000
+"""Of a node in one direction, where it is not declared: 100 Gbit/s."""
+NODE_DEVICES: Final = 8
 PART_TOKENS: Final = 32
 PARTS_PER_STAGE: Final = 4
 """A step goes through stages in parts of so many tokens at least: each part reads all weights of a stage, which takes longer than to
@@ -41,8 +44,9 @@ class Layout:
 class LayoutForecast:
     """kv_tokens: of the cache, which every device has its part of. ttft_s: of a prompt of PROMPT_TOKENS, at most as long as requests
     may be. tpot_s: of one request alone. batch_tokens_per_s: of requests that fill the cache. price_per_million: of tokens of these, in
-    the unit of the price of a device and hour. All four are 0 where nothing is known of the device. chosen: the smallest that fits and
-    meets the objective.
+    the unit of the price of a device and hour. moved_s: that the blocks of that prompt take by the network from a replica of the same
+    layout, where one has the role of prompts. All five are 0 where nothing is known of the device. price_per_hour: of all devices.
+    chosen: the smallest that fits and meets the objectives.
     """
 
     layout: Layout
@@ -52,13 +56,16 @@ class LayoutForecast:
     tpot_s: float = 0.0
     batch_tokens_per_s: float = 0.0
     price_per_million: float = 0.0
+    moved_s: float = 0.0
+    price_per_hour: float = 0.0
     chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """room_bytes: of one device, for weights and cache. one: the forecast of one device. max_sequences: that run at once. longest:
-    tokens of a request. ttft_s: the objective, 0 for none. price_per_hour: of one device.
+    tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device. network_bytes_per_s: of a node of
+    so many devices, in one direction.
     """
 
     room_bytes: int
@@ -66,7 +73,20 @@ class Wanted:
     max_sequences: int
     longest: int
     ttft_s: float = 0.0
+    tpot_s: float = 0.0
     price_per_hour: float = 0.0
+    network_bytes_per_s: float = NETWORK_BYTES_PER_S
+    node_devices: int = NODE_DEVICES
+
+    def met_by(self, one: LayoutForecast) -> bool:
+        """Whether a layout meets the objectives: one of which no speed is known meets none."""
+        pairs = (one.ttft_s, self.ttft_s), (one.tpot_s, self.tpot_s)
+        return all(0 < seconds <= objective for seconds, objective in pairs if objective)
+
+
+def room_bytes(one: MemoryFit, device: Compute, memory_bytes: int, memory_fraction: float) -> int:
+    """Of a device for weights and cache, beside a process and what its largest step takes."""
+    return int(memory_bytes * memory_fraction) - PROCESS_BYTES[device] - one.activation_bytes
 
 
 def possible(shape: ModelShape, count: int) -> tuple[Layout, ...]:
@@ -88,7 +108,7 @@ def forecasts(
 ) -> tuple[LayoutForecast, ...]:
     """One for each layout. roofline: of one device, None where nothing is known of it."""
     found = [_forecast(shape, wanted, layout, roofline) for layout in layouts]
-    able = [one for one in found if one.fits and (not wanted.ttft_s or 0 < one.ttft_s <= wanted.ttft_s)]
+    able = [one for one in found if one.fits and wanted.met_by(one)]
     best = min(able, key=lambda one: (one.layout.devices, one.tpot_s, one.layout.stages), default=None)
     return tuple(replace(one, chosen=one is best) for one in found)
 
@@ -120,43 +140,59 @@ def _layers_of_first(layers: int, layer_bytes: int, beside_bytes: int, stages: i
 def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofline | None) -> LayoutForecast:
     tokens = kv_tokens(shape, wanted, layout)
     fits = tokens >= wanted.one.sequence_tokens
-    held = LayoutForecast(layout=layout, fits=fits, kv_tokens=tokens)
+    held = LayoutForecast(
+        layout=layout, fits=fits, kv_tokens=tokens, price_per_hour=wanted.price_per_hour * layout.devices
+    )
     if roofline is None or not fits or not shape.head:
         return held
     rows = max(1, min(wanted.max_sequences, tokens // shape.block_tokens))
     context = shape.longest_sequence(tokens // rows, 1, wanted.longest)
-    batch = rows / _step_s(roofline, layout, rows, rows * context)
+    batch = rows / _step_s(roofline, wanted, layout, rows, rows * context)
+    prompt_tokens, nodes = min(PROMPT_TOKENS, wanted.longest), _nodes(wanted, layout)
     return replace(
         held,
-        ttft_s=_prompt_s(roofline, layout, min(PROMPT_TOKENS, wanted.longest)),
-        tpot_s=_step_s(roofline, layout, 1, min(PROMPT_TOKENS, wanted.longest)),
+        ttft_s=_prompt_s(roofline, wanted, layout, prompt_tokens),
+        tpot_s=_step_s(roofline, wanted, layout, 1, prompt_tokens),
         batch_tokens_per_s=batch,
-        price_per_million=wanted.price_per_hour * layout.devices / 3600 / batch * 1e6,
+        price_per_million=held.price_per_hour / 3600 / batch * 1e6,
+        moved_s=EXCHANGE_S + wanted.one.kv_bytes_per_token * prompt_tokens / (wanted.network_bytes_per_s * nodes),
     )
 
 
-def _step_s(roofline: Roofline, layout: Layout, rows: int, context: int) -> float:
+def _step_s(roofline: Roofline, wanted: Wanted, layout: Layout, rows: int, context: int) -> float:
     """Of a token for each of rows sequences: such a step is in one stage at a time. context: of all of them together."""
     work, card = roofline.work, roofline.card
     read_s = work.read_bytes(tokens=rows, rows=rows, context=context) / card.memory_bytes_per_s
     computed_s = work.flops(tokens=rows, heads=rows, context=context) / card.flops_per_s
     fixed_s = STEP_S + LAYER_S * roofline.shape.layers + ROW_S * rows
-    return max(read_s, computed_s) / layout.tensor + fixed_s + _exchange_s(roofline.shape, layout, rows)
+    return max(read_s, computed_s) / layout.tensor + fixed_s + _exchange_s(roofline, wanted, layout, rows)
 
 
-def _prompt_s(roofline: Roofline, layout: Layout, tokens: int) -> float:
+def _prompt_s(roofline: Roofline, wanted: Wanted, layout: Layout, tokens: int) -> float:
     """Until the first token of a prompt that waits for none: its parts are in all stages at once, but when these fill."""
     work, stages = roofline.work, layout.stages
     parts = max(min(tokens // PART_TOKENS, PARTS_PER_STAGE * stages), 1) if stages > 1 else 1
     computed_s = work.flops(tokens=tokens, heads=1, context=tokens * tokens / 2) / roofline.card.flops_per_s
     read_s = work.read_bytes(tokens=tokens, rows=1, context=tokens) / roofline.card.memory_bytes_per_s
     whole_s = max(computed_s, read_s * parts) / layout.tensor + LAYER_S * roofline.shape.layers * parts
-    return whole_s * (parts + stages - 1) / (parts * stages) + STEP_S + _exchange_s(roofline.shape, layout, tokens)
+    return whole_s * (parts + stages - 1) / (parts * stages) + STEP_S + _exchange_s(roofline, wanted, layout, tokens)
 
 
-def _exchange_s(shape: ModelShape, layout: Layout, tokens: int) -> float:
-    """Two sums a layer among ranks, of which each moves its part twice, and a hidden state from stage to stage, in 16 bits."""
-    state_s = 2 * tokens * shape.hidden / LINK_BYTES_PER_S
+def _exchange_s(roofline: Roofline, wanted: Wanted, layout: Layout, tokens: int) -> float:
+    """Two sums a layer among ranks, of which each moves its part twice, and a hidden state from stage to stage, in 16 bits.
+
+    Ranks of a node by its links, others by the network. Of a ring of stages over nodes one hop for each node is by the network.
+    """
+    shape, num_bytes = roofline.shape, 2 * tokens * roofline.shape.hidden
+    link_s, network_s = num_bytes / roofline.card.link_bytes_per_s, num_bytes / wanted.network_bytes_per_s
     sums = 2 * shape.layers if layout.tensor > 1 else 0
-    sent = layout.stages if layout.stages > 1 else 0
-    return sums * (EXCHANGE_S + 2 * state_s * (layout.tensor - 1) / layout.tensor) + sent * (EXCHANGE_S + state_s)
+    sum_s = 2 * (link_s if layout.tensor <= wanted.node_devices else network_s) * (layout.tensor - 1) / layout.tensor
+    sent, nodes = layout.stages if layout.stages > 1 else 0, _nodes(wanted, layout)
+    far = min(sent, nodes) if nodes > 1 else 0
+    return sums * (EXCHANGE_S + sum_s) + sent * EXCHANGE_S + far * network_s + (sent - far) * link_s
+
+
+def _nodes(wanted: Wanted, layout: Layout) -> int:
+    """Nodes that a layout takes: one that holds a stage whole has all ranks of that stage."""
+    whole_stages = max(1, wanted.node_devices // layout.tensor)
+    return -(-layout.stages // whole_stages) * -(-layout.tensor // wanted.node_devices)

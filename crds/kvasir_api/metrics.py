@@ -202,6 +202,32 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
     ),
     Metric(
+        name="kvasir_draft_length_tokens",
+        kind="gauge",
+        help="Tokens drafted for a sequence in a step, mean of the last steps with drafts.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_draft_acceptance_fraction",
+        kind="gauge",
+        help="Of the tokens drafted in the last steps with drafts, those that became part of an answer.",
+        labels=_MODEL,
+    ),
+    Metric(
+        name="kvasir_drafting_stopped",
+        kind="gauge",
+        help="1 while no draft pays or none can be made, with the reason in /state, else 0.",
+        labels=_MODEL,
+    ),
+    *(
+        Metric(name=f"kvasir_{name}_steps_total", kind="counter", help=f"Steps of decoding {which}.", labels=_MODEL)
+        for name, which in (
+            ("undrafted", "without drafts, where --speculation is not off"),
+            ("text_drafted", "whose drafts came from texts"),
+            ("model_drafted", "with drafts of a model, a head or a layer of the checkpoint"),
+        )
+    ),
+    Metric(
         name="kvasir_kv_token_seconds_total", kind="counter", help="KV token-seconds of ended requests.", labels=_MODEL
     ),
     Metric(

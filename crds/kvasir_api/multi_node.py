@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.option_fields import option
+from kvasir_api.rank_state import MOST_RANKS
 
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -35,7 +36,6 @@ def check(tensor: int, stages: int, nodes: int) -> None:
         )
 
 
-MOST_RANKS: Final = 8
 TENSOR_PARALLEL_SIZE: int = option(
     1,
     "Processes (ranks) that compute each layer together, a part of it each. On CPUs only.",

@@ -1,7 +1,8 @@
 """Nemotron-H's config.json as other families have theirs. Called by `hf_config`.
 
-A layer of Nemotron-H is one mixer: Mamba-2, attention, or a feed-forward layer. Here a feed-forward layer belongs to the
-mixer before it, so that two of its layers are one layer of ours, and a mixer with none behind it is a bare one.
+A layer of Nemotron-H is one mixer: Mamba-2, attention, or a feed-forward layer, which may be of experts. Here a
+feed-forward layer belongs to the mixer before it, so that two of its layers are one layer of ours, and a mixer with none
+behind it is a bare one.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ NAMES: Final = {
     "layer_norm_epsilon": "rms_norm_eps",
     "mlp_hidden_act": "hidden_act",
     "layers_block_type": "layer_types",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
 }
 LEFT_OUT: Final[dict[str, Any]] = {
     "linear_num_key_heads": 8,
@@ -30,22 +32,24 @@ LEFT_OUT: Final[dict[str, Any]] = {
     "rms_norm_eps": 1e-5,
     "head_dim": 128,
     "num_key_value_heads": 8,
+    "norm_topk_prob": True,
 }
 BARE: Final = "bare_layers"
 _LETTERS: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _WORDS: Final = {"mamba": "linear_attention", "attention": "full_attention"}
-_MIXERS: Final = ("linear_attention", "full_attention")
+_DENSE, _SPARSE = "mlp", "moe"
 _OF_EXPERTS: Final = (
     *("n_routed_experts", "n_shared_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("moe_shared_expert_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+    *("shared_expert_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+    "moe_latent_size",
 )
 """What configs name of models that have no experts, too."""
 _MOST_LAYERS: Final = 2048
 
 
 def folded(document: dict[str, Any]) -> dict[str, Any]:
-    """The config with a layer for each mixer. Where layers cannot be folded so, and where some have experts, their types
-    stay as they are named, so that the family refuses them.
+    """The config with a layer for each mixer. Where layers cannot be folded so, their types stay as they are named, so
+    that the family refuses them.
     """
     if BARE in document:
         return document  # it was folded before
@@ -54,13 +58,16 @@ def folded(document: dict[str, Any]) -> dict[str, Any]:
     if named is None:
         return document
     document |= {"layer_types": named, "num_hidden_layers": len(named)}
-    if "moe" in named:
-        return document
-    for field in _OF_EXPERTS:
-        document.pop(field, None)
-    if (bare := _bare(named)) is not None:
-        types = [one for one in named if one != "mlp"]
-        document |= {"layer_types": types, "num_hidden_layers": len(types), BARE: bare}
+    if _SPARSE not in named:
+        for field in _OF_EXPERTS:
+            document.pop(field, None)
+    if (behind := _behind(named)) is not None:
+        types = [one for one in named if one not in (_DENSE, _SPARSE)]
+        document |= {"layer_types": types, "num_hidden_layers": len(types)}
+        document[BARE] = [at for at, one in enumerate(behind) if not one]
+        if _SPARSE in named:
+            document["mlp_only_layers"] = [at for at, one in enumerate(behind) if one != _SPARSE]
+            document.pop("n_shared_experts", None)  # one, as wide as the config says
     return document
 
 
@@ -73,13 +80,14 @@ def _types(pattern: Any, given: Any) -> list[str] | None:
     return None
 
 
-def _bare(named: Sequence[str]) -> list[int] | None:
-    """Which mixers have no feed-forward layer behind them; None where one has two of those, or one is before all."""
-    bare, mixers, before = list[int](), 0, ""
-    for one in (*named, ""):
-        if before in _MIXERS and one != "mlp":
-            bare.append(mixers - 1)
-        if one == "mlp" and before not in _MIXERS:
+def _behind(named: Sequence[str]) -> list[str] | None:
+    """The feed-forward layer behind each mixer, "" where there is none. None where one has two, or one is before all."""
+    behind = list[str]()
+    for before, one in zip((_DENSE, *named), named, strict=False):
+        if one not in (_DENSE, _SPARSE):
+            behind.append("")
+        elif before in (_DENSE, _SPARSE):
             return None
-        mixers, before = mixers + (one in _MIXERS), one
-    return bare
+        else:
+            behind[-1] = one
+    return behind

@@ -62,7 +62,7 @@ class RuntimeOptions(OptionsBase):
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",
-        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, int4 a quarter, and is coarser (no latent attention), fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
+        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, int4 a quarter, coarser (no latent attention), fp8 (e4m3; CUDA of capability 8.9 and later) half, coarser.",
     )
     kv_cache_tokens: int = option(
         0,
@@ -73,14 +73,14 @@ class RuntimeOptions(OptionsBase):
     )
     kv_host_bytes: int = option(
         0,
-        "Memory of the host for a second tier of the KV cache: computed blocks are copied there and come back where that is quicker than computing them. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
+        "Memory of the host for a second tier of the KV cache: computed blocks are copied there and come back where that is quicker. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
     )
     weights_host_bytes: int = option(
         0,
-        "Memory of the host for weights that do not fit on the device: as many whole layers as it holds are copied there in every step. CUDA only; the memory is pinned. 0 keeps none.",
+        "Memory of the host for weights that do not fit on the device: as many whole layers as it holds are copied there in every step. CUDA only; pinned. 0 keeps none.",
         unit="bytes",
         ge=0,
         le=1_099_511_627_776,
@@ -116,7 +116,7 @@ class RuntimeOptions(OptionsBase):
     )
     tenant_weights: str = option(
         "",
-        "Shares of tenants that wait, as name=weight with commas between them; others weigh 1. A tenant's name is the file of its key in the Secret, or file/hash where that holds several, with the first 8 digits of the key's SHA-256; the weight of a file holds for its keys that have none.",
+        "Shares of tenants that wait, as name=weight with commas; others weigh 1. A tenant's name is the file of its key in the Secret, or file/hash where that holds several, with the first 8 digits of the key's SHA-256; the weight of a file holds for its keys that have none.",
         metavar="NAME=WEIGHT,...",
         pattern=tenants.WEIGHTS_PATTERN,
         max_length=4096,
@@ -127,7 +127,7 @@ class RuntimeOptions(OptionsBase):
     )
     batch_invariant: bool = option(
         False,
-        "Compute a token with the same bits whatever else its step computes. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer. Rejected where kernels cannot, as on CUDA, and with such layers.",
+        "Compute a token with the same bits whatever else its step computes. In float32 a CPU does so anyway; in bfloat16 this leaves AMX aside, so that prompts take longer. Rejected on CUDA, and with layers with a state or latent attention.",
     )
     speculation: str = OPTION
     suffix_decoding_max_cached_requests: int = option(
@@ -139,7 +139,7 @@ class RuntimeOptions(OptionsBase):
     )
     max_batch_tokens: int = option(
         0,
-        "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, and fewer while answers wait for a step, so that it takes about 0.05 seconds on CUDA and 0.1 on a CPU.",
+        "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, and fewer while answers wait, so that a step takes about 0.05 seconds on CUDA and 0.1 on a CPU.",
         unit="tokens",
         ge=0,
         le=1_048_576,
@@ -163,7 +163,7 @@ class RuntimeOptions(OptionsBase):
     )
     max_waiting_tokens: int = option(
         8_388_608,
-        "Prompt tokens of waiting requests that are not cached, up to which another one may wait; further ones get 429 with Retry-After. Where it is full a few requests of the tenant that has most of it, by weight, give way to one of another. 0 sets no bound.",
+        "Uncached prompt tokens of waiting requests up to which another one may wait; further ones get 429 with Retry-After. Where it is full, a few of the tenant that has most of it, by weight, give way to one of another. 0 sets no bound.",
         unit="tokens",
         ge=0,
         le=1_000_000_000,
@@ -197,9 +197,8 @@ class RuntimeOptions(OptionsBase):
     )
     pooling: Pooling = option(
         "auto",
-        "Hidden states that embeddings are made of, of the last or (in an encoder) the first token, or their mean; auto reads "
-        "the checkpoint's modules.json, and without one takes the last token, of an encoder the mean. Anything but auto says "
-        "that the model is for embeddings.",
+        "Hidden states that embeddings are made of: of the last or (in an encoder) the first token, or the mean; auto reads "
+        "modules.json, else takes the last token, of an encoder the mean. Any other says that the model is for embeddings.",
     )
     normalize: Normalize = option(
         "auto", "Scale embeddings to length 1; auto reads the checkpoint's modules.json, and scales without one."
@@ -209,7 +208,7 @@ class RuntimeOptions(OptionsBase):
     )
     scoring: Scoring = option(
         "auto",
-        "How /score and /rerank judge: yes-no asks a model trained for it, as Qwen3-Reranker is, and similarity compares "
+        "How /score and /rerank judge: yes-no asks a model trained for it (Qwen3-Reranker), and similarity compares "
         "embeddings; auto takes the classification head or what the checkpoint says.",
     )
 

@@ -66,21 +66,21 @@ class Rollout(CrdObject):
 
     strategy: Literal["Surge", "InPlace", "BlueGreen"] = option(
         "Surge",
-        "Surge starts new replicas before old ones leave; InPlace takes old ones away first, where accelerators are scarce; BlueGreen starts all new ones beside the old ones, which leave together.",
+        "Surge starts new replicas before old ones leave; InPlace takes old ones away first, where accelerators are scarce; BlueGreen starts all new ones first; the old ones leave together.",
     )
     max_surge: int = option(
         1, "Surge: replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
     )
     max_unavailable: int = option(
         1,
-        "Replicas that may be missing while a revision is replaced: with InPlace, and with Surge while no accelerator can be spared, where 0 waits for one instead.",
+        "Replicas that may be missing while a revision is replaced: with InPlace, and with Surge while no accelerator can be spared, where 0 waits for one.",
         unit="replicas",
         ge=0,
         le=100,
     )
     in_place_after_seconds: int = option(
         240,
-        "Surge: when a new replica found no accelerator for so long, old ones leave first, at most maxUnavailable at a time and never the last one, until there is room again; 0 never does.",
+        "Surge: when a new replica found no accelerator for so long, old ones leave first, at most maxUnavailable at a time, never the last one, until there is room; 0 never does.",
         unit="seconds",
         ge=0,
         le=86_400,
@@ -97,7 +97,7 @@ class Rollout(CrdObject):
     )
     reclass: Literal["OnChange", "Always"] = option(
         "OnChange",
-        "When replicas move to another AcceleratorClass: OnChange, when the spec changes their pods, or their class is gone, no longer suits or finds no node; Always, also when one appears that is cheaper or earlier in the list.",
+        "When replicas move to another AcceleratorClass: OnChange, when the spec changes their pods, or their class is gone, unsuitable or without a node; Always, also when a cheaper or earlier one appears.",
     )
     paused: bool = option(False, "Leaves the rollout where it is.")
     promote: str = option(

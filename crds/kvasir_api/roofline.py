@@ -26,11 +26,15 @@ STREAM_CONTEXT: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What one device can do at best. fp8_flops_per_s: of products of 8 bits by 8 bits, 0 where it has none."""
+    """What one device can do at best. fp8_flops_per_s: of products of 8 bits by 8 bits, 0 where it has none.
+
+    link_bytes_per_s: to others of its node, in one direction.
+    """
 
     memory_bytes_per_s: int
     flops_per_s: int
     fp8_flops_per_s: int = 0
+    link_bytes_per_s: float = LINK_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

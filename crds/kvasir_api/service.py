@@ -90,7 +90,7 @@ class ModelSpec(CrdObject):
     )
     secret_name: str = option(
         "",
-        "Secret by which pods reach the source of a model that they fetch: its keys token, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, .dockerconfigjson, endpoint (base URL of a mirror), ca.crt and proxy, all optional.",
+        "Secret for the source of a model that pods fetch: its keys token, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, .dockerconfigjson, endpoint (base URL of a mirror), ca.crt and proxy, all optional.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )
@@ -114,7 +114,7 @@ class ModelSpec(CrdObject):
     )
     inspect: Literal["Auto", "Always", "Never"] = option(
         "Auto",
-        "Whether a small pod without accelerator reads the model's config before replicas start, so that a model that cannot fit is refused with numbers; Auto does where an accelerator would be taken.",
+        "Whether a small pod without accelerator reads the model's config before replicas start, so that a model that cannot fit is refused with numbers; Auto does where an accelerator would be taken, or parallelism is Auto.",
     )
 
 
@@ -317,7 +317,7 @@ class Observability(CrdObject):
 
     trace_sample_percent: int = option(
         0,
-        "Share of requests whose spans are sent to the operator's collector; a request that its client traces follows the client.",
+        "Share of requests whose spans are sent to the operator's collector; what its client traces follows the client.",
         unit="percent",
         ge=0,
         le=100,
@@ -360,9 +360,13 @@ class InferenceServiceSpec(CrdObject):
         pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*)?$",
         max_length=128,
     )
+    parallelism: Literal["Manual", "Auto"] = option(
+        "Manual",
+        "Auto: a replica on CPUs is of the fewest pods that hold the model, each with a stage.",
+    )
     reductions: list[Reduction] = option(
         [],
-        "What may be reduced, one after the other, where replicas cannot start for want of memory, or sequences keep losing their KV cache and no replica may be added. FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Pods that the spec requests later begin without.",
+        "What may be reduced, in this order, where replicas lack memory to start, or sequences keep losing their KV cache and no replica may be added: FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Other pods begin without.",
         max_length=4,
     )
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")

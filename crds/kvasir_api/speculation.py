@@ -11,7 +11,7 @@ WAYS: Final = ("off", "auto", "ngram", "suffix", "mtp")
 
 OPTION: Final[Any] = option(
     "off",
-    "Draft tokens ahead, and verify them in one step; answers stay the same. auto drafts from what the text repeats, as many tokens as pay by measured cost, or none; ngram and suffix do so in every step. mtp drafts with the layer for that in the checkpoint (DeepSeek-V3, GLM-4.5, Qwen3-Next), which auto uses too. MODEL is a smaller model, best of the same vocabulary, or an EAGLE-3 head of the model, which drafts where that pays: a directory, or hf://ORG/NAME@REVISION. CPU only.",
+    "Draft tokens ahead, and verify them in one step; answers stay the same. auto drafts from what the text repeats, as many as pay, or none; ngram and suffix do so in every step. mtp drafts with the layer for that in the checkpoint (DeepSeek-V3, GLM-4.5, Qwen3-Next), which auto uses too. MODEL is a smaller model, best of the same vocabulary, or an EAGLE-3 head of the model, which drafts where that pays: a directory, or hf://ORG/NAME@REVISION. CPU only.",
     metavar="off|auto|ngram|suffix|mtp|MODEL",
     min_length=1,
     max_length=512,

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from kvasir_api.rank_state import MOST_RANKS, RankState
+from kvasir_api.state_count import Count
+
 SCHEMA = 1
-MAX_COUNT = (1 << 63) - 1
-Count = Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
-"""Of a size that arithmetic with floats can hold; beyond it a document is no reading."""
 Instance = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[!-~]*\Z")]
 """A name that readers put into their next request: printable and short, else the document is no reading."""
 Phase = Literal["starting", "loading", "warming", "ready", "draining"]
@@ -44,7 +44,8 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     of this process since its start: stored_tokens were copied there, loaded_tokens came back, missed_tokens should have
     and were computed, fetched_tokens came from other replicas, and failed_fetches brought less than was asked for, or
     nothing, because a replica did not answer rightly. handed_over_prompts: of which another replica computed a part for
-    this one; peer_prompts: that this one computed for another. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
+    this one; peer_prompts: that this one computed for another. prefetched_tokens of those fetched came from replicas that
+    were leaving, before a request needed them. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
     0 until then.
     """
 
@@ -61,6 +62,7 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fetch_bytes_per_s: float = 0.0
     handed_over_prompts: Count = 0
     peer_prompts: Count = 0
+    prefetched_tokens: Count = 0
 
 
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -180,9 +182,10 @@ class QueueBounds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class SpeculationState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens that are drafted ahead, as of the last steps that had any.
 
-    drafter: as `--speculation` says. why: the reason where it is off though it is not to be, empty otherwise.
+    drafter: as `--speculation` says. why: the reason where it is off though it is not to be, or where no draft would pay; empty otherwise.
     draft_tokens: mean of a sequence in a step with drafts. acceptance_fraction: of them those that were kept, 0..1.
     cached_answers: recent ones of all tenants that are drafted from; cached_tokens: their length, 12 bytes for each.
+    undrafted_steps, text_steps, model_steps: since the start, of those that only decoded, by what drafted for them.
     """
 
     drafter: str = "off"
@@ -191,6 +194,9 @@ class SpeculationState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     acceptance_fraction: float = 0.0
     cached_answers: Count = 0
     cached_tokens: Count = 0
+    undrafted_steps: Count = 0
+    text_steps: Count = 0
+    model_steps: Count = 0
 
 
 class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -270,6 +276,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sealing_key: public key to which keys of continuation tokens are sealed for this process (`sealed_keys`), empty where
     it takes none. continuation_keys: digest of those that it has, empty for none. kv_transfer_port: where other replicas
     of the service fetch blocks, 0 for nowhere. kv_prefill: it computes prompts for them, and has them compute its own.
+    ranks: the processes that compute the model, of node 0 all of them, of another node its own; empty where it is one.
     """
 
     schema: Count = SCHEMA
@@ -315,6 +322,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     continuation_keys: str = ""
     kv_transfer_port: Count = 0
     kv_prefill: bool = False
+    ranks: Annotated[tuple[RankState, ...], msgspec.Meta(max_length=MOST_RANKS)] = ()
 
 
 class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from kvasir_api.crd_types import CrdObject, Name, ServedName
+from kvasir_api.crd_types import CrdObject, Name, NoteValue, ServedName
 from kvasir_api.option_fields import option
 from kvasir_api.options import Reduction
 
@@ -64,7 +64,7 @@ class ScalingChange(CrdObject):
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
     signal: str = option(
         ...,
-        "What determined the count: a signal (kv, slots, prefill, itl, ttft, backlog), or a bound (ceiling, floor, activity, reserve, idle).",
+        "Signal (kv, slots, prefill, itl, ttft, backlog) or bound (ceiling, floor, activity, reserve, idle) that determined it.",
         max_length=64,
     )
     reason: str = option(..., "What determined the number, with the numbers behind it.", max_length=1024)
@@ -132,7 +132,7 @@ class Capacity(CrdObject):
     """What one replica can hold: as forecast from the model's config, and as measured."""
 
     fit: Literal["Fits", "TooSmall", "Unknown"] | None = option(
-        None, "Whether the model fits the memory of the spec; absent where its config was not read."
+        None, "Whether the model fits the memory of the spec; absent where unknown."
     )
     message: str = option("", "The numbers of the forecast, or why there are none.", max_length=1024)
     predicted_weights_bytes: int | None = option(
@@ -144,7 +144,7 @@ class Capacity(CrdObject):
     )
     measured_percent: int | None = option(
         None,
-        "kvTokens in percent of predictedKvTokens; absent while either is not known.",
+        "kvTokens in percent of predictedKvTokens.",
         unit="percent",
         ge=0,
         le=MOST,
@@ -157,7 +157,7 @@ class Capacity(CrdObject):
     )
     cheapest_class: str = option(
         "",
-        "Of these the one that decodes a token for the least money and a request alone within itlMilliseconds, by forecast.",
+        "Of these the one that decodes a token for the least money and a request alone within itlMilliseconds.",
         max_length=253,
     )
     kv_tokens: int | None = option(None, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
@@ -187,7 +187,7 @@ class Capacity(CrdObject):
     )
     no_drafts: str = option("", "Why replicas draft nothing though runtime.speculation is auto.", max_length=253)
     decode_percent: int | None = option(
-        None, "Measured speed against what compute allows for just those batches.", unit="percent", ge=0, le=MOST
+        None, "Measured speed against what compute allows for those batches.", unit="percent", ge=0, le=MOST
     )
     slow_replicas: list[Name] = option(
         [], "Ready replicas slower than the class's degradedBelowPercent.", max_length=16
@@ -242,21 +242,20 @@ class RolloutStatus(CrdObject):
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
     unavailable_classes: list[Name] = option([], "AcceleratorClasses that found no node for these pods.", max_length=8)
     reductions: list[Reduction] = option([], "What was taken of spec.reductions.", max_length=4)
-    pod_hash: str = option(
-        "", "Hash of the pods that acceleratorClass, unavailableClasses and reductions are about.", max_length=64
-    )
+    nodes: int | None = option(None, "Pods of a replica, by spec.parallelism.", ge=1, le=8)
+    pod_hash: str = option("", "Hash of the pods that the fields above are about.", max_length=64)
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
     history: list[RevisionStatus] = Field(
         [],
-        description="Revisions that there are, newest first; absent while there is one.",
+        description="Revisions, newest first; absent while there is one.",
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     rolled_back_revision: str = option("", "Revision that was rolled back to the last good one.", max_length=253)
     phase: Literal["Progressing", "Canary", "Held", "Paused", "RolledBack", "Waiting"] | None = option(
         None,
-        "Where the rollout stands; absent when there is none. Waiting: for its turn in a change of the installation.",
+        "Where the rollout stands. Waiting: for its turn in a change of the installation.",
     )
     strategy: Literal["Surge", "InPlace", "BlueGreen"] | None = option(
         None, "How replicas are replaced now: InPlace under the strategy Surge while no accelerator can be spared."
@@ -278,7 +277,7 @@ class InferenceServiceStatus(CrdObject):
     observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0, le=MOST)
     conditions: list[Condition] = Field(
         [],
-        description="Ready is always present; Reconciling, Stalled and faults only while they are True.",
+        description="Ready is always present; others only while they are True.",
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
@@ -292,13 +291,12 @@ class InferenceServiceStatus(CrdObject):
     refused_names: list[ServedName] = option(
         [], "Names of spec.model that were another namespace's when this service claimed them.", max_length=8
     )
-    counts: ReplicaCounts = option(
-        ReplicaCounts(), "Replicas that are not ready by what they are doing; absent where all are ready."
-    )
-    model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
+    counts: ReplicaCounts = option(ReplicaCounts(), "Replicas that are not ready, by what they do.")
+    model: ModelStatus | None = option(None, "What was read of the model before replicas start.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
-    cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
-    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler decided last; absent while it is off.")
+    cold_start: ColdStart | None = option(None, "How the last start of a replica went.")
+    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler decided last.")
     roles: RolesStatus | None = option(None, "Replicas that compute prompts for the others.")
+    ranks: list[NoteValue] = option([], "Processes of replicas that have several, by rank.", max_length=16)
     rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
     address: Address = option(Address(), "Where clients call.")
