@@ -1,121 +1,236 @@
-"""A checkpoint whose weights still come: a folder in which a shard is its header alone until all of it is there.
+"""A checkpoint whose weights still come: a folder in which a file with weights is its header alone until all of it is
+there.
 
-The process that fetches makes and completes it. The engine's loader checks all headers at once, and waits for a shard
-where it needs the bytes. One is there only with the checksum that its source states, so that nothing is read before it
-was compared. Imports no torch.
+The process that fetches makes and completes it. The engine's loader checks all headers at once, and reads the bytes of
+each file as they come. It is loaded only when every file is there with the checksum that its source states, and what
+was read of it before is of that very file: one that is fetched again is another one. Imports no torch.
 """
 
+import os
 import shutil
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
 from kvasir_runtime.errors import ModelError
 
 _MARK: Final = ".arriving"
-"""A file of such a folder: the names of the shards with their bytes."""
-_LOOK_S: Final = 0.05
+"""A file of such a folder."""
+LOOK_S: Final = 0.05
 Loaded = TypeVar("Loaded")
 
 
 class Shards(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of shards that are not there, by name. headers: their beginning, length and JSON. sizes: bytes."""
+    """What is known of files with weights that are not there, by name. headers: their beginning, of safetensors length
+    and JSON, with what a GGUF file has before its tensors. sizes: bytes. partials: where their bytes come, relative to
+    the folder; it only grows, or becomes another file. first: the GGUF file to load, empty for a checkpoint."""
 
     headers: dict[str, bytes]
     sizes: dict[str, int]
+    partials: dict[str, str] = {}
+    first: str = ""
+
+
+class _Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """real: the folder that is being filled. sizes: of files that were not there in the beginning."""
+
+    real: str = ""
+    sizes: dict[str, int] = {}
+
+
+class _Partial(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a shard comes, and the device and number of that file: another one may take its place."""
+
+    path: str
+    number: tuple[int, int]
 
 
 class ArrivingFolder:
     """Made beside a folder that is being filled; it goes with this object."""
 
     def __init__(self, real: Path, shards: Shards) -> None:
-        """real: with all other files of the model."""
-        headers = shards.headers
-        self._real, self._headers = real.absolute(), headers
-        self.path = Path(tempfile.mkdtemp(prefix="kvasir-arriving-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        """real: with all other files of the model. Raises OSError."""
+        self._real, self._shards = real.absolute(), shards
+        self._folder = Path(tempfile.mkdtemp(prefix="kvasir-arriving-"))
+        self._read = dict[str, BinaryIO]()
+        weakref.finalize(self, _remove, self._folder, self._read)
         for there in self._real.iterdir():
-            if there.name not in headers:
-                (self.path / there.name).symlink_to(there)
-        for name, header in headers.items():
-            (self.path / name).write_bytes(header)
-        (self.path / _MARK).write_bytes(msgspec.json.encode(shards.sizes))
+            if there.name not in shards.headers:
+                (self._folder / there.name).symlink_to(there)
+        for name, header in shards.headers.items():
+            (self._folder / name).write_bytes(header)
+        mark = _Mark(real=str(self._real), sizes=shards.sizes)
+        (self._folder / _MARK).write_bytes(msgspec.json.encode(mark))
+
+    @property
+    def path(self) -> Path:
+        """What is loaded: the folder, or a GGUF file in it."""
+        return self._folder / self._shards.first
+
+    def comes(self, name: str) -> None:
+        """Bytes of a shard may be read from now on. It stays open, so that no other file has its number meanwhile."""
+        if name in self._read or name not in self._shards.partials:
+            return
+        with suppress(OSError):  # it has not begun, or is whole
+            partial = (self._real / self._shards.partials[name]).resolve()
+            self._read[name] = stream = partial.open("rb")
+            link = _Partial(path=str(partial), number=_number(os.fstat(stream.fileno())))
+            new = self._folder / f".{name}.new"
+            new.write_bytes(msgspec.json.encode(link))
+            new.replace(_partial_of(self._folder / name))
 
     def arrived(self, name: str) -> None:
-        """A shard is whole in the real folder. Where its header was another one, `awaited` raises."""
-        if (header := self._headers.get(name)) is None:
+        """A shard is whole in the real folder. Where it is another file than that which came, or its header was another
+        one, `awaited` and `confirm` raise."""
+        if (header := self._shards.headers.get(name)) is None:
             return
-        real, new = self._real / name, self.path / f".{name}.new"
+        real, new = self._real / name, self._folder / f".{name}.new"
         with real.open("rb") as stream:
-            if stream.read(len(header)) != header:
-                _note_of(self.path / name).touch()
+            if stream.read(len(header)) != header or not _is_same(self._read.get(name), stream):
+                _note_of(self._folder / name).touch()
         new.symlink_to(real)
-        new.replace(self.path / name)
+        new.replace(self._folder / name)
 
 
 def size(path: Path) -> int:
     """Bytes of a file when it is there. Raises OSError."""
-    return path.stat().st_size if is_here(path) else _pending(path.parent)[path.name]
+    return path.stat().st_size if is_here(path) else _mark(path.parent).sizes[path.name]
 
 
 def is_here(path: Path) -> bool:
     """Whether a file of a checkpoint is whole."""
-    return path.is_symlink() or path.name not in _pending(path.parent)
+    return path.is_symlink() or path.name not in _mark(path.parent).sizes
+
+
+def readable(path: Path, end: int) -> Path | None:
+    """Where the first `end` bytes of a file can be read, None as long as they are not there: at its own path it is
+    whole, elsewhere see `opened`. Raises ModelError where it is another file than that of which bytes came before."""
+    if is_here(path):
+        if _note_of(path).exists():
+            raise ModelError(f"{path.name} was sent with two different beginnings, or was fetched again")
+        return path
+    with suppress(FileNotFoundError):  # it has not begun, or has just become whole
+        comes = _partial(path)
+        found = (place := Path(comes.path)).stat()
+        return place if found.st_size >= end and _number(found) == comes.number else None
+    return None
+
+
+def opened(path: Path, end: int, sleep: Callable[[float], None] = time.sleep) -> BinaryIO:
+    """A file for reading, as soon as its first `end` bytes are there. Raises OSError, ModelError as `awaited`."""
+    while not is_here(path):
+        with suppress(FileNotFoundError):
+            if (place := readable(path, end)) not in (None, path):
+                stream = place.open("rb")
+                if _number(os.fstat(stream.fileno())) == _partial(path).number:
+                    return stream
+                stream.close()
+        sleep(LOOK_S)
+    return awaited(path).open("rb")
 
 
 def awaited(path: Path, sleep: Callable[[float], None] = time.sleep) -> Path:
-    """The same path, when the file is whole. Raises ModelError where nothing fetches it any more, or where it does not
-    begin with the header that was there before."""
+    """The same path, when the file is whole. Raises ModelError as `readable`, and where nothing fetches it any more."""
     _await(path, sleep)
-    if _note_of(path).exists():
-        raise ModelError(f"{path.name} was sent with two different beginnings")
+    readable(path, 0)
     return path
 
 
-def all_awaited(folder: Path) -> None:
-    """Return when all files of a checkpoint are there; at once for a folder that is whole, or a file."""
-    for name in _pending(folder):
+def all_awaited(model: Path) -> None:
+    """Return when all files of a checkpoint are there; at once for one that is whole. Raises ModelError where nothing
+    fetches it any more."""
+    folder = _folder(model)
+    for name in _mark(folder).sizes:
         _await(folder / name, time.sleep)
 
 
-def loaded(folder: Path, load: Callable[[Path], Loaded]) -> Loaded:
-    """What load makes of a checkpoint. Headers that were sent ahead have no checksum: where load fails with them, it is
-    called once more with the real folder, when all shards are there. Raises what load raises, and ModelError."""
+def confirm(model: Path) -> None:
+    """Return when all files of a checkpoint are there. Raises ModelError as `awaited`: then what was read is void."""
+    folder = _folder(model)
+    for name in _mark(folder).sizes:
+        awaited(folder / name)
+
+
+def is_confirmed(model: Path) -> bool:
+    """Whether what was read of a checkpoint, all of which is there, is of the files that were compared."""
     try:
-        return load(folder)
-    except (ModelError, UnicodeDecodeError):
-        if not _pending(folder):
+        confirm(model)
+    except ModelError:
+        return False
+    return True
+
+
+def loaded(model: Path, load: Callable[[Path], Loaded]) -> Loaded:
+    """What load makes of a checkpoint. What was sent ahead has no checksum: where load fails with it, it is called once
+    more with the real folder, when all files are there. Raises what load raises, and ModelError."""
+    try:
+        return load(model)
+    except (ModelError, ValueError, LookupError, msgspec.MsgspecError):
+        if real(model) == model:
             raise
-    all_awaited(folder)
-    return load(real(folder))
+    all_awaited(model)
+    return load(real(model))
 
 
-def real(folder: Path) -> Path:
-    """The folder that is being filled; any other, or a file, as it is."""
-    return (folder / "config.json").readlink().parent if _pending(folder) else folder
+def real(model: Path) -> Path:
+    """The folder that is being filled, or a GGUF file in it; any other as it is."""
+    folder = _folder(model)
+    return Path(_mark(folder).real) / model.relative_to(folder) if _mark(folder).real else model
 
 
 def _await(path: Path, sleep: Callable[[float], None]) -> None:
     if is_here(path):
         return
     while not is_here(path):
-        sleep(_LOOK_S)
+        sleep(LOOK_S)
     if not path.exists():
         raise ModelError(f"{path.name} is not fetched any more")
 
 
+def _remove(folder: Path, opened: dict[str, BinaryIO]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for stream in opened.values():
+        stream.close()
+
+
+def _is_same(read: BinaryIO | None, whole: BinaryIO) -> bool:
+    """Whether bytes that came are of the file that is whole, or none were shown."""
+    try:
+        return read is None or os.path.sameopenfile(read.fileno(), whole.fileno())
+    except OSError:  # of a network file system, on which another machine has removed it
+        return False
+
+
+def _folder(model: Path) -> Path:
+    return model if model.is_dir() else model.parent
+
+
 def _note_of(path: Path) -> Path:
-    """A file that is there where a shard begins otherwise than its header did."""
+    """A file that is there where a shard is another one than what was read before."""
     return path.with_name(f".{path.name}.other")
 
 
-def _pending(folder: Path) -> dict[str, int]:
+def _partial_of(path: Path) -> Path:
+    """A file that says where a shard comes."""
+    return path.with_name(f".{path.name}.part")
+
+
+def _partial(path: Path) -> _Partial:
+    return msgspec.json.decode(_partial_of(path).read_bytes(), type=_Partial)
+
+
+def _number(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _mark(folder: Path) -> _Mark:
     mark = folder / _MARK
-    if not mark.is_file():  # an ordinary folder, or a file
-        return {}
-    return msgspec.json.decode(mark.read_bytes(), type=dict[str, int])
+    if not mark.is_file():  # an ordinary folder
+        return _Mark()
+    return msgspec.json.decode(mark.read_bytes(), type=_Mark)

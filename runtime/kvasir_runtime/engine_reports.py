@@ -37,6 +37,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Where the start is: phase loading or warming, fraction 0..1, seconds still expected (-1 unknown).
 
     message: why it is there, where that needs words. computes: the start of a node behind the first is over.
+    missing_nodes: that have not joined this one, while it waits for them.
     """
 
     phase: Literal["starting", "loading", "warming"]
@@ -44,3 +45,4 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     eta_s: float = -1.0
     message: str = ""
     computes: bool = False
+    missing_nodes: tuple[int, ...] = ()

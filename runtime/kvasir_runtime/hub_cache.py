@@ -18,7 +18,7 @@ from typing import Final
 from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
-from kvasir_runtime.fetch.arrival import WEIGHTS, Arrival
+from kvasir_runtime.fetch.arrival import Arrival, has_weights
 from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
 from kvasir_runtime.fetch.model_files import Checksum, RemoteFile, is_inside
 
@@ -129,8 +129,8 @@ class HubCache:
         Raises ModelUnavailableError.
         """
         digests = {file.name: file.digest for file in self._found.files}
-        first = [file for file in files if not file.name.endswith(WEIGHTS)]
-        weights = [file for file in files if file.name.endswith(WEIGHTS)]
+        first = [file for file in files if not has_weights(file.name)]
+        weights = [file for file in files if has_weights(file.name)]
         rest = sorted((file for file in weights if not self.path(file.name).exists()), key=lambda file: file.name)
 
         def fetch(file: RemoteFile) -> None:
@@ -139,8 +139,11 @@ class HubCache:
         try:
             with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
                 list(threads.map(fetch, first))
-                if self._arrival is not None:
-                    self._arrival.begun(self._snapshot, rest)
+                if self._arrival is not None and rest:
+                    self._snapshot.mkdir(parents=True, exist_ok=True)
+                    self._arrival.begun(
+                        self._snapshot, digests, rest, lambda file: self._unfinished_of(digests[file.name])
+                    )
                 list(threads.map(fetch, rest))
         except OSError as error:
             raise not_stored(self._name, error) from error
@@ -155,7 +158,7 @@ class HubCache:
             self._blobs.mkdir(parents=True, exist_ok=True)
             self._is_locked(held, digest)
             if not (self._repository / _CHECKED / digest).exists() or not blob.exists():
-                unfinished = self._blobs / f"{digest}{_OURS}"
+                unfinished = self._unfinished_of(digest)
                 self._transfer.receive(file, unfinished)
                 unfinished.replace(blob)
                 _touch(self._repository / _CHECKED / digest)
@@ -191,6 +194,10 @@ class HubCache:
 
     def _has(self, file: HubFile) -> bool:
         return (self._snapshot / file.name).exists() or (self._blobs / file.digest).exists()
+
+    def _unfinished_of(self, digest: str) -> Path:
+        """Where the bytes of a blob come."""
+        return self._blobs / f"{digest}{_OURS}"
 
     def _unfinished(self, pattern: str) -> Mapping[str, Iterable[Path]]:
         """Unfinished files by their blob."""

@@ -17,6 +17,7 @@ from kvasir_api.roofline import StepWork
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.engine_reports import PrefixChanges, Progress, TenantUsage
+from kvasir_runtime.rank_states import RankSize
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
@@ -141,6 +142,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_peer: IP address and port where another replica gives out its blocks, which holds the beginning of the prompt, as
     far as is known kv_peer_tokens of it (0: unknown); "" for none. kv_peer_computes: that replica is to compute the
     whole prompt first. for_peer: the prompt alone is computed, for another replica, which fetches its blocks.
+    prefetch: nothing is computed. What kv_peer holds of the prompt comes to the host, for requests to come; the one
+    output, once that has ended, has as cached_tokens how many came.
     """
 
     request_id: str
@@ -163,6 +166,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_peer_tokens: int = 0
     kv_peer_computes: bool = False
     for_peer: bool = False
+    prefetch: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -316,7 +320,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     each; kv_bytes_per_token: of a token in every layer, and in what blocks leave empty. host_blocks: of the second
     tier, 0 without. host_weights_bytes: what is on the host; weights_copy_s: of its copy to the device, in every step.
     work: what steps compute and read, None where that is not known. no_drafts: why there are none. kv_transfer_port:
-    where blocks are given to other replicas, and theirs fetched; 0 where they are not.
+    where blocks are given to other replicas, and theirs fetched; 0 where they are not. rank_sizes: of a rank in each
+    stage; empty where one process computes.
     """
 
     device: str
@@ -346,6 +351,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_drafts: str = ""
     kv_transfer_port: int = 0
     drafter: DraftModelSize = NO_DRAFTER
+    rank_sizes: tuple[RankSize, ...] = ()
 
     @property
     def capacity_tokens(self) -> int:

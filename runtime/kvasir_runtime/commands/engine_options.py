@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from kvasir_api.command import click_options, parse
+from kvasir_api.option_parser import click_options, parse
 from kvasir_api.options import ServeOptions
 
 TAKEN: Final = frozenset(

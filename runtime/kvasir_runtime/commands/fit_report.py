@@ -24,9 +24,9 @@ class FitReport:
     active_parameters: int
     dtype: str
     quantization: str
-    stored_sixteenths: int
+    stored_sixteenths: float
     stored_plain: int
-    device: str
+    device: host_resources.Device
     memory_bytes: int
     memory_fraction: float
     shared: bool
@@ -73,7 +73,7 @@ def fit_report(
         active_parameters=shape.active_parameters,
         dtype=dtype,
         quantization=options.quantization,
-        stored_sixteenths=shape.stored_sixteenths,
+        stored_sixteenths=shape.held.stored,
         stored_plain=shape.stored_plain,
         device=device,
         memory_bytes=memory_bytes,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from kvasir_api.command import parse
+from kvasir_api.option_parser import parse
 from kvasir_runtime.commands import engine_options
 
 CHAT_NOTE: Final = "this model has a chat template; --chat puts the prompt into it"

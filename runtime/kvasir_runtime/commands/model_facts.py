@@ -107,7 +107,7 @@ def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
     """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
     try:
         shape = forecast.shape(config)
-        return replace(shape, stored_plain=_stored_plain(config, shape)) if shape.stored_sixteenths else shape
+        return replace(shape, stored_plain=_stored_plain(config, shape)) if shape.held.stored else shape
     except ValueError as error:
         architecture = architecture_of(config)
         if is_supported(architecture) or "architectures" not in config:

@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from kvasir_api import forecast, hf_config, inspection, model_uri, names, weight_offload
-from kvasir_api.command import click_options
-from kvasir_api.device_peaks import PEAKS, peak
 from kvasir_api.layouts import LayoutForecast
+from kvasir_api.option_parser import click_options
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_api.speculation import draft_model
 from kvasir_runtime import source
-from kvasir_runtime.commands import host_resources, layout_table, model_config, model_facts, precision_table, sizes
+from kvasir_runtime.commands import layout_table, model_config, model_facts, plan_hardware, precision_table
 from kvasir_runtime.commands.fit_report import FitReport, fit_report
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.server.banner import size
@@ -32,6 +31,7 @@ TAKEN = frozenset(
         "ttft_milliseconds",
     }
 )
+HARDWARE = tuple(str(option.name) for option in plan_hardware.OPTIONS)
 
 
 class NoVerdict(click.ClickException):
@@ -93,7 +93,7 @@ def _and_bits(report: FitReport) -> str:
     if report.quantization == "auto" and report.stored_sixteenths:
         full = f" ({report.stored_plain:,} of their numbers in full)" if report.stored_plain else ""
         return f", matrices in {report.stored_sixteenths / 2:g} bits{full} as the checkpoint has them"
-    return f" and {report.quantization}" if report.quantization in forecast.QUANTIZED_SIXTEENTHS else ""
+    return f" and {report.quantization}" if report.quantization in ("fp8", "int8", "int4") else ""
 
 
 def _on_host(fit: forecast.MemoryFit) -> str:
@@ -123,13 +123,11 @@ def verdict(report: FitReport) -> str:
 
 def _plan(
     model: str,
-    memory: int | None,
-    device: host_resources.Device | None,
     as_json: bool,
     facts_to: str,
-    card: str | None,
     price: float,
     devices: int,
+    itl_milliseconds: int,
     **values: Any,
 ) -> None:
     """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once, and the same
@@ -142,8 +140,8 @@ def _plan(
     \b
       kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
       kvasir plan ./model --max-model-len 8192 --json
-      kvasir plan hf://Qwen/Qwen3-8B --device cuda --memory 80GB --card "NVIDIA H100 80GB HBM3" --price 2.5
-      kvasir plan hf://Qwen/Qwen3-32B --device cuda --memory 80GB --card "NVIDIA H100 80GB HBM3" --count 8
+      kvasir plan hf://Qwen/Qwen3-8B --gpu H100 --price 2.5
+      kvasir plan hf://Qwen/Qwen3-32B --gpu H100 --count 8
     """
     revision = values.pop("revision")
     try:
@@ -152,20 +150,20 @@ def _plan(
             return
         document = model_config.read_config(model, revision)
         config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
-        where = device or host_resources.device()
-        if where == "cuda" and memory is None:
-            raise ValueError("set --memory to the memory of the device, for example --memory 24Gi")
+        on = plan_hardware.hardware(**{name: values.pop(name) for name in HARDWARE})
         options = RuntimeOptions(**values)
-        free = (memory or host_resources.memory_bytes()) * options.nnodes
-        shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
+        if itl_milliseconds and (devices < 2 or on.card is None):
+            raise ValueError("--itl-milliseconds needs --count, and --gpu or the rates of the device")
+        free = on.memory_bytes * options.nnodes
         drafter = model_config.read_config(name) if (name := draft_model(options.speculation)) else None
-        judged = partial(fit_report, model, config, memory_bytes=free, device=where, shared=shared, drafter=drafter)
+        judged = partial(
+            fit_report, model, config, memory_bytes=free, device=on.device, shared=on.shared, drafter=drafter
+        )
         report = judged(options=options)
         facts = model_facts.facts(config)
-        known = peak(card or "", report.dtype)
-        roofline = inspection.roofline(facts, options, known) if known else None
-        layouts = layout_table.of_report(facts.shape, options, report, devices, price, roofline) if devices > 1 else ()
-        speeds = partial(precision_table.precision_fits, device=where, memory_bytes=free, card=known)
+        objectives = options.ttft_milliseconds / 1000, itl_milliseconds / 1000
+        layouts = layout_table.of_report(facts, options, report, on, devices, price, objectives) if devices > 1 else ()
+        speeds = partial(precision_table.precision_fits, device=on.device, memory_bytes=free, card=on.card)
         rows = speeds(facts, options, lambda chosen: judged(options=chosen).fit, price_per_hour=price)
     except (ValueError, ModelError, ModelUnavailableError) as error:
         message = str(error).removeprefix(names.MODEL_UNAVAILABLE)
@@ -176,7 +174,9 @@ def _plan(
         if note := hf_config.text_part(document):
             click.echo(f"note: {note}", err=True)
         listed = [table(report), precision_table.table(rows)]
-        click.echo("\n\n".join([*listed, layout_table.table(layouts, is_card=where == "cuda")] if layouts else listed))
+        click.echo(
+            "\n\n".join([*listed, layout_table.table(layouts, is_card=on.device == "cuda")] if layouts else listed)
+        )
     fits = any(one.chosen for one in layouts) if layouts else report.fit.verdict == "Fits"
     raise SystemExit(0 if fits and report.supported else 1)
 
@@ -216,31 +216,15 @@ plan = click.Command(
     short_help="Say whether a model fits, from its config alone.",
     params=[
         click.Argument(["model"]),
-        click.Option(
-            ["--memory"],
-            type=sizes.Size(),
-            metavar="SIZE",
-            help="Memory of the device or container, for example 24Gi or 80GB; default: what is free here."
-            " With --device cuda it has to be given.",
-        ),
-        click.Option(
-            ["--device"],
-            type=click.Choice(["cpu", "cuda"]),
-            help="Where it would run; default: cuda if there is a driver.",
-        ),
+        *plan_hardware.OPTIONS,
         *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
         *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
-        click.Option(
-            ["--card"],
-            type=click.Choice(sorted(PEAKS)),
-            help="Name of the device, for the speed at best.",
-        ),
         click.Option(
             ["--price"],
             type=click.FloatRange(min=0),
             default=0.0,
             metavar="PRICE",
-            help="Of the device and hour, in any unit; with --card, for the price of a million tokens at best.",
+            help="Of the device and hour, in any unit; for the price of a million tokens at best.",
         ),
         click.Option(
             ["--count", "devices"],
@@ -248,6 +232,13 @@ plan = click.Command(
             default=1,
             metavar="N",
             help="Devices of that memory: also print how the model could be divided among up to so many.",
+        ),
+        click.Option(
+            ["--itl-milliseconds"],
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="INTEGER",
+            help="With --count: objective for the time between two tokens of one request alone; 0 sets none.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
         click.Option(

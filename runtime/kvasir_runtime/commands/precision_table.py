@@ -50,7 +50,7 @@ def precision_fits(
     for name in PRECISIONS[device]:
         chosen = options.model_copy(update={"quantization": name})
         found = fit(chosen)
-        if rows and facts.shape.stored_sixteenths and found.weights_bytes >= rows[0].weights_bytes:
+        if rows and facts.shape.held.stored and found.weights_bytes >= rows[0].weights_bytes:
             continue
         speeds = inspection.predicted(facts, chosen, device=device, memory_bytes=memory_bytes, card=card)
         batch = speeds.batch_tokens_per_s if found.verdict == "Fits" else 0.0

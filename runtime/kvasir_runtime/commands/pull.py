@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from kvasir_api import names
-from kvasir_api.command import click_options
 from kvasir_api.forecast import readable
+from kvasir_api.option_parser import click_options
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import StartError

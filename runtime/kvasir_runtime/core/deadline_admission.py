@@ -58,6 +58,7 @@ class DeadlineAdmission:
     __slots__ = (
         "_expired",
         "_given_way",
+        "_is_full",
         "_lacks_rows",
         "_ledger",
         "_left",
@@ -83,7 +84,7 @@ class DeadlineAdmission:
         self._left: list[int] = []
         """Tokens of each running prompt, behind the last plan, the first by order first."""
         self._left_tokens = 0
-        self._lacks_rows = False
+        self._lacks_rows = self._is_full = False
         self._starts: list[_Start] = []
         """When requests with an objective have to start at the latest, the earliest first."""
         self._refusals: list[EngineOutput] = []
@@ -151,20 +152,25 @@ class DeadlineAdmission:
     def planned(
         self, builder: PlanBuilder, prompts: Sequence[PromptInStep], prompt_tokens: int, now: float
     ) -> StepLoad:
-        """What a plan does for those that wait. prompts: with rows; prompt_tokens: of them, that it computes."""
+        """What a plan does for those that wait. prompts: with rows; prompt_tokens: of them, that it computes.
+
+        The time of one behind a step with prompts, in which it computes none, counts as that one's.
+        """
+        if not builder.takes_prompts:
+            return StepLoad(0, 0, self._is_full, self._lacks_rows)
         self._left = [left for prompt in prompts if (left := lacking(prompt.kind) - 1) > 0]
         self._left_tokens = sum(self._left)
         for request in [prompt.kind.request for prompt in prompts if lacking(prompt.kind) <= 1]:
             self._sizes.add(request.uncached_estimate)
             self._ledger.computed(request.number, request.uncached_estimate)
         waits = bool(len(self._waiting))
-        is_full = builder.budget <= 0 and (waits or self._left_tokens > 0)
-        self._lacks_rows = waits and (not self._rows or not is_full)
+        self._is_full = builder.budget <= 0 and (waits or self._left_tokens > 0)
+        self._lacks_rows = waits and (not self._rows or not self._is_full)
         if waits and not self._predictor.calibrated:
             for kind in self._waiting.firsts(SAMPLED):
                 if not kind.request.predicted_s and kind.request.cached_tokens is None:
                     self._note(kind, self._work(kind), now)
-        return StepLoad(prompt_tokens, len(builder.joins), is_full, self._lacks_rows)
+        return StepLoad(prompt_tokens, len(builder.joins), self._is_full, self._lacks_rows)
 
     def collected(self, load: StepLoad, elapsed_s: float, now: float) -> None:
         """A step ended now, after so many seconds."""

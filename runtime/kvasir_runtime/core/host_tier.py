@@ -15,12 +15,12 @@ from kvasir_api.hashes import owner_of_block
 from kvasir_api.state import KvHostState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.peer_fetches import MOST_BLOCKS, PeerFetches
+from kvasir_runtime.core.peer_fetches import MOST_BLOCKS, PeerFetches, prefetch_output
 from kvasir_runtime.core.plan import BlockLoad, BlockStore, HostChanges, PeerBlock, TransferResults
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
-from kvasir_runtime.wire import packed_ids
+from kvasir_runtime.wire import EngineOutput, packed_ids
 
 FIRST_BLOCKS: Final = 32
 """Of a load before any was measured: no request is admitted until it ends, and the host may be slow."""
@@ -118,7 +118,7 @@ class HostTier:
         capacity, cached = (
             tokens_of(count) for count in (self._capacity_blocks, min(len(self._resident), self._capacity_blocks))
         )
-        return KvHostState(
+        own = KvHostState(
             capacity_tokens=capacity,
             cached_tokens=cached,
             free_tokens=capacity - cached,
@@ -127,12 +127,10 @@ class HostTier:
             missed_tokens=tokens_of(self._missed_blocks),
             load_bytes_per_s=self._bytes_per_s(self._load_cost.value),
             store_bytes_per_s=self._bytes_per_s(self._store_cost.value),
-            fetched_tokens=tokens_of(self._peers.num_fetched),
-            failed_fetches=self._peers.num_failed,
-            handed_over_prompts=self._peers.num_handed_over,
             peer_prompts=self.num_for_peers,
             fetch_bytes_per_s=self._bytes_per_s(self._peers.block_s),
         )
+        return self._peers.filled(own, tokens_of)
 
     def holds_alone(self) -> bool:
         """Whether a block becomes available when a copy ends, because nothing else refers to it."""
@@ -184,23 +182,29 @@ class HostTier:
             self._pool.share(held, hit=False)
             self._hold(_Transfer(builder.step, held, stored=tuple(store.key for store in stores)))
 
-    def fetch(self, sequence: SequenceState, limit: int, token_s: float, now: float) -> None:
+    def prefetch(self, sequence: SequenceState, token_s: float, now: float) -> EngineOutput | None:
+        """A request that wants no more than `fetch`: its output where nothing comes, else it is one of `settle`."""
+        if self.fetch(sequence, len(sequence.hashes), token_s, now):
+            return None
+        return prefetch_output(sequence.request.request.request_id, 0)
+
+    def fetch(self, sequence: SequenceState, limit: int, token_s: float, now: float) -> bool:
         """A request arrived: have what its peer holds behind what is here come to the host, if that is quicker.
 
-        limit: blocks that it may use. token_s: as of `worth_loading`.
+        limit: blocks that it may use. token_s: as of `worth_loading`. Whether something comes.
         """
         request, size = sequence.request.request, self._block_size
         self.num_for_peers += request.for_peer
         if not (self.is_enabled and self._limits.fetches_blocks) or self._limits.has_states:
-            return  # a state is there as of the ends of chunks alone, and where the peer has one is not known
+            return False  # a state is there as of the ends of chunks alone, and where the peer has one is not known
         if not self._peers.may_ask(request.kv_peer, now):
-            return
+            return False
         end = min(limit, len(sequence.hashes), MOST_BLOCKS // len(self._groups))
         if request.kv_peer_tokens and not request.kv_peer_computes:
             end = min(end, -(-request.kv_peer_tokens // size))
         start = self._reach(sequence.hashes, end)
         if end - start < self._limits.least_blocks or self.is_fetching(sequence.hashes[start:end]):
-            return
+            return False
         # Where the peer's part ends is a guess, and a window needs blocks before any end: all groups need all columns.
         blocks = tuple(
             PeerBlock(column, key)
@@ -209,10 +213,12 @@ class HostTier:
             if self._pool.find(block_hash, group) is None and (key := key_of(block_hash, group)) not in self._resident
         )
         if not blocks or self._peers.lacks(request.kv_peer, blocks[0].key):
-            return
+            return False
         load_s, compute_s = self._load_cost.value, token_s * size * (end - start)
-        if self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
-            self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)
+        if not self._peers.worth_fetching(len(blocks), end - start, token_s=token_s, load_s=load_s):
+            return False
+        self._peers.add(request, packed_ids(sequence.tokens[: end * size]), blocks, compute_s)
+        return True
 
     def abandon(self, request_id: str, others: Iterable[Sequence[bytes]]) -> None:
         """A request has ended: a peer is to compute no more for it, unless a block is of use to another one. others:
@@ -290,15 +296,17 @@ class HostTier:
         self._hold(_Transfer(builder.step, (*hits, *blocks), loads))
         return True
 
-    def settle(self, done: TransferResults) -> None:
-        """Copies ended: publish what was loaded, and give everything up.
+    def settle(self, done: TransferResults) -> list[EngineOutput]:
+        """Copies ended: publish what was loaded, and give everything up. Returns the outputs of prefetches.
 
         A block that could not be loaded becomes free, and its request computes it and what follows.
         """
+        outputs: list[EngineOutput] = []
         for fetched in done.fetched:
-            kept, unwanted = self._peers.settle(fetched)
-            self._add_resident(kept)
-            self._dropped.update(dict.fromkeys(sorted(unwanted)))
+            settled = self._peers.settle(fetched)
+            self._add_resident(settled.kept)
+            self._dropped.update(dict.fromkeys(sorted(settled.unwanted)))
+            outputs += settled.outputs
         loaded = set(done.loaded)
         self._stored_blocks += done.num_stored
         self._note(self._store_cost, done.store_s, done.num_stored)
@@ -319,6 +327,7 @@ class HostTier:
                     self._pool.publish(load.block, load.key[:-1], load.key[-1])
             self._num_held -= len(transfer.held)
             self._pool.release(transfer.held)
+        return outputs
 
     def changed(self, changes: HostChanges) -> None:
         """The host holds other blocks than before, by copies of this process or of others that share it."""

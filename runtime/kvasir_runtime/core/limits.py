@@ -22,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     speculation: who drafts tokens ahead, "off", "ngram", "suffix", "auto" for the last of them where it pays, "model"
     for the runner's draft model or head where it pays, "mtp" for the head in the model's own checkpoint.
     max_cached_answers: of each tenant, which "suffix" and "auto" draft from too. fetches_blocks: the runner fetches
-    blocks of other replicas to the host.
+    blocks of other replicas to the host. stages: that compute one step each at a time, of disjoint requests.
     """
 
     num_blocks: int
@@ -45,9 +45,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = "off"
     max_cached_answers: int = 0
     fetches_blocks: bool = False
+    stages: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):
+        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences", "stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.max_model_len < 2:

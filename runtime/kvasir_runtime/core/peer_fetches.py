@@ -5,14 +5,18 @@ did not come is computed. A request waits in the queue meanwhile, for at most as
 neither sockets nor where a replica is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
+
+from kvasir_api import kv_transfer
 from kvasir_api.hashes import owner_of_block
+from kvasir_api.state import KvHostState
 from kvasir_runtime.core.plan import BlockFetch, FetchResult, PeerBlock, PeerPrefill
 from kvasir_runtime.core.throughput import DecayingMean
-from kvasir_runtime.wire import EngineRequest
+from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 MOST_FETCHES: Final = 16
 """At a time, those that wait for a thread included; a request that comes then is computed."""
@@ -22,11 +26,6 @@ MOST_S: Final = 10.0
 """A fetch ends by then, however long computing would take, and where that was not measured yet."""
 LEAST_S: Final = 0.1
 """For a fetch where computing is quick: a peer that answers takes a few milliseconds."""
-MOST_PREFILL_S: Final = 30.0
-"""For a fetch of what the peer computes first."""
-LEAST_PREFILL_S: Final = 2.0
-PREFILL_TIMES: Final = 4.0
-"""Such a fetch may take so many times as long as computing here would: the peer may compute other prompts before."""
 REST_S: Final = 10.0
 """For so long a peer is not asked that gave no whole answer to the request before, nor for a block that did not come
 and without which those behind it are of no use."""
@@ -37,6 +36,15 @@ MEMORY_S: Final = 2.0
 """Seconds of fetching after which a measurement weighs 1/e."""
 
 
+class SettledFetch(NamedTuple):
+    """kept: keys that the host holds now. unwanted: those that it holds although they were forgotten. outputs: of the
+    request that wanted no more than this."""
+
+    kept: set[bytes]
+    unwanted: set[bytes]
+    outputs: tuple[EngineOutput, ...] = ()
+
+
 _Rest = tuple[str, bytes]
 """A peer, and the key of the block that it is not asked for; empty for any."""
 
@@ -44,11 +52,12 @@ _Rest = tuple[str, bytes]
 @dataclass(slots=True)
 class _Fetch:
     """What a plan has begun, or is to begin, for a request. unwanted: those of its keys that were forgotten since.
-    is_cancelled: the request has ended."""
+    is_cancelled: the request has ended. is_prefetch: it ends with the fetch."""
 
     request_id: str
     order: BlockFetch
     keys: frozenset[bytes]
+    is_prefetch: bool = False
     unwanted: frozenset[bytes] = frozenset()
     is_cancelled: bool = False
 
@@ -56,8 +65,9 @@ class _Fetch:
 class PeerFetches:
     """token_s, load_s below: measured seconds to compute a token, and to copy a block from the host; 0 if unknown."""
 
-    __slots__ = ("_block_size", "_cancels", "_coming", "_cost", "_declined", "_failed", "_new", "_number", "_resting",
-                 "_under_way", "num_failed", "num_fetched", "num_handed_over")  # fmt: skip
+    __slots__ = ("_block_size", "_cancels", "_coming", "_cost", "_declined", "_failed", "_new", "_num_failed",
+                 "_num_fetched", "_num_handed_over", "_num_prefetched", "_number", "_resting",
+                 "_under_way")  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -71,8 +81,9 @@ class PeerFetches:
         """What is to rest from the next request on."""
         self._resting: dict[_Rest, float] = {}
         self._number = self._declined = 0
-        self.num_fetched = self.num_failed = self.num_handed_over = 0
-        """Blocks that came, fetches without a whole answer, and prompts of which a peer has computed some."""
+        self._num_fetched = self._num_failed = self._num_handed_over = self._num_prefetched = 0
+        """Blocks that came, fetches without a whole answer, prompts of which a peer has computed some, and blocks that
+        came before a request needed them."""
 
     @property
     def has_new(self) -> bool:
@@ -88,6 +99,16 @@ class PeerFetches:
     def block_s(self) -> float:
         """Measured seconds of a block; 0 before one came."""
         return self._cost.value
+
+    def filled(self, state: KvHostState, tokens_of: Callable[[int], int]) -> KvHostState:
+        """The tier's share of `/state` with what is counted here. tokens_of: of so many blocks."""
+        return msgspec.structs.replace(
+            state,
+            fetched_tokens=tokens_of(self._num_fetched),
+            prefetched_tokens=tokens_of(self._num_prefetched),
+            failed_fetches=self._num_failed,
+            handed_over_prompts=self._num_handed_over,
+        )
 
     @property
     def unwanted(self) -> set[bytes]:
@@ -130,7 +151,9 @@ class PeerFetches:
         """Fetch these blocks by the next plan, the most needed first.
 
         tokens: packed ids of all columns up to the last. compute_s: seconds that computing would take, 0 if unknown.
+        A prefetch may take MOST_S: no request waits for it.
         """
+        compute_s = 0.0 if request.prefetch else compute_s
         self._number += 1
         order = BlockFetch(
             number=self._number,
@@ -142,7 +165,7 @@ class PeerFetches:
             prefill=_prefill_of(request) if request.kv_peer_computes else None,
         )
         keys = frozenset(block.key for block in blocks)
-        self._new.append(_Fetch(request.request_id, order, keys))
+        self._new.append(_Fetch(request.request_id, order, keys, request.prefetch))
         for key in keys:
             self._coming[key] = self._coming.get(key, 0) + 1
 
@@ -173,21 +196,27 @@ class PeerFetches:
         ended, self._cancels = self._cancels, []
         return [number for number in ended if number in self._under_way]
 
-    def settle(self, result: FetchResult) -> tuple[set[bytes], set[bytes]]:
-        """A fetch ended: the keys that the host holds now, and those that it holds although they were forgotten."""
+    def settle(self, result: FetchResult) -> SettledFetch:
+        """A fetch ended."""
         fetch = self._under_way.pop(result.number)
         self._come(fetch)
-        self.num_fetched += len(result.keys)
-        self.num_handed_over += fetch.order.prefill is not None and bool(result.keys)
+        self._num_fetched += len(result.keys)
+        self._num_handed_over += fetch.order.prefill is not None and bool(result.keys)
         if result.seconds > 0 and result.keys:
             self._cost.add(result.seconds, len(result.keys), 1.0 / (1.0 + result.seconds / MEMORY_S))
         if result.failed and not fetch.is_cancelled:
-            self.num_failed += 1
+            self._num_failed += 1
             self._failed.add((fetch.order.peer, b""))
         came, first = set(result.keys), fetch.order.blocks[0].key
         if first not in came and not fetch.is_cancelled:
             self._failed.add((fetch.order.peer, first))
-        return came - fetch.unwanted, came & fetch.unwanted
+        outputs = (self._prefetched(fetch, came),) if fetch.is_prefetch else ()
+        return SettledFetch(came - fetch.unwanted, came & fetch.unwanted, outputs)
+
+    def _prefetched(self, fetch: _Fetch, came: set[bytes]) -> EngineOutput:
+        self._num_prefetched += len(came)
+        columns = {block.column for block in fetch.order.blocks if block.key in came}
+        return prefetch_output(fetch.request_id, len(columns) * self._block_size)
 
     def _come(self, fetch: _Fetch) -> None:
         """Nothing more comes of a fetch."""
@@ -202,10 +231,15 @@ class PeerFetches:
             fetch.unwanted |= {key for key in fetch.keys if not owner or owner_of_block(key) == owner}
 
 
+def prefetch_output(request_id: str, num_tokens: int) -> EngineOutput:
+    """The one output of a request that wanted blocks alone: how many tokens came."""
+    return EngineOutput(request_id=request_id, finish_reason="length", cached_tokens=num_tokens)
+
+
 def _within_s(compute_s: float, *, is_prefill: bool) -> float:
     """Seconds that a fetch may take. compute_s: that computing here would, 0 if unknown."""
     if is_prefill:
-        return min(MOST_PREFILL_S, max(LEAST_PREFILL_S, PREFILL_TIMES * compute_s or MOST_S))
+        return kv_transfer.prefill_within_s(compute_s) if compute_s else MOST_S
     return min(MOST_S, max(LEAST_S, compute_s or MOST_S))
 
 

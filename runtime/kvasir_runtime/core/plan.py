@@ -5,7 +5,7 @@ The runner owns the rows: token ids, block tables, sampling parameters and compu
 and sampled ids are appended to a row by the runner itself, so a plan never has to carry them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -64,6 +64,10 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     kept_blocks: int
 
 
+UNDRAFTED: Final = -1
+"""In the places of drafts that the runner's draft model makes when it launches the plan."""
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Compute positions start .. start + num_tokens of a row. samples: the last of them is the last known token (known
     to the runner by then, even if it is still in flight), so the logits of it give the next one.
@@ -71,8 +75,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
     drafts: ids that are guessed to follow the last known token, computed as the last of num_tokens. The chunk samples
     behind each of them too, and the samples up to the first that is not the guess count. A runner with a draft model
-    takes other ids in their places, or fewer. Where a layer has a state and not all of them are right, the state stays
-    as it was before the chunk, which is then computed again.
+    takes other ids in the places of `UNDRAFTED` ones, or fewer. Where a layer has a state and not all are right, the
+    state stays as it was before the chunk, which is then computed again.
     scores: the tokens at positions from .. to (not included) get their logprobs; each is given by the
     position before it, which this chunk computes.
     pools: the hidden states of positions from .. to (not included), all of this chunk, go into the row's vector; it is
@@ -87,6 +91,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[int, ...] = ()
     scores: tuple[int, int] = (0, 0)
     pools: tuple[int, int] = (0, 0)
+
+    @property
+    def num_undrafted(self) -> int:
+        """Drafts that the runner's draft model is to make."""
+        return len(self.drafts) if self.drafts[:1] == (UNDRAFTED,) else 0
 
 
 class Insert(msgspec.Struct, frozen=True):
@@ -164,8 +173,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     drafter_follows: a draft model, if there is one, computes the prompts of these chunks too.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
-    flight: results belong to the plan, not to the holder of the row when they are collected. After a failed step every
-    row leaves, so a leave of a row that is not held is ignored.
+    flight, but over stages: results belong to the plan, not to the holder of the row when they are collected. After a
+    failed step every row leaves, so a leave of a row that is not held is ignored.
     """
 
     step: int

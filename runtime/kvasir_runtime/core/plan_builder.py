@@ -51,14 +51,15 @@ class LaunchedChunk(NamedTuple):
 @dataclass(slots=True)
 class PlanBuilder:
     """budget: query tokens that no chunk has taken yet. long: what prompts that take many steps may take of it, and
-    long_tokens: what they have taken. out_of_blocks: a request waits for blocks, so none that arrived
-    later may take any. preempted: a request lost its row, so none is admitted.
+    long_tokens: what they have taken. takes_prompts: it may compute prompts. out_of_blocks: a request waits for blocks,
+    so none that arrived later may take any. preempted: a request lost its row, so none is admitted.
     """
 
     step: int
     budget: int
     long: LongPrompts = UNLIMITED
     long_tokens: int = 0
+    takes_prompts: bool = True
     preempted: bool = False
     out_of_blocks: bool = False
     joins: list[Join] = field(default_factory=list)
@@ -138,11 +139,11 @@ class PlanBuilder:
         """Whether it computes nothing and begins no copy."""
         return not (self.chunks or self.stores or self.loads or self.fetches or self.cancels or self.drops)
 
-    def plan(self, leaves: list[int], *, drafter_follows: bool) -> StepPlan:
+    def plan(self, leaves: tuple[int, ...], *, drafter_follows: bool) -> StepPlan:
         """The finished plan. drafter_follows: as in `StepPlan`."""
         return StepPlan(
             step=self.step,
-            leaves=tuple(leaves),
+            leaves=leaves,
             joins=tuple(self.joins),
             forks=tuple(self.forks),
             copies=tuple(self.copies),

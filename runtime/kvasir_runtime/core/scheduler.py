@@ -27,10 +27,12 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepFailure, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
+from kvasir_runtime.core.row_pool import RowPool
 from kvasir_runtime.core.running_requests import RunningRequests
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.speculation.drafters import Drafter
 from kvasir_runtime.core.speculation.speculation import Speculation
+from kvasir_runtime.core.stage_sets import StageSets
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
 from kvasir_runtime.core.steps_in_flight import StepInFlight, StepsInFlight
@@ -64,10 +66,10 @@ class Scheduler:
         self._running = RunningRequests()
         pending = self._publisher.pending
         self._admission = Admission(limits, self.pool, self._waiting, self._shares, self.host, pending, self._running)
-        self._rows = list(range(limits.num_rows - 1, -1, -1))
-        self._leaves: list[int] = []
-        self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows)
+        self._rows = RowPool(limits.num_rows, waits=limits.stages > 1)
+        self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows.free)
         self._launched = StepsInFlight()
+        self._sets = StageSets(limits.stages)
         self._budget = TokenBudget.of(limits)
         self._step = self._collected = self._reports = 0
 
@@ -85,6 +87,8 @@ class Scheduler:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._publisher.extend_hashes(kind.sequence)
+        if request.prefetch:
+            return self.host.prefetch(kind.sequence, self._budget.token_s, now)
         hit = self.host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
         kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
         kind.request.number = self._counters.arrivals
@@ -126,20 +130,19 @@ class Scheduler:
         long = self._budget.long_prompts(running, now)
         builder = PlanBuilder(step=self._step + 1, budget=self._budget.tokens(running), long=long)
         self.host.store(builder)
-        may_admit = self._rows and len(self._waiting)
-        self._speculation.draft(self._running.values(), 0 if may_admit else builder.budget, self.pool)
-        prompts = self._continue_running(builder, now)
-        if not builder.preempted and not builder.out_of_blocks:
+        of_step = self._sets.due(builder, self._running.values(), self._launched)
+        may_admit = self._rows.free and len(self._waiting) and builder.takes_prompts
+        self._speculation.draft(of_step, 0 if may_admit else builder.budget, self.pool)
+        prompts = self._continue_running(builder, of_step, now)
+        if builder.takes_prompts and not (builder.preempted or builder.out_of_blocks):
             self._admit(builder, prompts, now)
-        before = builder.budget
-        compute_prompts(builder, prompts, self.pool, now)
-        load = self.deadlines.planned(builder, prompts, before - builder.budget, now)
+        prompt_tokens = compute_prompts(builder, prompts, self.pool, now)
+        load = self.deadlines.planned(builder, prompts, prompt_tokens, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
-        needs_news = self.host.is_copying and not self._launched
-        if builder.is_empty and not needs_news:
+        if builder.is_empty and (self._launched or not self.host.is_copying):
             return None
-        plan = builder.plan(self._leaves, drafter_follows=self._speculation.drafter_follows)
-        self._leaves, self._step = [], builder.step
+        leaves, self._step = self._rows.take_leaves(), builder.step
+        plan = builder.plan(leaves, drafter_follows=self._speculation.drafter_follows)
         self._budget.begin(now, builder.long_tokens)
         self._launched.append(StepInFlight(plan, builder.launched, load))
         return plan
@@ -155,6 +158,7 @@ class Scheduler:
         elapsed_s = self._budget.end(plan.num_tokens, now)
         self.deadlines.collected(load, elapsed_s, now)
         self._speculation.collected(chunks, results, elapsed_s)
+        self._sets.collected(plan.step, chunks, now)
         sampled, scored, pooled = iter(results.sampled), iter(results.scored), iter(results.pooled)
         outputs: list[EngineOutput] = []
         for chunk in chunks:
@@ -182,8 +186,9 @@ class Scheduler:
             if sequence.active and earliest >= sequence.blocks.leaves_at:
                 self._drop_unseen(sequence, earliest, now)
         self.pool.settle(plan.step)
+        self._rows.settle(plan.step)
         if results.transfers is not None:
-            self.host.settle(results.transfers)
+            outputs += self.host.settle(results.transfers)
         return tuple(outputs)
 
     def fail_running(self, failure: StepFailure, now: float) -> tuple[EngineOutput, ...]:
@@ -199,14 +204,13 @@ class Scheduler:
             self._speculation.rest()
         elif failure.lacks_memory and num_tokens:
             self._budget.shrink(num_tokens)
-        self._leaves += self._launched.drop()
+        self._rows.leave_again(self._launched.drop())
         self.tenants.advance(now)
         self._budget.forget()
         self._collected = self._step
         self.pool.settle(self._step)
-        for transfer in failure.transfers:
-            self.host.settle(transfer)
-        outputs = []
+        self._rows.settle(self._step)
+        outputs = [output for transfer in failure.transfers for output in self.host.settle(transfer)]
         for kind in list(self._requests.values()):
             kind.drop_in_flight()
             if kind.request.phase != "running":
@@ -243,13 +247,12 @@ class Scheduler:
         self._publisher.forget(owner)
         self._speculation.forget(owner)
 
-    def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
-        """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a
-        token, which share what is left of the budget; they hold blocks for what each computes if none is admitted.
+    def _continue_running(self, builder: PlanBuilder, running: list[RequestKind], now: float) -> list[PromptInStep]:
+        """Computed chases known for these requests, by seniority. Returns those that lack more than a token, which
+        share what is left of the budget; they hold blocks for what each computes if none is admitted.
         """
         prompts: list[PromptInStep] = []
         shares: dict[str, int] = {}
-        running = list(self._running.values())
         for place, kind in enumerate(running):
             if kind.request.phase != "running":  # it was preempted for one before it
                 continue
@@ -302,14 +305,14 @@ class Scheduler:
 
     def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
         """Give rows to waiting requests."""
-        if not (self._rows and builder.budget):
+        if not (self._rows.free and builder.budget):
             return
         if len(self._waiting.tenants) > 1:
             self._shares.settle(self._running.values())
-        due = self._admission.due(
-            builder, prompts, self._rows, now=now, collected=self._collected, token_s=self._budget.token_s
+        admitted = self._admission.due(
+            builder, prompts, self._rows.free, now=now, collected=self._collected, token_s=self._budget.token_s
         )
-        for kind, tables in due:
+        for kind, tables in admitted:
             self._join(builder, kind, tables, now)
             blocks = self._take(kind, kind.need(builder.budget) or 0, now)
             prompt = prompt_in_step(builder, kind, blocks, builder.budget)
@@ -330,10 +333,9 @@ class Scheduler:
         request.bill(revived + need, now)
         self._publisher.pending.add(sequence)
         self.host.add(sequence.hashes[: sequence.published])
-        request.rows = [self._rows.pop() for _ in range(kind.num_rows)]
+        request.rows = self._rows.take(kind.num_rows)
         request.phase = "running"
-        sequence.row = request.rows[0]
-        sequence.active = True
+        sequence.row, sequence.active = request.rows[0], True
         self._running.add(kind)
         is_first = request.cached_tokens is None
         self._shares.admitted(kind, end - sequence.computed if is_first else 0)
@@ -347,8 +349,7 @@ class Scheduler:
         """Take everything from a running request; it keeps its tokens and computes them again later."""
         self._release(kind, now)
         request, sequence = kind.request, kind.sequence
-        request.phase = "waiting"
-        request.queued_at = now
+        request.phase, request.queued_at = "waiting", now
         sequence.computed = sequence.published = 0
         self._publisher.extend_hashes(sequence)
         request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
@@ -379,18 +380,17 @@ class Scheduler:
         request = kind.request
         self._shares.settle([kind])
         self._publisher.pending.remove(kind.sequence)
-        for sequence in kind.release():
+        released = kind.release()
+        for sequence in released:
             if retract:
                 self.pool.retract(sequence.blocks.held)
                 self.host.retract(sequence.hashes)
-            in_flight = sequence.last_step > self._collected
-            self.pool.release(sequence.blocks.held, sequence.last_step if in_flight else None)
+            step = sequence.last_step if sequence.last_step > self._collected else None
+            self.pool.release(sequence.blocks.held, step)
             sequence.blocks = BlockTables()
-            sequence.row = -1
-            sequence.active = False
+            sequence.row, sequence.active = -1, False
         request.bill(0, now)
-        self._rows += reversed(request.rows)
-        self._leaves += request.rows
+        self._rows.give_up(request.rows, max([sequence.last_step for sequence in released]))
         request.rows = []
         del self._running[request.request_id]
 

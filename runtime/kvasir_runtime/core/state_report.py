@@ -47,7 +47,7 @@ def filled(
         decoded=throughput.decoded,
         work=throughput.work,
         ttft=ttft,
-        speculation=msgspec.structs.replace(speculation, why=state.speculation.why),
+        speculation=msgspec.structs.replace(speculation, why=state.speculation.why or speculation.why),
     )
 
 

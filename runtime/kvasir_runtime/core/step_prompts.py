@@ -55,12 +55,13 @@ def expected_shares(running: Iterable[RequestKind], budget: int, long: LongPromp
     return {kind.request.request_id: count for kind, count in zip(prompts, given, strict=True)}
 
 
-def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool: BlockPool, now: float) -> None:
-    """Divide what is left of the budget among prompts, by seniority.
+def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool: BlockPool, now: float) -> int:
+    """Divide what is left of the budget among prompts, by seniority. Returns the tokens that they take.
 
     Blocks of a share that became smaller are given back. One that became larger takes what is free, and stays as it was
     where blocks are short.
     """
+    before = builder.budget
     given = shares([prompt.part for prompt in prompts], builder.budget)
     for (kind, held, covered, _, may_grow), share in zip(prompts, given, strict=True):
         count, need = share, kind.need(share) or 0
@@ -77,6 +78,7 @@ def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool:
             if len(kind.sequence.tokens) > builder.long.above:
                 builder.long_tokens += count - builder.budget
             builder.budget += rest
+    return before - builder.budget
 
 
 def _part(kind: RequestKind, long: LongPrompts) -> PromptPart:

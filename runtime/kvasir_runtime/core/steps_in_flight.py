@@ -31,6 +31,11 @@ class StepsInFlight(deque[StepInFlight]):
         """Of the step with a number; none where it was not launched or is over."""
         return next((launched.chunks for launched in self if launched.plan.step == step), [])
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether one of them computes more of a sequence than its last token and drafts behind it."""
+        return any(chunk.end - chunk.start > 1 for launched in self for chunk in launched.chunks)
+
     def drop(self) -> list[int]:
         """None of them will be collected. Returns the rows that leave by their plans, which may not all be applied."""
         leaves = [row for launched in self for row in launched.plan.leaves]

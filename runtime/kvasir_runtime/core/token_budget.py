@@ -70,7 +70,8 @@ class TokenBudget:
         self._long_above = LONG_STEPS * max_tokens
         self._long_line = DecayingLine()
         """Seconds of steps by their tokens of long prompts."""
-        self._is_smaller = False
+        self._is_smaller = True
+        """The next step with long prompts has fewer of their tokens."""
         self._newcomers_until = float("-inf")
         self._began: deque[tuple[float, int]] = deque()
         self._ended = float("-inf")
@@ -93,6 +94,7 @@ class TokenBudget:
     def begin(self, now: float, long_tokens: int = 0) -> None:
         """A step begins, or will once those before it have ended. long_tokens: of long prompts, that it computes."""
         self._began.append((now, long_tokens))
+        self._is_smaller ^= long_tokens > 0
 
     def end(self, num_tokens: int, now: float) -> float:
         """The oldest of those that have begun, of so many query tokens, ended. Returns its seconds."""
@@ -160,7 +162,6 @@ class TokenBudget:
         step_s = max(step_s, self._least_s)
         affordable = min((max(NEWCOMER_STEP_S, 2 * step_s) - step_s) / token_s, LONG_GROWTH * line.x / line.weight)
         together = max(LEAST_LONG_TOKENS, int(affordable))
-        self._is_smaller = not self._is_smaller
         if self._is_smaller:
             together = together * 2 // 3
         lacks = [len(one.tokens) > self._long_above and len(one.tokens) - one.computed > 1 for one in running]

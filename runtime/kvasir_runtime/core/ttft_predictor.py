@@ -71,12 +71,14 @@ class TtftPredictor:
             self._num_admitted += load.num_admitted
 
     def predict(self, work: QueuedWork) -> float:
-        """Seconds to the first token; -1 where a rate that counts was not measured yet."""
-        rate, places_s = self.prompt_rate, 0.0
-        if work.tokens + work.own and not rate:
+        """Seconds to the first token; -1 where a rate that counts was not measured yet.
+
+        Where rows are what is waited for and no step was ever full of prompts, prompts take no time but their steps'.
+        """
+        rate, by_rows = self.prompt_rate, work.places > 0 and self._num_admitted >= LEAST_ADMITTED
+        if work.tokens + work.own and not rate and not by_rows:
             return -1.0
-        if work.places > 0 and self._num_admitted >= LEAST_ADMITTED:
-            places_s = work.places / self._places.value
+        places_s = work.places / self._places.value if by_rows else 0.0
         prompts_s = work.tokens / rate if rate else 0.0
         return max(prompts_s, places_s) + self.service_s(work.own)
 

@@ -63,7 +63,7 @@ class EngineFatalError(Exception):
 
 
 class Engine:
-    """Serves until stop() or Shutdown. depth: plans that may be in flight, 1 on a CPU and 2 on CUDA.
+    """Serves until stop() or Shutdown. depth: plans that may be in flight, 2 on CUDA, else one for each stage.
 
     state: the fields of `/state` that the scheduler does not know.
     """
@@ -88,7 +88,8 @@ class Engine:
         self._clock = clock
         self._trace = NoTrace() if trace is None else trace
         self._profiler = StepProfiler() if profiler is None else profiler
-        self._in_flight = LaunchedPlans(compiles=depth > 1)
+        self._in_flight = LaunchedPlans(compiles=depth > scheduler.limits.stages)
+        self._computes_in_launch = scheduler.limits.stages > 1
         self._announced_s = 0.0
         self._requests: dict[str, OpenRequest] = {}
         """By each id that an output may go under."""
@@ -138,9 +139,12 @@ class Engine:
             if collected is not None:
                 self._commit(*collected)
             has_news |= self._submit_compiled()
+            # What a step gave is sent while the next one is computed, by other threads or other stages.
+            if self._computes_in_launch and collected is not None:
+                self._send_outputs()
+                collected = None
             if not self._stopping.is_set():
                 self._launch()
-            # What a step gave is sent while the next one is computed.
             unsent = collected is not None or self._outboxes or (has_news and not self._in_flight)
             if unsent or self._clock() >= self._sent_at + HEARTBEAT_S:
                 self._send_outputs()

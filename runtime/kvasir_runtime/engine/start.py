@@ -13,7 +13,7 @@ from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import draft_model
 from kvasir_api.state import RuntimeState, SpeculationState
-from kvasir_runtime import source
+from kvasir_runtime import rank_states, source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.speculation.speculation import FROM_TEXTS
@@ -107,7 +107,7 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
         runner=runner,
         clients=socket,
         state=_state(options, facts, computes_for_peers=limits.hands_over),
-        depth=2 if on_gpu else 1,
+        depth=2 if on_gpu else limits.stages,
         trace=trace,
         profiler=profiler,
     )
@@ -170,6 +170,7 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         attentions=facts.attentions,
         host_blocks=facts.host_blocks,
         block_bytes=facts.block_bytes,
+        stages=options.pipeline_parallel_size,
         hash_salt=hash_salt,
         max_waiting=options.max_waiting,
         max_waiting_s=options.max_waiting_seconds,
@@ -203,4 +204,5 @@ def _state(options: ServeOptions, facts: EngineFacts, *, computes_for_peers: boo
         kv_transfer_port=facts.kv_transfer_port,
         kv_prefill=computes_for_peers,
         speculation=SpeculationState(why=facts.no_drafts if options.speculation != "off" else ""),
+        ranks=rank_states.loaded(options, facts.rank_sizes, facts.capacity_tokens) if facts.rank_sizes else (),
     )

@@ -1,19 +1,23 @@
 """What a start that goes on before its model is whole knows of the download, and how it ends one that is of no use.
 
-Called by what fetches, in its threads: `begun` when all but the weights is there, `arrived` for each file of those.
+Called by what fetches, in its threads: `begun` when all but the weights is there, then `comes` and `arrived` for each
+file of those.
 """
 
+import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from kvasir_runtime import gguf
 from kvasir_runtime.arriving import ArrivingFolder, Shards
-from kvasir_runtime.errors import ModelUnavailableError
-from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, is_inside
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.fetch import gguf_headers
+from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, is_inside, lone_gguf
 
-WEIGHTS: Final = ".safetensors"
+_SAFETENSORS: Final = ".safetensors"
 MOST_HEADER_BYTES: Final = 100_000_000
 """As the library that reads such files has it."""
 _FILES_AT_ONCE: Final = 8
@@ -32,18 +36,28 @@ class Arrival:
         """Whether files are loaded while others come."""
         return self._on_begun is not None
 
-    def begun(self, folder: Path, rest: Sequence[RemoteFile]) -> None:
-        """folder: where the files are or will be. rest: those that are not there. A checkpoint in one file, or with
-        other files to come than shards, is waited for."""
-        is_sharded = len(rest) > 1 and all(is_shard(file.name) for file in rest)
-        if not (self.loads_meanwhile and is_sharded and (folder / "config.json").is_file()):
+    def begun(
+        self, folder: Path, names: Iterable[str], rest: Sequence[RemoteFile], partial: Callable[[RemoteFile], Path]
+    ) -> None:
+        """folder: where the files are or will be; names: of all. rest: those that are not there, and partial: where the
+        bytes of one come. Anything but a checkpoint with shards to come, or the one GGUF model of a folder, is waited
+        for."""
+        first = "" if "config.json" in (named := {*names}) else next(iter(lone_gguf(named)), "")
+        of_kind = gguf.SUFFIX if first else _SAFETENSORS
+        are_shards = all(is_shard(file.name) and file.name.lower().endswith(of_kind) for file in rest)
+        if not (self.loads_meanwhile and rest and are_shards and (first or "config.json" in named)):
             return
         try:
             with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
-                headers = list(threads.map(_header, rest))
-            named = {file.name: header for file, header in zip(rest, headers, strict=True)}
-            self.expect(folder, Shards(headers=named, sizes={file.name: file.size for file in rest}))
-        except (BrokenTransferError, ModelUnavailableError, OSError):
+                headers = list(threads.map(gguf_headers.header if first else _header, rest))
+            shards = Shards(
+                headers={file.name: header for file, header in zip(rest, headers, strict=True)},
+                sizes={file.name: file.size for file in rest},
+                partials={file.name: os.path.relpath(partial(file), folder) for file in rest},
+                first=first,
+            )
+            self.expect(folder, shards)
+        except (BrokenTransferError, ModelError, ModelUnavailableError, OSError):
             return  # it is fetched whole then, and the download says what is wrong, if it is still so
 
     def expect(self, folder: Path, shards: Shards) -> None:
@@ -51,6 +65,11 @@ class Arrival:
         assert self._on_begun is not None
         self._folder = ArrivingFolder(folder, shards)
         self._on_begun(self._folder.path)
+
+    def comes(self, name: str) -> None:
+        """A file is about to grow where its bytes come."""
+        if self._folder is not None:
+            self._folder.comes(name)
 
     def arrived(self, name: str) -> None:
         """A file is whole, and was compared with its checksum."""
@@ -68,8 +87,13 @@ class Arrival:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file of a checkpoint may be waited for: a shard in the model's own folder."""
-    return is_inside(name) and "/" not in name and name.endswith(WEIGHTS)
+    """Whether a file may be loaded while it comes: one with weights in the model's own folder."""
+    return is_inside(name) and "/" not in name and has_weights(name)
+
+
+def has_weights(name: str) -> bool:
+    """Whether a file is fetched after all others, of which it has what they describe."""
+    return name.endswith(_SAFETENSORS) or name.lower().endswith(gguf.SUFFIX)
 
 
 def _header(file: RemoteFile) -> bytes:

@@ -3,18 +3,17 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvasir_api import model_uri, names
-from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.archives import WebFile
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.buckets import Bucket
-from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, RemoteModel
+from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteModel, lone_gguf
 from kvasir_runtime.fetch.model_folder import model_folder
 from kvasir_runtime.fetch.model_store import WHOLE, ModelStore
 from kvasir_runtime.fetch.progress import OnBytes
@@ -66,10 +65,10 @@ def config(model: RemoteModel) -> dict[str, Any]:
 
     Raises ValueError where neither is a file of its own, ModelUnavailableError.
     """
-    given = [file for file in model.files if not file.archive]
-    file = next((file for file in given if file.name == _CONFIG), None)
-    if file is None and (parts := _lone_gguf(given)):
-        return gguf_headers.config(parts)
+    given = {file.name: file for file in model.files if not file.archive}
+    file = given.get(_CONFIG)
+    if file is None and (parts := lone_gguf(given)):
+        return gguf_headers.config([given[part] for part in parts])
     if file is None:
         raise ValueError(f"the config of {model.uri} is read when a replica has fetched it")
     if file.size > _CONFIG_BYTES:
@@ -82,13 +81,6 @@ def config(model: RemoteModel) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{_CONFIG} of {model.uri} is not a JSON object")
     return found
-
-
-def _lone_gguf(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """The parts of the one GGUF model among files, none where there are several, or a part is missing."""
-    found = {file.name: file for file in files if file.name.lower().endswith(gguf.SUFFIX)}
-    parts = gguf.parts(min(found)) if found else ()
-    return [found[name] for name in parts] if found.keys() == {*parts} else []
 
 
 def fetch(

@@ -3,30 +3,29 @@
 Called by `model_store` and `hub_cache`, which decide where a file lies and which process fetches it.
 """
 
-import os
 import time
 from collections.abc import Callable
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile
+from kvasir_runtime.fetch.partial_file import PartialFile
 
 DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 _TRIES: Final = 5
 """In a row without a byte."""
 _WAIT_S: Final = 0.5
 """Before the second try; doubled with each further one."""
-_READ_BYTES: Final = 1 << 20
 
 
 class FileTransfer:
     """Fetches files of one model. uri: for messages. arrival: of a start that may end it, None for none."""
 
     def __init__(self, uri: str, sleep: Callable[[float], None] = time.sleep, arrival: Arrival | None = None) -> None:
-        self._uri, self._sleep, self._check = uri, sleep, arrival.check if arrival is not None else _go_on
+        self._uri, self._sleep, self._arrival = uri, sleep, arrival if arrival is not None else Arrival(None)
 
     def receive(self, file: RemoteFile, partial: Path) -> None:
         """Complete a file that may be there in part, and compare it. Raises ModelUnavailableError and OSError.
@@ -35,27 +34,26 @@ class FileTransfer:
         """
         stated = self._tried(file, file.checksum)
         for _ in range(2 + partial.exists()):
-            self._fetch(file, partial)
-            if partial.stat().st_size == file.size and (stated is None or _matches(partial, stated)):
-                return
+            with PartialFile(partial, stated) as stored:
+                self._arrival.comes(file.name)
+                self._fetch(file, stored)
+                if stored.is_whole(file.size):
+                    return
             partial.unlink()  # one that a process before this one began may be of another content
         raise ModelUnavailableError(
             f"model {self._uri} comes with another checksum of {file.name} than was stated, fetched twice; a proxy"
             " on the way may change it, or the stated one is wrong"
         )
 
-    def _fetch(self, file: RemoteFile, partial: Path) -> None:
+    def _fetch(self, file: RemoteFile, stored: PartialFile) -> None:
         """What is missing of a file's bytes."""
         failures = 0
-        with partial.open("ab") as stream:
-            while (before := stream.seek(0, os.SEEK_END)) < file.size:
-                try:
-                    _append(file, stream, before, self._check)
-                except BrokenTransferError as error:
-                    failures = 0 if stream.seek(0, os.SEEK_END) > before else failures + 1
-                    self._again(file, error, failures)
-            stream.flush()
-            os.fsync(stream.fileno())
+        while (before := stored.size) < file.size:
+            try:
+                _append(file, stored, self._arrival.check)
+            except BrokenTransferError as error:
+                failures = 0 if stored.size > before else failures + 1
+                self._again(file, error, failures)
 
     def _tried(self, file: RemoteFile, ask: Callable[[], Checksum | None]) -> Checksum | None:
         failures = 0
@@ -72,36 +70,23 @@ class FileTransfer:
         self._sleep(_WAIT_S * 2**failures)
 
 
-def _go_on() -> None:
-    """No start waits for it."""
-
-
 def not_stored(uri: str, error: OSError) -> ModelUnavailableError:
     """What is said of a model that the disk does not take."""
     advice = "; give its cache more room" if error.errno in DISK_IS_FULL else ""
     return ModelUnavailableError(f"model {uri} could not be stored: {error}{advice}")
 
 
-def _append(file: RemoteFile, stream: IO[bytes], offset: int, check: Callable[[], None]) -> None:
+def _append(file: RemoteFile, stored: PartialFile, check: Callable[[], None]) -> None:
     """Write the bytes that a source sends behind those that are there. Raises BrokenTransferError, and as check."""
-    with file.opened(offset) as transfer:
-        if transfer.start not in (0, offset):
-            raise BrokenTransferError(f"it was asked for byte {offset} and sent from byte {transfer.start} on")
-        stream.truncate(transfer.start)  # it sends all again where it knows no parts
-        end = transfer.start
+    with file.opened(stored.size) as transfer:
+        if transfer.start not in (0, stored.size):
+            raise BrokenTransferError(f"it was asked for byte {stored.size} and sent from byte {transfer.start} on")
+        if transfer.start < stored.size:
+            stored.begin_again()  # it sends all again where it knows no parts
         for piece in transfer.pieces:
             check()
-            stream.write(piece)
-            end += len(piece)
-            if end > file.size:
+            stored.append(piece)
+            if stored.size > file.size:
                 return
-    if end < file.size:
-        raise BrokenTransferError(f"it ended after {end} of {file.size} bytes")
-
-
-def _matches(path: Path, stated: Checksum) -> bool:
-    digest = stated.digest()
-    with path.open("rb") as stream:
-        while piece := stream.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.matches()
+    if stored.size < file.size:
+        raise BrokenTransferError(f"it ended after {stored.size} of {file.size} bytes")

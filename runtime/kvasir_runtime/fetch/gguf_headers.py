@@ -9,7 +9,7 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile
 
-_FIRST_BYTES: Final = 1 << 20
+_FIRST_BYTES: Final = 1 << 14
 _MOST_BYTES: Final = 64 << 20
 """Of a header: vocabularies of 260,000 tokens take 12 MB."""
 
@@ -33,8 +33,22 @@ def config(files: Sequence[RemoteFile]) -> dict[str, Any]:
             raise ValueError(f"the header of {files[0].name} cannot be kept: {error.strerror}") from error
 
 
+def header(file: RemoteFile) -> bytes:
+    """The beginning of a file, until all that stands before its tensors is there. Raises as `config`, and OSError."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "header"
+        _copy_header(file, copy)
+        return copy.read_bytes()
+
+
 def _fill(file: RemoteFile, copy: Path) -> None:
     """Write the beginning of a file until its header is there; the rest of the copy is a hole."""
+    _copy_header(file, copy)
+    with copy.open("r+b") as stream:
+        stream.truncate(file.size)
+
+
+def _copy_header(file: RemoteFile, copy: Path) -> None:
     enough = _FIRST_BYTES
     with copy.open("wb") as stream, file.opened(0) as transfer:
         for piece in transfer.pieces:
@@ -47,4 +61,3 @@ def _fill(file: RemoteFile, copy: Path) -> None:
             if stream.tell() >= _MOST_BYTES:
                 raise ModelError(f"{copy} has a header of more than {_MOST_BYTES:,} bytes")
             enough *= 2
-        stream.truncate(file.size)

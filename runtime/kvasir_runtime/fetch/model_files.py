@@ -1,7 +1,7 @@
 """Values of a download: the files that a source has under a uri, and how each is compared with what was stated."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -131,6 +131,13 @@ def is_unpacked(path: str) -> bool:
     """Whether a file of an archive, which may hold the model in a directory, is one that serving needs."""
     name = path.rpartition("/")[2]
     return is_needed(name) or name.lower().endswith(gguf.SUFFIX)
+
+
+def lone_gguf(names: Iterable[str]) -> tuple[str, ...]:
+    """The parts of the one GGUF model among files, in order; none where there are several, or a part is missing."""
+    found = {name for name in names if name.lower().endswith(gguf.SUFFIX)}
+    parts = gguf.parts(min(found)) if found else ()
+    return parts if found == {*parts} else ()
 
 
 def is_inside(name: str) -> bool:

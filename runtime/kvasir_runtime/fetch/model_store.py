@@ -20,7 +20,7 @@ from kvasir_api import model_uri
 from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
-from kvasir_runtime.fetch.arrival import WEIGHTS, Arrival
+from kvasir_runtime.fetch.arrival import Arrival, has_weights
 from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
 from kvasir_runtime.fetch.model_files import RemoteFile, RemoteModel
 from kvasir_runtime.fetch.model_folder import model_folder
@@ -78,12 +78,13 @@ class ModelStore:
 
     def _fetch_all(self, files: Sequence[RemoteFile]) -> None:
         """Weights last: a start may go on when all else is there."""
-        first = [file for file in files if not file.name.endswith(WEIGHTS)]
-        rest = [file for file in files if file.name.endswith(WEIGHTS) and not self._places(file)[0].exists()]
+        first = [file for file in files if not has_weights(file.name)]
+        rest = [file for file in files if has_weights(file.name) and not self._places(file)[0].exists()]
         with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as threads:
             list(threads.map(self._fetch, first))
             if self._arrival is not None and not any(file.archive for file in files):
-                self._arrival.begun(self._folder, rest)
+                names = [file.name for file in files]
+                self._arrival.begun(self._folder, names, rest, lambda file: self._places(file)[1])
             list(threads.map(self._fetch, rest))
 
     @property

@@ -136,6 +136,7 @@ class _ShardWatch:
     def __init__(self, root: Path, name: str, arrival: Arrival) -> None:
         self._root, self._name, self._arrival = root, name, arrival
         self._folder: Path | None = None
+        self._first = ""
         self._missing = set[str]()
         self._may_begin = arrival.loads_meanwhile
 
@@ -153,6 +154,7 @@ class _ShardWatch:
     def _report(self, folder: Path) -> None:
         for shard in sorted(self._missing):
             try:
+                self._arrival.comes(shard)
                 if (folder / shard).exists():
                     self._arrival.arrived(shard)
                     self._missing.discard(shard)
@@ -166,7 +168,7 @@ class _ShardWatch:
         if self._folder is None:
             return
         self.look(may_begin=False)
-        if self._missing or whole != self._folder:
+        if self._missing or whole != self._folder / self._first:
             raise ModelUnavailableError(
                 f"model {self._name} has become another one while it was fetched and loaded; start again"
             )
@@ -180,7 +182,7 @@ class _ShardWatch:
         except OSError:  # it is loaded when all is there; each try would hold the folder once more
             self._may_begin = False
         else:
-            self._folder, self._missing = folder, {*expected.shards.sizes}
+            self._folder, self._first, self._missing = folder, expected.shards.first, {*expected.shards.sizes}
 
 
 def _expected(root: Path, name: str) -> ExpectedShards | None:
@@ -189,9 +191,13 @@ def _expected(root: Path, name: str) -> ExpectedShards | None:
         found = msgspec.msgpack.decode(_expected_place(_place(root, name)).read_bytes(), type=ExpectedShards)
     except (OSError, msgspec.DecodeError):
         return None
-    shards = found.shards
-    are_shards = shards.headers.keys() == shards.sizes.keys() and all(map(is_shard, shards.sizes))
-    return found if are_shards and (root / found.path / "config.json").is_file() else None
+    shards, folder, inside = found.shards, root / found.path, root.resolve()
+    are_shards = shards.headers.keys() == shards.sizes.keys() and all(
+        map(is_shard, (*shards.sizes, *filter(None, [shards.first])))
+    )
+    are_inside = all((folder / partial).resolve().is_relative_to(inside) for partial in shards.partials.values())
+    has_rest = bool(shards.first) or (folder / "config.json").is_file()
+    return found if are_shards and are_inside and has_rest else None
 
 
 def _held(root: Path, within: str) -> Path | None:

@@ -1,10 +1,13 @@
 """Turns a sequence's token ids into text as they come, never splitting a character.
 
 Called once per token by the stream of a request. Pure: it is given the tokenizer's decode and keeps a short window of
-ids, so a step costs one decode of a few ids whatever the length of the answer.
+ids, so a step costs one decode of a few ids whatever the length of the answer. Where a text is its tokens' bytes and
+nothing more, a step looks up the bytes of its own ids alone.
 """
 
+import codecs
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 REPLACEMENT = "\ufffd"
 KEPT = 6
@@ -14,6 +17,40 @@ MAX_HELD = 3
 """Replacement characters at the end that may still become one character: it has at most four bytes."""
 
 Decode = Callable[[Sequence[int]], str]
+BytesOf = Callable[[Iterable[int]], bytes]
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How ids become text. bytes_of: of ids, whose text is that of their bytes in UTF-8; None where it may be more."""
+
+    decode: Decode
+    bytes_of: BytesOf | None = None
+
+    def detokenizer(self, before: Sequence[int] = ()) -> "Detokenizer | ByteDetokenizer":
+        """Of one sequence; before: the last ids of a prompt whose text the answer continues."""
+        return Detokenizer(self.decode, before) if self.bytes_of is None else ByteDetokenizer(self.bytes_of, before)
+
+
+class ByteDetokenizer:
+    """Text of one sequence, in increments whose concatenation is the decoded whole: a character once it has all its
+    bytes, U+FFFD once bytes are certain to be none."""
+
+    __slots__ = ("_bytes_of", "_utf8")
+
+    def __init__(self, bytes_of: BytesOf, before: Sequence[int] = ()) -> None:
+        self._bytes_of = bytes_of
+        self._utf8 = _UTF8("replace")
+        self.push(before[-KEPT:])
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these ids add, "" while a character is incomplete."""
+        return self._utf8.decode(self._bytes_of(token_ids))
+
+    def flush(self) -> str:
+        """What was held back, as the replacement character it is; call it once, at the end."""
+        return self._utf8.decode(b"", final=True)
 
 
 class Detokenizer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
+from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Decoding
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import OutputToken
 from kvasir_runtime.frontend.parsing import answer_parser
@@ -42,12 +42,12 @@ class OutputDelta:
 
 def output_processors(request: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
     """One processor for each choice that is sampled, in the order of the engine's requests."""
-    decode = _decode(request, tokenizer)
+    decoding = tokenizer.decoding(_hidden(request, tokenizer))
     return [
         OutputProcessor(
             engine_request,
             request,
-            decode,
+            decoding,
             index=index,
             echo=request.echoes[index // request.num_drawn] if request.echoes else None,
         )
@@ -55,16 +55,13 @@ def output_processors(request: GenerationRequest, tokenizer: Tokenizer) -> "list
     ]
 
 
-def _decode(request: GenerationRequest, tokenizer: Tokenizer) -> Decode:
-    """Without special tokens unless they are wanted, but for the marks that the readers of parts look for."""
+def _hidden(request: GenerationRequest, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens, unless they are wanted, but for the marks that the readers of parts look for."""
     if request.special:
-        return lambda ids: tokenizer.decode(ids, special=True)
-    if request.parser is None:
-        return tokenizer.decode
-    marks = answer_parser.marks(request.parser.tools, request.parser.reasoning)
+        return frozenset()
+    marks = () if request.parser is None else answer_parser.marks(request.parser.tools, request.parser.reasoning)
     specials = tokenizer.special_tokens.items()
-    hidden = frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
-    return lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in hidden], special=True)
+    return frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
 
 
 def best_choices(request: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
@@ -86,7 +83,7 @@ class OutputProcessor:
     """
 
     __slots__ = (
-        "_decode",
+        "_decoding",
         "_detokenized",
         "_detokenizer",
         "_ids",
@@ -117,7 +114,7 @@ class OutputProcessor:
         self,
         engine_request: EngineRequest,
         request: GenerationRequest,
-        decode: Decode,
+        decoding: Decoding,
         *,
         index: int = 0,
         echo: str | None = None,
@@ -127,8 +124,8 @@ class OutputProcessor:
         self._index = index
         self._request = request
         self._prompt = engine_request.prompt
-        self._decode = decode
-        self._detokenizer = Detokenizer(decode, before)
+        self._decoding = decoding
+        self._detokenizer = decoding.detokenizer(before)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
         self._stop_id: int | None = None
         self._min_tokens = engine_request.sampling.min_tokens
@@ -198,7 +195,7 @@ class OutputProcessor:
         rest = self._detokenizer.flush()
         self._detokenized += len(rest)
         self._released(rest, ended=True)
-        self._detokenizer = Detokenizer(self._decode)
+        self._detokenizer = self._decoding.detokenizer()
         if self._parser is not None:
             self._parser.restart(block)
 
@@ -254,7 +251,7 @@ class OutputProcessor:
             self._parts.append(Content(lead))
             return ""
         if self._request.logprobs >= 0:
-            self._said.extend(_prompt_said(self._prompt, self.prompt_logprobs, self._decode, len(lead)))
+            self._said.extend(_prompt_said(self._prompt, self.prompt_logprobs, self._decoding, len(lead)))
         self._detokenized += len(lead)
         return lead
 
@@ -278,7 +275,7 @@ class OutputProcessor:
             if self._request.logprobs >= 0:
                 found = event.logprobs[place] if place < len(event.logprobs) else None
                 self._said.append(
-                    OutputToken(token_id, self._detokenized + _before(token_id, piece, self._decode), found)
+                    OutputToken(token_id, self._detokenized + _before(token_id, piece, self._decoding.decode), found)
                 )
             self._detokenized += len(piece)
             if self._stops is None or self.num_tokens < self._min_tokens:
@@ -328,11 +325,11 @@ def _before(token_id: int, piece: str, decode: Decode) -> int:
     return len(piece) - len(own) if own and REPLACEMENT not in own and piece.endswith(own) else 0
 
 
-def _prompt_said(ids: Sequence[int], found: Sequence[Logprobs], decode: Decode, length: int) -> list[OutputToken]:
+def _prompt_said(ids: Sequence[int], found: Sequence[Logprobs], decoding: Decoding, length: int) -> list[OutputToken]:
     """The tokens of an echoed prompt, each with its offset. length: of the prompt, in characters."""
-    detokenizer, offset, tokens = Detokenizer(decode), 0, []
+    detokenizer, offset, tokens = decoding.detokenizer(), 0, []
     for token_id, one in zip(ids, (None, *found), strict=False):
         piece = detokenizer.push((token_id,))
-        tokens.append(OutputToken(token_id, min(offset + _before(token_id, piece, decode), length), one))
+        tokens.append(OutputToken(token_id, min(offset + _before(token_id, piece, decoding.decode), length), one))
         offset += len(piece)
     return tokens

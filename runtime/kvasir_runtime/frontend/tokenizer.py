@@ -5,7 +5,8 @@ decode() on the event loop for a few ids at a time.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend import chat_template, split_points, template_sources
 from kvasir_runtime.frontend.chat_template import ChatTemplate, TemplateError
+from kvasir_runtime.frontend.detokenizer import Decoding
 from kvasir_runtime.frontend.template_sources import DEFAULT, TOOL_USE, USED
 from kvasir_runtime.frontend.text_encoder import TextEncoder
 from kvasir_runtime.gguf import vocabulary
@@ -113,6 +115,23 @@ class Tokenizer:
             return str(self.encoder.decode(token_ids, skip_special_tokens=not special))
         return str(self.encoder.decode_batch([token_ids], skip_special_tokens=not special)[0])
 
+    def decoding(self, hidden: Collection[int]) -> Decoding:
+        """How the ids of an answer become its text. hidden: ids that it leaves out."""
+        table = self.byte_table
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self.decode([one for one in token_ids if one not in hidden], special=True)
+
+        if table is None:
+            return Decoding(decode)
+        return Decoding(decode, lambda token_ids: b"".join([table[one] for one in token_ids if one not in hidden]))
+
+    @functools.cached_property
+    def byte_table(self) -> Mapping[int, bytes] | None:
+        """What each id stands for, where a text is these bytes in UTF-8 and nothing more; None where it may be more."""
+        state = self.encoder.decoder.__getstate__() if self.encoder.decoder is not None else b"{}"
+        return _ByteTable(self.piece) if json.loads(state).get("type") == "ByteLevel" else None
+
     def piece(self, token_id: int) -> str:
         """An id as the vocabulary writes it, "" where it has none."""
         return self.encoder.id_to_token(token_id) or ""
@@ -196,6 +215,20 @@ class Tokenizer:
         return chat_template.opened(rendered, str(messages[-1]["content"]))
 
 
+class _ByteTable(dict[int, bytes]):
+    """Of a byte-level decoder, filled as ids occur: letters of bytes, or a token that has others as it is written."""
+
+    def __init__(self, piece: Callable[[int], str]) -> None:
+        super().__init__()
+        self._piece = piece
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._piece(token_id)
+        raw = [BYTES_OF[letter] for letter in piece if letter in BYTES_OF]
+        self[token_id] = found = bytes(raw) if len(raw) == len(piece) else piece.encode()
+        return found
+
+
 def load(folder: Path, chat_template: str = "") -> Tokenizer:
     """Read the tokenizer's files and templates of a directory, or what is in a GGUF file.
 
@@ -221,7 +254,7 @@ def text_part(folder: Path) -> str:
 
 def _inside(file: gguf.GgufFile, chat_template: str) -> Tokenizer:
     # A file with a vocabulary alone has no embedding to count.
-    vocab_size = int(gguf.config(file)["vocab_size"]) if file.tensors else len(file.texts("tokenizer.ggml.tokens"))
+    vocab_size = gguf.vocab_size(file) if file.tensors else len(file.texts("tokenizer.ggml.tokens"))
     sources = template_sources.chosen(template_sources.of_gguf(file), chat_template)
     return _made(file.path, vocabulary.encoder(file), sources, vocabulary.special_tokens(file), vocab_size)
 

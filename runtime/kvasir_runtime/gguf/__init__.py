@@ -1,6 +1,6 @@
 """llama.cpp's file format: the metadata of a file, without its weights. Imports no torch."""
 
-from kvasir_runtime.gguf.hf_config import config, end_tokens
+from kvasir_runtime.gguf.hf_config import config, end_tokens, vocab_size
 from kvasir_runtime.gguf.reader import SUFFIX, GgufFile, has_header, is_gguf
 from kvasir_runtime.gguf.split_files import model_name, parts, read
 from kvasir_runtime.gguf.stored_size import config_with_bits
@@ -22,4 +22,5 @@ __all__ = [
     "norms_are_whole",
     "parts",
     "read",
+    "vocab_size",
 ]

@@ -53,15 +53,12 @@ def config(file: GgufFile) -> dict[str, Any]:
     hidden = file.integer(f"{arch}.embedding_length")
     if heads < 1 or hidden < 1:
         raise ModelError(f"{file.path}: {heads} heads and an embedding of {hidden} are no sizes")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelError(f"{file.path}: tensor token_embd.weight is missing or no table")
     experts = file.integer(f"{arch}.expert_count", 0)
     architecture, model_type = _MIXTRAL if arch == "llama" and experts else ARCHITECTURES[arch]
     document = {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": embedding.shape[0],
+        "vocab_size": vocab_size(file),
         "hidden_size": hidden,
         "intermediate_size": file.integer(f"{arch}.feed_forward_length"),
         "num_hidden_layers": file.integer(f"{arch}.block_count"),
@@ -83,6 +80,14 @@ def config(file: GgufFile) -> dict[str, Any]:
     document |= family_fields.fields(file, arch, head_dim=width)
     scaling = _rope_scaling(file, arch)
     return document | ({"rope_scaling": scaling} if scaling else {})
+
+
+def vocab_size(file: GgufFile) -> int:
+    """Rows of the table of embeddings, without a look at any tensor. Raises ModelError."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{file.path}: tensor token_embd.weight is missing or no table")
+    return embedding.shape[0]
 
 
 def end_tokens(file: GgufFile) -> Iterator[int]:

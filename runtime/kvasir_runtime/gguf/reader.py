@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 
 MAGIC: Final = b"GGUF"
@@ -125,7 +126,7 @@ class GgufFile:
             return None
         if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.num_bytes > MAX_NAME_BYTES:
             raise ModelError(f"{self.path}: tensor {name} is not a short list of F32")
-        with entry.path.open("rb") as stream:
+        with arriving.opened(entry.path, entry.start + entry.num_bytes) as stream:
             stream.seek(entry.start)
             return struct.unpack(f"<{entry.shape[0]}f", stream.read(entry.num_bytes))
 
@@ -156,7 +157,7 @@ def read(path: Path) -> GgufFile:
     """The file's metadata and tensors. Raises ModelError with one line that names the file and what is wrong."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return _Reader(path, mapped).file()
+            return _Reader(path, mapped, arriving.size(path)).file()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # an empty file cannot be mapped
@@ -166,8 +167,10 @@ def read(path: Path) -> GgufFile:
 class _Reader:
     """A place in the mapped bytes that only moves forward."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap, file_bytes: int) -> None:
+        """file_bytes: when all of the file is there, of which as much is mapped as has come."""
         self._path, self._bytes, self._size, self._at = path, mapped, len(mapped), 0
+        self._file_bytes = file_bytes
 
     def file(self) -> GgufFile:
         if self._bytes[:4] != MAGIC:
@@ -199,10 +202,10 @@ class _Reader:
             if entry.name in placed:
                 raise ModelError(f"{self._path}: tensor {entry.name} occurs twice")
             start = first + entry.start
-            if entry.start % align or start + entry.num_bytes > self._size:
+            if entry.start % align or start + entry.num_bytes > self._file_bytes:
                 raise ModelError(
                     f"{self._path} is truncated or damaged: tensor {entry.name} takes bytes {start:,} to"
-                    f" {start + entry.num_bytes:,} of {self._size:,}"
+                    f" {start + entry.num_bytes:,} of {self._file_bytes:,}"
                 )
             placed[entry.name] = replace(entry, start=start)
         return placed

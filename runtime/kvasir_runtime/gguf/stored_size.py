@@ -2,14 +2,19 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
+from kvasir_api import stored_bits
+from kvasir_api.stored_bits import Compute
 from kvasir_runtime.gguf.hf_config import config
 from kvasir_runtime.gguf.reader import GgufFile, TensorEntry
 
-_SIXTEENTHS: Final = {"F32": 64, "F16": 32, "BF16": 32, "Q4_0": 10, "Q4_1": 10, "Q4_K": 12}
-"""Of a byte for a number: plain ones, and those that stay in 4 bits with scales for 32 columns, which of Q4_K are
-float32. All others are held in 8 bits."""
+_SIXTEENTHS: Final = {"F32": 64, "F16": 32, "BF16": 32, "Q4_0": 10, "Q4_1": 10}
+"""Of a byte for a number: plain ones, and those that stay in 4 bits with scales for 32 columns. All others but Q4_K are
+held in 8 bits."""
+_Q4_K: Final[Mapping[Compute, int]] = {"cuda": 12, "cpu": 10}
+"""Its scales are float32 on cards."""
 _EIGHT_BITS: Final = 17
 _FOUR_BITS: Final = 10
 """Of what `--quantization int4` quantizes again."""
@@ -26,10 +31,14 @@ def config_with_bits(file: GgufFile) -> dict[str, Any]:
     Raises ModelError as `config` does.
     """
     document, products = config(file), _products(file)
-    if not (size := _sixteenths(file, products)):
+    counts = dict[str, int]()
+    for device, q4_k in _Q4_K.items():
+        kinds = _SIXTEENTHS | {"Q4_K": q4_k}
+        counts[stored_bits.OF_FILE[device]] = _sixteenths(file, products, kinds)
+        counts[stored_bits.INT4_OF_FILE[device]] = _in_four_bits(products, kinds)
+    if not counts[stored_bits.OF_FILE["cuda"]]:
         return document
-    counts = {"sixteenths": size} | ({"int4_sixteenths": four} if (four := _in_four_bits(products)) else {})
-    return document | {"quantization_config": {"quant_method": "gguf", **counts}}
+    return document | {"quantization_config": {"quant_method": "gguf", **{k: v for k, v in counts.items() if v}}}
 
 
 def _products(file: GgufFile) -> list[list[TensorEntry]]:
@@ -44,38 +53,38 @@ def _products(file: GgufFile) -> list[list[TensorEntry]]:
     return [*products.values()]
 
 
-def _sixteenths(file: GgufFile, products: list[list[TensorEntry]]) -> int:
+def _sixteenths(file: GgufFile, products: list[list[TensorEntry]], kinds: Mapping[str, int]) -> int:
     """Of a byte, for each number of the layers' matrices, rounded up; 0 where all are plain.
 
     A head in few bits counts by what it takes less than in 16 bits, a copy of the table for it by all that it takes.
     """
-    held = [(entry, _held(parts)) for parts in products for entry in parts]
+    held = [(entry, _held(parts, kinds)) for parts in products for entry in parts]
     if all(entry.kind.name in _PLAIN for entry, _ in held):
         return 0
     total = sum(_elements(entry) * size for entry, size in held)
     head, table = file.tensors.get("output.weight"), file.tensors.get("token_embd.weight")
     if head is not None and head.kind.name not in _PLAIN:
-        total -= _elements(head) * (_SIXTEENTHS["BF16"] - _held([head]))
+        total -= _elements(head) * (_SIXTEENTHS["BF16"] - _held([head], kinds))
     elif head is None and table is not None and table.kind.name not in _PLAIN:
-        total += _elements(table) * _held([table])
+        total += _elements(table) * _held([table], kinds)
     return max(1, -(-total // sum(_elements(entry) for entry, _ in held)))
 
 
-def _in_four_bits(products: list[list[TensorEntry]]) -> int:
+def _in_four_bits(products: list[list[TensorEntry]], kinds: Mapping[str, int]) -> int:
     """The same with `--quantization int4`, which leaves those of 4 bits as they are; 0 where there are none."""
-    held = [(_held(parts), sum(_elements(entry) for entry in parts)) for parts in products]
+    held = [(_held(parts, kinds), sum(_elements(entry) for entry in parts)) for parts in products]
     if all(size >= _EIGHT_BITS for size, _ in held):
         return 0
     total = sum(count * (size if size < _EIGHT_BITS else _FOUR_BITS) for size, count in held)
     return -(-total // sum(count for _, count in held))
 
 
-def _held(parts: list[TensorEntry]) -> int:
-    """Sixteenths of a byte for a number of tensors that are held in one format."""
-    kinds = {entry.kind.name for entry in parts}
-    if plain := kinds & {*_PLAIN}:
-        return max(_SIXTEENTHS[kind] for kind in plain)
-    return _SIXTEENTHS.get(kinds.pop(), _EIGHT_BITS) if len(kinds) == 1 else _EIGHT_BITS
+def _held(parts: list[TensorEntry], kinds: Mapping[str, int]) -> int:
+    """Sixteenths of a byte for a number of tensors that are held in one format. kinds: of those not held in 8 bits."""
+    found = {entry.kind.name for entry in parts}
+    if plain := found & {*_PLAIN}:
+        return max(kinds[kind] for kind in plain)
+    return kinds.get(found.pop(), _EIGHT_BITS) if len(found) == 1 else _EIGHT_BITS
 
 
 def _elements(entry: TensorEntry) -> int:

@@ -6,9 +6,12 @@
     gelu(g) = g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g**3)))
 clamped, with g = min(x[t, i], 7) and u = max(-7, min(x[t, dim + i], 7)):
         out[t, i] = g / (1 + exp(-1.702 * g)) * (u + 1)
+relu2, of experts without a gate, whose rows stay as wide as they are:
+        out[t, i] = max(x[t, i], 0)**2
 
 x: (tokens, 2 * dim), gate first, contiguous; out: (tokens, dim), same dtype. One extra rounding in 16-bit types.
-Sources: Shazeer 2020 (the gate), Hendrycks and Gimpel 2016 (GELU), OpenAI 2025 (gpt-oss: clamped).
+Sources: Shazeer 2020 (the gate), Hendrycks and Gimpel 2016 (GELU), OpenAI 2025 (gpt-oss: clamped), So et al. 2021
+(relu2).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Activation = Literal["silu", "gelu", "clamped"]
+Activation = Literal["silu", "gelu", "clamped", "relu2"]
 ActAndMul = Callable[[Tensor, Activation], Tensor]
 CLAMP: Final = 7.0
 SLOPE: Final = 1.702
@@ -27,12 +30,16 @@ SLOPE: Final = 1.702
 
 def reference(x: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up."""
+    if activation == "relu2":
+        return F.relu(x).square()
     gate, up = x.chunk(2, dim=-1)
     return _clamped(gate, up) if activation == "clamped" else activated(gate, activation) * up
 
 
 def cpu(x: Tensor, activation: Activation) -> Tensor:
     """As reference, without one of its tensors."""
+    if activation == "relu2":
+        return F.relu(x).square_()
     gate, up = x.chunk(2, dim=-1)
     return _clamped(gate, up) if activation == "clamped" else activated(gate, activation).mul_(up)
 

@@ -1,9 +1,10 @@
 """Sums, gathers and broadcasts between the processes that compute one model together; `Ops.collectives` is one of them.
 
 The processes of a model are its ranks, from 0. All of them call the same operations in the same order; each returns
-once all have called it.
+once all have called it, but where there are stages.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +50,9 @@ class Collectives(Protocol):
 class StageCollectives(Collectives, Protocol):
     """Of ranks in stages, which follow one another in order: the first of `ranks / stages` ranks are stage 0, and so
     on. Sums and gathers are of the ranks of one stage; the broadcast is of all.
+
+    Who broadcasts or sends does not wait for those who receive, but for room: rank 0 may be several steps ahead of the
+    last stage.
     """
 
     @property
@@ -57,8 +61,11 @@ class StageCollectives(Collectives, Protocol):
 
     def send(self, x: Tensor) -> None:
         """To all ranks of the next stage; of the last stage to rank 0. All ranks of a stage have the same x, and the
-        first one's goes. May wait until it is received.
+        first one's goes.
         """
+
+    def holds(self, sizes: Sequence[int]) -> bool:
+        """At rank 0: whether the last stage can send tensors of so many bytes before rank 0 receives any of them."""
 
     def receive(self, x: Tensor) -> Tensor:
         """What `send` gives of the stage before, of the shape and type of x, in x or another tensor. At rank 0 what the

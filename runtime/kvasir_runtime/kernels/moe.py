@@ -10,13 +10,16 @@
     out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], activation)) for e in chosen[t])
                    or, of scaled inputs, down[e] @ act_and_mul(gate_up[e] @ (share[t, e] * x[t]), activation)
 
+    where experts compute in a space of their own, read[t] in place of x[t] but for the router, and its width for hidden
     where a rank holds some experts only, the sum is over those of chosen[t] that it holds
 
 router:  (experts, hidden), x's dtype
-gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or QuantizedWeight
+gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or QuantizedWeight; with relu2
+         (experts * inner, hidden), since those experts have no gate
 down:    (experts * hidden, inner), or QuantizedWeight; these two and their biases of the held experts alone
 biases:  of the products, and of the choice alone
-x:       (tokens, hidden), contiguous, possibly none; out: (tokens, hidden), same dtype
+x:       (tokens, hidden), contiguous, possibly none; read: the same of what experts read, x where it is None;
+         out: as read, same dtype
 Shares and the last sum are in float32; in 16-bit types what is between the products and what an expert gives may be
 rounded too. Logits of sigmoids, and with a bias of the choice, are in float32. A token's result does not depend on the
 others where linear layers' do not. Built once, like a linear layer: the builder may repack the weights one expert at a
@@ -81,8 +84,14 @@ class ExpertBiases:
 NO_BIASES = ExpertBiases()
 
 
+class RoutedExperts(Protocol):
+    """(x, read) -> out."""
+
+    def __call__(self, x: Tensor, read: Tensor | None = None) -> Tensor: ...
+
+
 class BuildMoe(Protocol):
-    """(router, gate_up, down, ...) -> x -> out."""
+    """(router, gate_up, down, ...) -> (x, read) -> out."""
 
     def __call__(
         self,
@@ -92,7 +101,7 @@ class BuildMoe(Protocol):
         routing: Routing,
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
-    ) -> Linear: ...
+    ) -> RoutedExperts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +180,7 @@ def reference(
     routing: Routing,
     biases: ExpertBiases = NO_BIASES,
     activation: Activation = "silu",
-) -> Linear:
+) -> RoutedExperts:
     """Expert after expert, each for the tokens that chose it, straight into a float32 sum."""
     held = routing.computed(router)
     ups = products(linear.reference, gate_up, biases.gate_up, len(held))
@@ -189,16 +198,18 @@ def _expert_after_expert(
     bias: Tensor | None,
     activation: Activation,
     x: Tensor,
+    read: Tensor | None = None,
 ) -> Tensor:
     chosen, share = shares(*ranked(router(x), routing, bias), routing)
+    x = x if read is None else read
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert, up, down in zip(held, ups, downs, strict=True):
         token, which = (chosen == expert).nonzero(as_tuple=True)
         if token.shape[0]:
-            read, part = x[token], share[token, which, None]
+            rows, part = x[token], share[token, which, None]
             if routing.scaled_inputs:
-                read, part = (read * part).to(x.dtype), torch.ones_like(part)
-            given = down(act_and_mul.reference(up(read), activation))
+                rows, part = (rows * part).to(x.dtype), torch.ones_like(part)
+            given = down(act_and_mul.reference(up(rows), activation))
             out.index_add_(0, token, given.float() * part)
     return out.to(x.dtype)
 
@@ -216,10 +227,11 @@ class GroupedExperts:
     routing: Routing
     bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, read: Tensor | None = None) -> Tensor:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
         top_k = self.routing.top_k
         chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
+        x = x if read is None else read
         held = self.routing.held or range(len(self.down))
         counts = torch.bincount(chosen.view(-1), minlength=held.stop)
         order = chosen.view(-1).argsort(stable=True)
@@ -246,16 +258,20 @@ class GroupedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMoeBlock:
-    """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate."""
+    """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate.
 
-    routed: Linear
+    latent: products into the space in which routed experts compute, and out of it; None where that is x's own.
+    """
+
+    routed: RoutedExperts
     shared: Callable[[Tensor], Tensor] | None
     shared_gate: Linear | None
     scale: float = 1.0
+    latent: tuple[Linear, Linear] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
-        out = self.routed(x)
+        out = self.routed(x) if self.latent is None else self.latent[1](self.routed(x, self.latent[0](x)))
         if self.scale != 1:
             out = out * self.scale
         if self.shared is None:
@@ -274,7 +290,7 @@ def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
         routing: Routing,
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
-    ) -> Linear:
+    ) -> RoutedExperts:
         experts = len(routing.computed(router))
         return GroupedExperts(
             router=router_logits(build, router, routing, biases),
@@ -288,7 +304,10 @@ def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """The builder's arguments and an x to call the result with. No token is in doubt about where to go."""
+    """The builder's arguments, an x to call the result with, and in the last case what experts read in its place.
+
+    No token is in doubt about where to go.
+    """
     sizes = ((1, 8, 2, 16, 12), (5, 4, 1, 33, 7), (19, 6, 3, 64, 40), (40, 3, 3, 32, 32))
     for tokens, experts, top_k, hidden, inner in sizes:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -303,6 +322,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
         routing = Routing(top_k=2, renormalised=True)
         yield router, *both, routing, sure(router, 7, routing, generator)
     yield from _biased_cases(generator)
+    yield from _ungated_cases(generator)
 
 
 def _biased_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
@@ -323,6 +343,26 @@ def _biased_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
             wide = 4 if dtype == torch.float32 else 1  # so that gates are clamped
             weights = tuple(tensor.to(dtype) for tensor in (router, gate_up * wide, down))
             yield *weights, routing, given, "clamped" if routing.group_best == 1 else "silu", x.to(dtype)
+
+
+def _ungated_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
+    """Experts without a gate, in full and in 8 bits, and in a space of their own."""
+    routing = Routing(top_k=3, renormalised=True, sigmoid=True)
+    for dtype in (torch.float32, torch.bfloat16, None):
+        router, up, down = _random(generator, 8, 64, 32)
+        up = up[: 8 * 32]
+        x = sure(router, 9, routing, generator, None, choice := torch.randn(8, generator=generator) / 2)
+        if dtype is None:
+            both = (
+                quantized.drawn(QuantFormat(bits=8), weight.shape[0], weight.shape[1], generator)
+                for weight in (up, down)
+            )
+            yield router, *both, routing, ExpertBiases(choice=choice), "relu2", x
+            continue
+        given = (tensor.to(dtype) for tensor in (router, up, down))
+        yield *given, routing, ExpertBiases(choice=choice), "relu2", x.to(dtype)
+    _, up, down = _random(generator, 8, 48, 16)
+    yield router, up, down, routing, ExpertBiases(choice=choice), "silu", x, torch.randn(9, 48, generator=generator)
 
 
 def sure(

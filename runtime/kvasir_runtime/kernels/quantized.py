@@ -25,6 +25,8 @@ from torch import Tensor
 
 GROUP: Final = 32
 """Columns that share a scale: that of llama.cpp's Q8_0, Q4_0 and Q4_K, so that their numbers are taken as they are."""
+LONG_GROUP: Final = 128
+"""What processors round rows by, and have their own weights of 8 bits in, where a weight's columns are whole groups."""
 _TILE: Final = 1 << 20
 
 
@@ -96,6 +98,14 @@ class QuantFormat:
         each = self.scale_dtype.itemsize * (2 if self.ranged else 1)
         beside = (8 * columns if self.ordered else 0) + (4 * rows if self.e2m1 else 0)
         return rows * columns * self.bits // 8 + rows * self.groups(columns) * each + beside
+
+    def packed_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of a weight as processors hold it, packed: scales of integers in 16 bits. Without what pads its tiles
+        and a float32 for each row. What the kernels there do not take is held as it is."""
+        if self.ordered or (self.floating and not self.e2m1):
+            return self.num_bytes(rows, columns)
+        each = self.scale_dtype.itemsize if self.e2m1 else 2 + 2 * self.ranged
+        return rows * (columns * self.bits // 8 + self.groups(columns) * each)
 
 
 FP8: Final = QuantFormat(bits=8, group=0, wide=True, floating=True)
@@ -193,8 +203,11 @@ def numbers(weight: QuantizedWeight) -> Tensor:
     """q of the formula: (rows, columns) int8, or e4m3."""
     if weight.format.bits == 8:
         return weight.values
-    if weight.format.e2m1:
-        return _halves(weight.values)
+    return _halves(weight.values) if weight.format.e2m1 else codes(weight)
+
+
+def codes(weight: QuantizedWeight) -> Tensor:
+    """Of numbers of 4 bits what is in the file: (rows, columns) int8, 0..15."""
     both = torch.stack((weight.values & 15, weight.values >> 4), dim=2)
     return both.view(weight.shape).view(torch.int8)
 
@@ -238,8 +251,9 @@ def widened(weight: QuantizedWeight) -> QuantizedWeight:
 
 def in_groups(weight: QuantizedWeight, group: int = GROUP) -> QuantizedWeight:
     """The same numbers with the scales of larger groups written out for each of so many columns."""
-    times = weight.format.group // group
-    if times < 2 or weight.format.group % group:
+    each = weight.shape[1] if weight.format.by_row else weight.format.group
+    times = each // group
+    if times < 2 or each % group:
         return weight
     return replace(
         weight,

@@ -69,6 +69,7 @@ class _Layer:
     mlp_norm: Norm
     feed_forward: Callable[[Tensor], Tensor] | None
     mlp_outer_norm: Norm
+    scales: tuple[float, float]
 
 
 class Decoder:
@@ -188,7 +189,7 @@ class Decoder:
         return {} if self.step is None else self.step.profiled()
 
     def begins(self, cache: KvCache) -> bool:
-        """Whether `begin` may be called: `forward` is one operation, in which this thread can take part later."""
+        """Whether `begin` may be called: others compute `forward`, in which this thread can take part later."""
         return self.step is not None and self.step.takes(cache)
 
     def begin(self, batch: Batch, cache: KvCache, *, greedy: bool = False) -> None:
@@ -213,7 +214,7 @@ class Decoder:
         computes logits as well.
         """
         spec, ops = self.spec, self._ops
-        if batch.logit_rows is not None and self.begins(cache):
+        if batch.logit_rows is not None and self.step is not None and self.step.takes(cache):
             self.begin(batch, cache)
             return self.finish()
         hidden = self.embedded(batch.token_ids) if batch.embeddings is None else batch.embeddings
@@ -232,7 +233,10 @@ class Decoder:
             group = cache.groups[index]
             if index in self._kept:
                 kept[index] = hidden if residual is None else hidden + residual
-            normed, residual = norms.normed(ops, hidden, residual, layer.attention_norm, spec.norm_eps)
+            if index + spec.layers.start not in spec.joined:
+                normed, residual = norms.normed(ops, hidden, residual, layer.attention_norm, spec.norm_eps)
+            else:  # what the layer before it reads
+                residual = hidden if residual is None else residual + hidden
             if batch.beside is not None:
                 normed, residual = torch.cat((normed, batch.beside[0]), dim=1), batch.beside[1]
             if spec.encoder is not None and (index == 0 or spec.encoder.post_norms):
@@ -265,17 +269,17 @@ class Decoder:
     def _through(self, layer: _Layer, attended: Tensor, normed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer adds to the residual last, and the residual before it. normed: what attention read."""
         spec, ops = self.spec, self._ops
-        hidden = self._outer(layer.output(attended), layer.outer_norm)
+        hidden = self._outer(layer.output(attended), layer.outer_norm, layer.scales[0])
         if layer.feed_forward is None:
             return hidden, residual
         if spec.parallel:
             if not spec.shared_norm:
                 normed, residual = norms.normed(ops, residual, None, layer.mlp_norm, spec.norm_eps)
-            return hidden + self._outer(layer.feed_forward(normed), layer.mlp_outer_norm), residual
+            return hidden + self._outer(layer.feed_forward(normed), layer.mlp_outer_norm, layer.scales[1]), residual
         hidden, residual = norms.normed(ops, hidden, residual, layer.mlp_norm, spec.norm_eps)
         if spec.encoder is not None and spec.encoder.post_norms:
             residual = hidden
-        return self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm), residual
+        return self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm, layer.scales[1]), residual
 
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
         """`kernels.copy_blocks` on a cache of this decoder."""
@@ -307,9 +311,9 @@ class Decoder:
             )
         )
 
-    def _outer(self, x: Tensor, norm: Norm) -> Tensor:
+    def _outer(self, x: Tensor, norm: Norm, scale: float) -> Tensor:
         x = x if norm is None else norms.normed(self._ops, x, None, norm, self.spec.norm_eps)[0]
-        return x if self.spec.residual_scale == 1 else x * self.spec.residual_scale
+        return x if scale == 1 else x * scale
 
     def _attend(
         self,
@@ -331,12 +335,7 @@ class Decoder:
             query, gate = (part.flatten(1) for part in first.view(-1, heads, 2, spec.head_dim).unbind(2))
             projected = torch.cat((query, rest), dim=1)
         if layer.wide_qk_norm is not None:
-            parts = projected.split((spec.query_dim, spec.kv_dim, spec.kv_dim), dim=1)
-            both = (
-                ops.rms_norm(part.contiguous(), None, norm, spec.norm_eps)[0]
-                for part, norm in zip(parts, layer.wide_qk_norm, strict=False)
-            )
-            projected = torch.cat((*both, parts[2]), dim=1)
+            projected = norms.all_heads_normed(ops, projected, spec, layer.wide_qk_norm)
         qkv = projected.view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
         query = query if growth is None else (query * growth).to(query.dtype)
@@ -372,7 +371,8 @@ class Decoder:
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
         def behind() -> Linear:
-            return feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation)
+            experts, gate_scale = spec.experts_of(index), spec.part_scales.gate
+            return feed_forward.build(prefix, experts, ops, tensors, spec.activation, gate_scale)
 
         layer = _Layer(
             attention=attention,
@@ -390,6 +390,7 @@ class Decoder:
             mlp_norm=norms.taken(tensors, prefix + "mlp_norm", spec),
             feed_forward=None if index in spec.bare else summed(behind(), self._group),
             mlp_outer_norm=norms.taken(tensors, prefix + "mlp_outer_norm", spec),
+            scales=spec.scales_of(index),
         )
         return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
 

@@ -27,7 +27,7 @@ from kvasir_runtime.layers.spec import DecoderSpec
 FARTHEST: Final = 128
 """Distance from which on all share the last bucket of relative positions, as MPNet was trained."""
 LOCAL_QUERIES: Final = 128
-"""Queries of a layer with a span that are computed at a time, with the keys that any of them sees."""
+"""Queries of a layer with a span or slopes that are computed at a time, with the keys that any of them sees."""
 _ACTIVATIONS: Final[dict[PoolerActivation, Callable[[Tensor], Tensor]]] = {
     "tanh": torch.tanh,
     "relu": F.relu,
@@ -113,7 +113,8 @@ def attend(
     if spec.rope.kind != "none":
         query, key = rope(query, *angles), rope(key, *angles)
     scale = spec.attention_scale or spec.head_dim**-0.5
-    return attention(query, key, value, attn_metadata, scale=scale, span=span, relative_bias=own.relative_bias)
+    bias, slopes = own.relative_bias, spec.alibi
+    return attention(query, key, value, attn_metadata, scale=scale, span=span, relative_bias=bias, slopes=slopes)
 
 
 def attention(
@@ -125,20 +126,23 @@ def attention(
     scale: float,
     span: int,
     relative_bias: Tensor | None,
+    slopes: tuple[float, ...] = (),
 ) -> Tensor:
     """Each token attends to its sequence, or to those of it that are at most span away where that is not 0.
 
-        out[t, h] = sum(softmax(scale * query[t, h] @ key[s, h] + bias[bucket(s - t), h] for s) * value[s, h])
+        out[t, h] = sum(softmax(scale * query[t, h] @ key[s, h] + bias[bucket(s - t), h] - slopes[h] * |s - t| for s)
+                        * value[s, h])
 
     query, key, value: (tokens, heads, head_dim), contiguous in head_dim; out: (tokens, heads * head_dim), same dtype.
-    relative_bias: (buckets, heads), or None. Source: Vaswani et al. 2017; buckets of Raffel et al. 2020.
+    relative_bias: (buckets, heads), or None. slopes: of each head, or none; beside them bias is left out.
+    Source: Vaswani et al. 2017; buckets of Raffel et al. 2020; slopes in both directions of Günther et al. 2023.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for start, length, count in _runs(attn_metadata.query_lens):
         parts = (one[start : start + count * length].unflatten(0, (count, length)) for one in (query, key, value))
         q, k, v = (part.transpose(1, 2) for part in parts)
-        if span and span < length - 1:
-            attended = _local(q, k, v, scale, span)
+        if slopes or (span and span < length - 1):
+            attended = _in_pieces(q, k, v, scale, span, slopes)
         else:
             bias = None if relative_bias is None else _bias_of(attn_metadata, relative_bias, length)
             attended = F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
@@ -156,14 +160,21 @@ def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         start += length * count
 
 
-def _local(query: Tensor, key: Tensor, value: Tensor, scale: float, span: int) -> Tensor:
-    """Piece by piece, so that work and memory grow with the length and not with its square."""
-    length, pieces = query.shape[2], []
+def _in_pieces(query: Tensor, key: Tensor, value: Tensor, scale: float, span: int, slopes: tuple[float, ...]) -> Tensor:
+    """Queries piece by piece, so that memory grows with the length and not with its square, and work where there is a
+    span.
+    """
+    length, pieces, device = query.shape[2], [], query.device
+    span = span or length
+    loss = torch.tensor(slopes, device=device)[:, None, None]
     for first in range(0, length, LOCAL_QUERIES):
         end = min(length, first + LOCAL_QUERIES)
         low, high = max(0, first - span), min(length, end + span)
-        at = torch.arange(first, end, device=query.device)[:, None]
-        seen = (at - torch.arange(low, high, device=query.device)[None, :]).abs() <= span
+        at = torch.arange(first, end, device=device)[:, None]
+        far = (at - torch.arange(low, high, device=device)[None, :]).abs()
+        seen = far <= span
+        if slopes:
+            seen = (-loss * far).to(query.dtype).masked_fill(~seen, -torch.inf)
         part = F.scaled_dot_product_attention(
             query[:, :, first:end], key[:, :, low:high], value[:, :, low:high], seen, scale=scale
         )

@@ -54,27 +54,38 @@ def xielu(x: Tensor, curve: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedByErf:
-    """A gated layer with the GELU of the error function, by torch on every device."""
+class GatedByTorch:
+    """A gated layer by torch on every device: with the GELU of the error function, or with SiLU of scaled gates."""
 
     gate_up: Linear
     down: Linear
+    gate_scale: float | None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
+        if self.gate_scale is not None:
+            return self.down(F.silu(gate * self.gate_scale) * up)
         # torch computes the ends of strided rows one by one, by another error function than the rest.
         return self.down(F.gelu(gate.contiguous()) * up)
 
 
 def build(
-    prefix: str, experts: ExpertsSpec | None, ops: Ops, tensors: Tensors, activation: Activation = "silu"
+    prefix: str,
+    experts: ExpertsSpec | None,
+    ops: Ops,
+    tensors: Tensors,
+    activation: Activation = "silu",
+    gate_scale: float = 1.0,
 ) -> Callable[[Tensor], Tensor]:
-    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping. Experts name theirs."""
+    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping. Experts name theirs.
+
+    gate_scale: as `PartScales.gate`, with silu alone, and not of experts.
+    """
     if experts is None:
-        return _dense(prefix, ops, tensors, activation)
+        return _dense(prefix, ops, tensors, activation, gate_scale)
     router = plain(tensors, prefix + "router")
-    gate_up, down = (f"{prefix}experts.{name}.weight" for name in ("gate_up", "down"))
+    first, down = (f"{prefix}experts.{name}.weight" for name in (experts.first[0], "down"))
     biases = ExpertBiases(
         router=_maybe(tensors, prefix + "router_bias"),
         choice=None if (choice := _maybe(tensors, prefix + CHOICE_BIAS)) is None else choice.float(),
@@ -91,12 +102,15 @@ def build(
         scaled_inputs=experts.scaled_inputs,
         held=experts.held,
     )
-    routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), routing, biases, experts.activation)
+    routed = ops.moe(router, tensors.pop(first), tensors.pop(down), routing, biases, experts.activation)
+    latent = None
+    if experts.latent_size:
+        latent = _linear(prefix + "latent_in", ops.linear, tensors), _linear(prefix + "latent_out", ops.linear, tensors)
     if not experts.shared_size:
-        return SparseMoeBlock(routed=routed, shared=None, shared_gate=None, scale=experts.scale)
+        return SparseMoeBlock(routed=routed, shared=None, shared_gate=None, scale=experts.scale, latent=latent)
     gate = ops.linear(plain(tensors, prefix + "shared_gate"), None) if experts.shared_gate else None
-    shared = _gated(prefix + "shared.", ops, tensors, "silu")
-    return SparseMoeBlock(routed=routed, shared=shared, shared_gate=gate, scale=experts.scale)
+    shared = _dense(prefix + "shared.", ops, tensors, "relu2" if experts.activation == "relu2" else "silu")
+    return SparseMoeBlock(routed=routed, shared=shared, shared_gate=gate, scale=experts.scale, latent=latent)
 
 
 def plain(tensors: Tensors, name: str) -> Tensor:
@@ -111,18 +125,23 @@ def _maybe(tensors: Tensors, name: str) -> Tensor | None:
     return plain(tensors, name) if name in tensors else None
 
 
-def _dense(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> Callable[[Tensor], Tensor]:
+def _dense(
+    prefix: str, ops: Ops, tensors: Tensors, activation: Activation, gate_scale: float = 1.0
+) -> Callable[[Tensor], Tensor]:
     if f"{prefix}gate_up.weight" in tensors:
-        return _gated(prefix, ops, tensors, activation)
+        return _gated(prefix, ops, tensors, activation, gate_scale)
     up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("up", "down"))
     curve = _maybe(tensors, prefix + "curve")
     return UngatedFeedForward(up=up, activation=activation, down=down, curve=None if curve is None else curve.float())
 
 
-def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward | GatedByErf:
-    if activation == "gelu_erf":
+def _gated(
+    prefix: str, ops: Ops, tensors: Tensors, activation: Activation, gate_scale: float
+) -> FeedForward | GatedByTorch:
+    if activation == "gelu_erf" or gate_scale != 1:
         gate_up, down = (_linear(prefix + name, ops.linear, tensors) for name in ("gate_up", "down"))
-        return GatedByErf(gate_up=gate_up, down=down)
+        scale = None if activation == "gelu_erf" else gate_scale
+        return GatedByTorch(gate_up=gate_up, down=down, gate_scale=scale)
     if activation == "relu2" or activation == "xielu":
         raise ValueError(f"{activation} is for feed-forward layers without a gate")
     build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.act_and_mul, activation)

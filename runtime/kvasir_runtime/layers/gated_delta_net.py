@@ -1,6 +1,7 @@
 """What a layer with a state does between its first projection and its last: split, convolution, state, norm and gate.
 
-Called by `decoder` in place of attention. Qwen3-Next's arrangement of the gated delta network (Yang et al. 2024).
+Called by `decoder` in place of attention. Qwen3-Next's and 3.5's arrangements of the gated delta network
+(Yang et al. 2024).
 """
 
 from collections.abc import MutableMapping
@@ -32,17 +33,12 @@ class GatedDeltaNet:
     def __call__(self, projected: Tensor, states: Tensor, attn_metadata: AttentionMetadata, block_size: int) -> Tensor:
         """(tokens, rows of the first projection) -> (tokens, value_width).
 
-        projected: for each key head its query, its key, its values and their gates; then for each its betas and what
-        its decays follow from. states: the layer of the cache.
+        projected: as `StateSpec.parameter_shapes` has its rows. states: the layer of the cache.
         """
-        spec, tokens = self.spec, projected.shape[0]
-        values = spec.value_width // spec.key_heads
-        first, last = projected.split((spec.channels + spec.value_width, 2 * spec.value_heads), dim=1)
-        parts = first.view(tokens, spec.key_heads, -1).split((spec.key_dim, spec.key_dim, values, values), dim=2)
-        query, key, value, gate = (part.flatten(1) for part in parts)
-        beta, decay = (part.flatten(1).float() for part in last.view(tokens, spec.key_heads, -1).chunk(2, dim=2))
+        spec = self.spec
+        mixed, gate, beta, decay = self._by_key_head(projected) if spec.by_key_head else self._in_turn(projected)
         out = self.gated_delta(
-            torch.cat((query, key, value), dim=1),
+            mixed,
             self.conv,
             -self.decay_rate * F.softplus(decay + self.decay_bias),
             beta.sigmoid(),
@@ -52,8 +48,24 @@ class GatedDeltaNet:
             StateHeads(spec.key_heads, spec.value_heads, spec.key_dim),
         ).float()
         normed = (out * torch.rsqrt(out.square().mean(dim=2, keepdim=True) + self.eps)).to(projected.dtype)
-        opened = self.norm * normed * F.silu(gate.view(out.shape).float())
+        opened = self.norm * normed * F.silu(gate.reshape(out.shape).float())
         return opened.to(projected.dtype).flatten(1)
+
+    def _by_key_head(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values; gates; and in float32 betas and what decays follow from."""
+        spec, tokens = self.spec, projected.shape[0]
+        values = spec.value_width // spec.key_heads
+        first, last = projected.split((spec.channels + spec.value_width, 2 * spec.value_heads), dim=1)
+        parts = first.view(tokens, spec.key_heads, -1).split((spec.key_dim, spec.key_dim, values, values), dim=2)
+        query, key, value, gate = (part.flatten(1) for part in parts)
+        beta, decay = (part.flatten(1).float() for part in last.view(tokens, spec.key_heads, -1).chunk(2, dim=2))
+        return torch.cat((query, key, value), dim=1), gate, beta, decay
+
+    def _in_turn(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same where they lie one behind the other."""
+        spec, heads = self.spec, self.spec.value_heads
+        mixed, gate, beta, decay = projected.split((spec.channels, spec.value_width, heads, heads), dim=1)
+        return mixed.contiguous(), gate, beta.float(), decay.float()
 
 
 def build(

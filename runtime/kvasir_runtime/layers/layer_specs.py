@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-ExpertActivation = Literal["silu", "clamped"]
+ExpertActivation = Literal["silu", "clamped", "relu2"]
 StateRule = Literal["delta", "mamba2"]
 CHOICE_BIAS: Final = "router_choice_bias"
 """Of each expert, in float32 whatever the decoder computes in: 16 bits would change which experts are chosen."""
@@ -17,8 +17,10 @@ class ExpertsSpec:
     renormalised, sigmoid, groups, top_groups, group_best, scaled_inputs: as `kernels.moe.Routing` has them.
     intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
     where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
-    activation: of the experts. bias: router and experts have biases. choice_bias: experts have one in the choice alone.
-    held: numbers of the experts whose matrices a rank has; None where it has those of all.
+    activation: of the experts, also of the shared one, which have no gate with relu2. bias: router and experts have
+    biases. choice_bias: experts have one in the choice alone.
+    latent_size: width of the space in which experts compute; 0 for that of the hidden state. held: numbers of the
+    experts whose matrices a rank has; None where it has those of all.
     """
 
     layers: tuple[bool, ...]
@@ -37,7 +39,15 @@ class ExpertsSpec:
     activation: ExpertActivation = "silu"
     bias: bool = False
     choice_bias: bool = False
+    latent_size: int = 0
     held: range | None = None
+
+    @property
+    def first(self) -> tuple[str, int]:
+        """What the tensor is called that an expert's first product is with, and how many numbers that gives for each of
+        intermediate_size.
+        """
+        return ("up", 1) if self.activation == "relu2" else ("gate_up", 2)
 
     @property
     def num_held(self) -> int:
@@ -91,7 +101,9 @@ class StateSpec:
 
     rule: the gated delta rule as Qwen3-Next has it, or Mamba-2's, whose keys, queries and values are called B, C and x,
     and key heads groups. conv_width: positions that the convolution sees, the token's own included. Each key head has
-    value_heads / key_heads value heads. conv_bias, bias: whether the convolution has one, and the two projections.
+    value_heads / key_heads value heads. by_key_head: with the delta rule the first projection has the rows of each key
+    head side by side. conv_bias, bias: whether the convolution has one, and the two projections. normed: what comes out
+    has a norm behind its gate. row_scales: of Mamba-2, what gates, x, B, C and steps are multiplied with; () for none.
     """
 
     key_heads: int
@@ -100,8 +112,11 @@ class StateSpec:
     value_dim: int
     conv_width: int
     rule: StateRule = "delta"
+    by_key_head: bool = True
     conv_bias: bool = False
     bias: bool = False
+    normed: bool = True
+    row_scales: tuple[float, ...] = ()
 
     @property
     def key_width(self) -> int:
@@ -127,7 +142,8 @@ class StateSpec:
         """Of the tensors of one layer. hidden: size of the hidden state.
 
         qkv: with the delta rule for each key head its query, its key, its values and their gates; then for each its
-        betas and its decays. Of Mamba-2 gates, x, B, C, and a step for each value head.
+        betas and its decays; or all queries, keys, values, gates, betas and decays in turn. Of
+        Mamba-2 gates, x, B, C, and a step for each value head.
         """
         is_delta = self.rule == "delta"
         rows = self.channels + self.value_width + (2 if is_delta else 1) * self.value_heads
@@ -136,11 +152,24 @@ class StateSpec:
             "conv": (self.channels, 1, self.conv_width),
             "decay": (self.value_heads,),
             "decay_bias": (self.value_heads,),
-            "state_norm": (self.value_dim if is_delta else self.value_width,),
             "output.weight": (hidden, self.value_width),
         }
+        if self.normed:
+            shapes["state_norm"] = (self.value_dim if is_delta else self.value_width,)
         if not is_delta:
             shapes["skip"] = (self.value_heads,)
         if self.conv_bias:
             shapes["conv_bias"] = (self.channels,)
         return shapes | ({"qkv.bias": (rows,), "output.bias": (hidden,)} if self.bias else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartScales:
+    """What parts of layers are multiplied with. attention, state, down: what these give, before it is added; gate: the
+    gate of feed-forward layers, before its activation.
+    """
+
+    attention: float = 1.0
+    state: float = 1.0
+    gate: float = 1.0
+    down: float = 1.0

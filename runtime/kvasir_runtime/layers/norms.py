@@ -84,6 +84,16 @@ def of_turned_queries(tensors: MutableMapping[str, Weight], prefix: str, spec: D
     return query * key
 
 
+def all_heads_normed(ops: Ops, projected: Tensor, spec: DecoderSpec, weights: tuple[Tensor, Tensor]) -> Tensor:
+    """Queries, keys and values, (tokens, rows), with a norm over queries and one over keys of all heads together."""
+    parts = projected.split((spec.query_dim, spec.kv_dim, spec.kv_dim), dim=1)
+    both = (
+        ops.rms_norm(part.contiguous(), None, norm, spec.norm_eps)[0]
+        for part, norm in zip(parts, weights, strict=False)
+    )
+    return torch.cat((*both, parts[2]), dim=1)
+
+
 def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:
     """The normalised x (+ residual), and the sum itself, as `kernels.rms_norm`."""
     if isinstance(norm, Tensor):

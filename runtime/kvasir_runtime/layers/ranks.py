@@ -6,8 +6,9 @@ no rows, grammars or sampling, and nothing that depends on time is decided twice
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -20,7 +21,6 @@ from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers import pipeline
 from kvasir_runtime.layers.decoder import Batch, Decoder
-from kvasir_runtime.layers.pipeline import Compute
 
 Numbers = tuple[tuple[int, ...], bytes]
 """A tensor of int64, as shape and little-endian bytes."""
@@ -62,15 +62,28 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
 
 RankMessage = NewCache | ForwardPass | HeadOf | CopyBlocks
 Allocate = Callable[[NewCache], KvCache]
+MOST_HEAD_BYTES: Final = 2 << 20
+"""Of hidden states that are sent while passes are begun: half of the room for messages between ranks of a host."""
+
+
+@dataclass(slots=True, eq=False)
+class BegunPass:
+    """A forward pass whose later stages compute. result: memory for what comes back. output: once it was received."""
+
+    batch: Batch
+    result: Tensor
+    output: ForwardOutput | None = None
 
 
 class LeadingDecoder(Decoder):
     """The part of rank 0, as a decoder of the whole model. Its methods are called by one thread.
 
     What one of them raises ends the group, so that `failure` is set: the others are in exchanges that this rank left.
+    With stages several passes may be begun before the first is finished; they are finished in the same order.
     """
 
     _cache: tuple[int, int] = (0, 0)
+    _begun: tuple[BegunPass, ...] = ()
 
     @property
     def failure(self) -> str:
@@ -82,28 +95,54 @@ class LeadingDecoder(Decoder):
         assert self._ops.collectives is not None
         return self._ops.collectives
 
+    @property
+    def _stages(self) -> StageCollectives:
+        assert isinstance(self._ranks, StageCollectives)
+        return self._ranks
+
     def forward(self, batch: Batch, cache: KvCache) -> ForwardOutput:
-        """Of all ranks; a cache that they do not know yet is made by them first."""
-        known = cache.blocks.data_ptr(), cache.blocks.shape[0]
-        if known != self._cache:
-            dtype = str(cache.dtype).removeprefix("torch.")
-            with self._led(NewCache(num_blocks=cache.blocks.shape[0], block_size=cache.block_size, dtype=dtype)):
-                self._cache = known
+        """Of all ranks; a cache that they do not know yet is made by them first. No pass may be begun."""
+        if self.begins(cache):
+            self.begin(batch, cache)
+            return self.finish()
+        self._use(cache)
         with self._led(_forward_pass(batch)):
-            return _forward(super().forward, self, self._ranks, batch, cache)
+            return super().forward(batch, cache)
+
+    def begins(self, cache: KvCache) -> bool:  # noqa: ARG002
+        """With stages."""
+        return self.spec.stage is not None
+
+    def begin(self, batch: Batch, cache: KvCache, *, greedy: bool = False) -> None:  # noqa: ARG002
+        """Compute the part of the first stage, and send it."""
+        self._use(cache)
+        begun = BegunPass(batch, pipeline.new_result(batch, self.spec, self.dtype))
+        self._begun = (*self._begun, begun)
+        # What the last stage cannot send would stop the stages before it, and this one with what it sends them.
+        for one in self._begun[:-1]:
+            if not self._stages.holds([other.result.nbytes for other in self._begun if other.output is None]):
+                self._receive(one)
+        with self._led(_forward_pass(batch)):
+            pipeline.forward(super().forward, self.spec, self.dtype, self._stages, batch, cache)
+
+    def finish(self) -> ForwardOutput:
+        """What the oldest pass that was begun gives."""
+        oldest, *rest = self._begun
+        self._begun = tuple(rest)
+        return self._receive(oldest)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the whole vocabulary."""
         if self._group is None:
             return super().logits(hidden)
-        with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=False)):
+        with self._led_head(hidden, greedy=False):
             return super().logits(hidden)
 
     def greedy_ids(self, hidden: Tensor) -> Tensor:
         """Of the whole vocabulary."""
         if self._group is None:
             return super().greedy_ids(hidden)
-        with self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=True)):
+        with self._led_head(hidden, greedy=True):
             return super().greedy_ids(hidden)
 
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
@@ -111,14 +150,37 @@ class LeadingDecoder(Decoder):
         with self._led(CopyBlocks(_numbers(torch.stack((sources, targets), dim=1)))):
             super().copy_blocks(cache, sources, targets)
 
+    def _use(self, cache: KvCache) -> None:
+        """The others make a cache that they do not know yet."""
+        known = cache.blocks.data_ptr(), cache.blocks.shape[0]
+        if known != self._cache:
+            dtype = str(cache.dtype).removeprefix("torch.")
+            with self._led(NewCache(num_blocks=cache.blocks.shape[0], block_size=cache.block_size, dtype=dtype)):
+                self._cache = known
+
+    def _led_head(self, hidden: Tensor, *, greedy: bool) -> AbstractContextManager[None]:
+        """The others compute their parts of the head. What is sent waits where the last stage still sends a pass."""
+        if hidden.nbytes > MOST_HEAD_BYTES:
+            for one in self._begun:
+                self._receive(one)
+        return self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=greedy))
+
+    def _receive(self, begun: BegunPass) -> ForwardOutput:
+        """What a pass gives; those before it were received."""
+        if begun.output is None:
+            with self._led(None):
+                begun.output = pipeline.received(begun.result, self._stages, begun.batch)
+        return begun.output
+
     @contextmanager
-    def _led(self, message: RankMessage) -> Iterator[None]:
-        """Send what the others compute during the block. Exchanges are counted, not named: after a failure within one
-        computation, the next would get its numbers.
+    def _led(self, message: RankMessage | None) -> Iterator[None]:
+        """Send what the others compute during the block, None for what they know. Exchanges are counted, not named:
+        after a failure within one computation, the next would get its numbers.
         """
-        encoded = msgspec.msgpack.encode(message)
+        encoded = b"" if message is None else msgspec.msgpack.encode(message)
         try:
-            self._ranks.broadcast(encoded)
+            if encoded:
+                self._ranks.broadcast(encoded)
             yield
         except BaseException as error:
             self._ranks.abort(f"rank {self._ranks.rank}: {' '.join(str(error).split()) or type(error).__name__}")
@@ -159,15 +221,11 @@ def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: Forw
         attn_metadata=(metadata, *(metadata.with_tables(table) for table in others)),
         logit_rows=None if message.logit_rows is None else _tensor(message.logit_rows),
     )
-    _forward(decoder.forward, decoder, group, batch, cache)
-
-
-def _forward(compute: Compute, decoder: Decoder, group: Collectives, batch: Batch, cache: KvCache) -> ForwardOutput:
-    """Of this rank, with the other stages where there are any. compute: the decoder's own."""
     if decoder.spec.stage is None:
-        return compute(batch, cache)
+        decoder.forward(batch, cache)
+        return
     assert isinstance(group, StageCollectives)
-    return pipeline.forward(compute, decoder.spec, decoder.dtype, group, batch, cache)
+    pipeline.forward(decoder.forward, decoder.spec, decoder.dtype, group, batch, cache)
 
 
 def _forward_pass(batch: Batch) -> ForwardPass:

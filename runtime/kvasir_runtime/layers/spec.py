@@ -4,16 +4,24 @@ Families in `models` derive it from a config.json. Nothing here opens a file or 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import AttentionKind, CacheGroup, LayerAttention
 from kvasir_runtime.layers.encoder_spec import EncoderSpec
-from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec, LatentSpec, StateSpec, TemperatureSpec
+from kvasir_runtime.layers.layer_specs import (
+    CHOICE_BIAS,
+    ExpertsSpec,
+    LatentSpec,
+    PartScales,
+    StateSpec,
+    TemperatureSpec,
+)
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2", "xielu"]
 NormKind = Literal["rms", "layer"]
+MlpBias = bool | Literal["down"]  # of the last product alone
 RopeKind = Literal["default", "none", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
 
@@ -41,6 +49,9 @@ class RopeSpec:
     short_factors: tuple[float, ...] = ()
     rotary_dim: int = 0
     interleaved: bool = False
+
+
+_PLAIN: Final = PartScales()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +90,10 @@ class DecoderSpec:
     layers have a gate. embedding_norm: embeddings have one. normalised_head: rows of the head are scaled to length 1.
     residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
     and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
-    encoder has beside. bare: layers that have no feed-forward layer. rank: whose part this is. Heads and intermediate
-    sizes are those of the part, all other sizes those of the decoder. stage: the consecutive layers that a process has
-    where others have the rest; None: all.
+    encoder has beside. bare: layers that have no feed-forward layer. joined: layers that read what the layer before
+    them reads, and have no norm of their own for it. part_scales: of layers, beside residual_scale. rank: whose part
+    this is. Heads and intermediate sizes are those of the part, all other sizes those of the decoder. stage: the
+    consecutive layers that a process has where others have the rest; None: all.
     """
 
     vocab_size: int
@@ -95,7 +107,7 @@ class DecoderSpec:
     norm_eps: float
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
+    mlp_bias: MlpBias = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     head: Head = "vocabulary"
@@ -128,6 +140,8 @@ class DecoderSpec:
     gated_mlp: bool = True
     embedding_norm: bool = False
     bare: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
+    part_scales: PartScales = _PLAIN
     normalised_head: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -213,6 +227,12 @@ class DecoderSpec:
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of a layer, None where it has one feed-forward layer."""
         return self.experts if self.experts is not None and self.experts.layers[layer] else None
+
+    def scales_of(self, layer: int) -> tuple[float, float]:
+        """What is multiplied with what a layer's attention and feed-forward layer give."""
+        own = self.part_scales
+        first = own.state if self.attentions[layer].kind == "state" else own.attention
+        return first * self.residual_scale, own.down * self.residual_scale
 
     @property
     def query_dim(self) -> int:
@@ -304,7 +324,8 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def layer_norms(spec: DecoderSpec, layer: int) -> tuple[str, ...]:
     """Norms of the hidden state that a layer has."""
-    before = ("attention_norm",) if spec.shared_norm or layer in spec.bare else ("attention_norm", "mlp_norm")
+    first = () if layer in spec.joined else ("attention_norm",)
+    before = first if spec.shared_norm or layer in spec.bare else (*first, "mlp_norm")
     behind = ("attention_outer_norm", "mlp_outer_norm")
     return (*(before if spec.pre_norms else ()), *(behind if spec.outer_norms else ()))
 
@@ -348,7 +369,8 @@ def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     name, rows = ("gate_up", 2 * inner) if spec.gated_mlp else ("up", inner)
     weights: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, hidden), "down.weight": (hidden, inner)}
-    biases: dict[str, tuple[int, ...]] = {f"{name}.bias": (rows,), "down.bias": (hidden,)}
+    first = {f"{name}.bias": (rows,)} if spec.mlp_bias is True else {}
+    biases: dict[str, tuple[int, ...]] = {**first, "down.bias": (hidden,)}
     curve: dict[str, tuple[int, ...]] = {"curve": (4,)} if spec.activation == "xielu" else {}
     return {prefix + name: shape for name, shape in (weights | (biases if spec.mlp_bias else {}) | curve).items()}
 
@@ -356,19 +378,22 @@ def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[int, ...]]:
     """Experts lie one below the other. What is no .weight is never quantized: the router's numbers decide."""
     every, held, inner, shared = experts.num_experts, experts.num_held, experts.intermediate_size, experts.shared_size
+    (first, times), width = experts.first, experts.latent_size or hidden
     shapes: dict[str, tuple[int, ...]] = {
         prefix + "router": (every, hidden),
-        prefix + "experts.gate_up.weight": (held * 2 * inner, hidden),
-        prefix + "experts.down.weight": (held * hidden, inner),
+        f"{prefix}experts.{first}.weight": (held * times * inner, width),
+        prefix + "experts.down.weight": (held * width, inner),
     }
     if experts.bias:
         shapes[prefix + "router_bias"] = (every,)
         shapes |= {prefix + "experts.gate_up.bias": (held * 2 * inner,), prefix + "experts.down.bias": (held * hidden,)}
     if experts.choice_bias:
         shapes[prefix + CHOICE_BIAS] = (every,)
+    if experts.latent_size:
+        shapes |= {prefix + "latent_in.weight": (width, hidden), prefix + "latent_out.weight": (hidden, width)}
     if shared and experts.shared_gate:
         shapes[prefix + "shared_gate"] = (1, hidden)
     if shared:
-        shapes[prefix + "shared.gate_up.weight"] = (2 * shared, hidden)
+        shapes[f"{prefix}shared.{first}.weight"] = (times * shared, hidden)
         shapes[prefix + "shared.down.weight"] = (hidden, shared)
     return shapes

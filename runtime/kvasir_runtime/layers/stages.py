@@ -4,8 +4,9 @@ A stage has consecutive layers, and their part of the cache. The first has the t
 that tokens are sampled where they come from; the last has the norm behind the layers. Huang et al. 2019 (GPipe).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from kvasir_runtime.layers.spec import DecoderSpec
 
@@ -17,12 +18,14 @@ def staged(spec: DecoderSpec, layers: range) -> DecoderSpec:
     return replace(spec, stage=layers, head=spec.head if layers.start == 0 else "none")
 
 
-def divided(layer_bytes: Sequence[int], first_bytes: int, count: int) -> tuple[range, ...]:
+def divided(layer_bytes: Sequence[int], first_bytes: int, count: int, joined: Container[int] = ()) -> tuple[range, ...]:
     """Consecutive layers for each of count stages, so that the heaviest stage has as few bytes as possible.
 
-    layer_bytes: of the weights of each layer. first_bytes: what the first stage has besides. Raises ValueError where
-    there are more stages than layers.
+    layer_bytes: of the weights of each layer. first_bytes: what the first stage has besides. joined: layers that no
+    stage begins with. Raises ValueError where there are more stages than layers.
     """
+    bounds = [*(layer for layer in range(len(layer_bytes)) if layer not in joined), len(layer_bytes)]
+    layer_bytes = [sum(layer_bytes[start:end]) for start, end in pairwise(bounds)]
     layers = len(layer_bytes)
     if layers < count:
         raise ValueError(f"{layers} layers are fewer than {count} stages")
@@ -39,4 +42,6 @@ def divided(layer_bytes: Sequence[int], first_bytes: int, count: int) -> tuple[r
         }
         ends = [(*ends[found[end][1]], end) if end in found else () for end in range(layers + 1)]
         heaviest = [found[end][0] if end in found else 0 for end in range(layers + 1)]
-    return tuple(range(start, end) for start, end in zip((0, *ends[layers]), ends[layers], strict=False))
+    return tuple(
+        range(bounds[start], bounds[end]) for start, end in zip((0, *ends[layers]), ends[layers], strict=False)
+    )

@@ -16,7 +16,7 @@ from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.encoder_places import EncoderNames, encoder_places, with_head
 from kvasir_runtime.models.family import Family, TensorNames, decoder_spec
 
-_LAYERS: Final = TensorNames(
+LAYERS: Final = TensorNames(
     embedding="embeddings.word_embeddings",
     layer="encoder.layer.{}.",
     query="attention.self.query",
@@ -29,11 +29,11 @@ _LAYERS: Final = TensorNames(
     mlp_norm="attention.output.LayerNorm",
     norm="embeddings.LayerNorm",  # its place is the first layer's
 )
-_BERT: Final = EncoderNames(layers=_LAYERS, pooler="pooler.dense", labels="classifier")
-_ROBERTA: Final = EncoderNames(layers=_LAYERS)
+_BERT: Final = EncoderNames(layers=LAYERS, pooler="pooler.dense", labels="classifier")
+_ROBERTA: Final = EncoderNames(layers=LAYERS)
 _MPNET: Final = EncoderNames(
     layers=replace(
-        _LAYERS,
+        LAYERS,
         query="attention.attn.q",
         key="attention.attn.k",
         value="attention.attn.v",
@@ -58,7 +58,7 @@ _DISTILBERT: Final = EncoderNames(
     pooler="pre_classifier",
     labels="classifier",
 )
-_UNUSED: Final = ("cls.", "lm_head.", "pooler.", "embeddings.position_ids", "classifier.", "vocab_")
+UNUSED: Final = ("cls.", "lm_head.", "pooler.", "embeddings.position_ids", "classifier.", "vocab_")
 """Heads that guess words, what else BERT was trained for, and a table that counts positions."""
 
 
@@ -92,7 +92,7 @@ def _family(architecture: str, models: str, family: str, names: EncoderNames) ->
         models=models,
         spec=partial(_spec, family=family),
         places=partial(encoder_places, names=names),
-        unused=_UNUSED,
+        unused=UNUSED,
     )
 
 

@@ -124,6 +124,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mamba_proj_bias: bool = False
     time_step_limit: Any = None
     bare_layers: tuple[Annotated[int, msgspec.Meta(ge=0, le=1024)], ...] | None = None
+    joined_layers: tuple[Annotated[int, msgspec.Meta(ge=0, le=1024)], ...] | None = None
+    mamba_d_ssm: Count | None = None
+    mamba_rms_norm: bool = True
+    mamba_norm_before_gate: bool = True
+    projectors_bias: bool = False
+    lm_head_multiplier: Positive = 1.0
+    key_multiplier: Positive = 1.0
+    attention_in_multiplier: Positive = 1.0
+    attention_out_multiplier: Positive = 1.0
+    ssm_in_multiplier: Positive = 1.0
+    ssm_out_multiplier: Positive = 1.0
+    ssm_multipliers: tuple[Positive, Positive, Positive, Positive, Positive] | None = None
+    mlp_multipliers: tuple[Positive, Positive] | None = None
     use_bidirectional_attention: bool | None = None
     qkv_bias: bool | None = None
     bias: bool | None = None
@@ -160,10 +173,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rotary_emb_fraction: float = 1.0
     rotary_emb_interleaved: bool = False
     moe_every_n_layers: int = 0
+    feed_forward_type: str | None = None
+    auto_map: Any = None
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     moe_intermediate_size: Count | None = None
+    moe_latent_size: Count | None = None
     shared_expert_intermediate_size: Annotated[int, msgspec.Meta(ge=0, le=2**24)] | None = None
     norm_topk_prob: bool = False
     decoder_sparse_step: Annotated[int, msgspec.Meta(ge=1)] = 1

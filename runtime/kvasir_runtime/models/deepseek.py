@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, experts behind the first layers, chosen from the best groups of them.
+"""DeepSeek-V2 and V3, and GLM-4.7-Flash: latent attention, experts behind the first layers, from the best groups.
 
 V3 scores experts by sigmoids, with a bias in the choice that balances them.
 """
@@ -27,6 +27,10 @@ def _v2(config: ModelConfig) -> DecoderSpec:
 
 def _v3(config: ModelConfig) -> DecoderSpec:
     return _spec(config, "DeepSeek-V3", "deepseek_v3", _experts(config, "DeepSeek-V3", "noaux_tc"))
+
+
+def _glm(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, "GLM-4.7-Flash", "glm4_moe_lite", _experts(config, "GLM-4.7-Flash", "noaux_tc"))
 
 
 def _spec(config: ModelConfig, name: str, family: str, experts: ExpertsSpec) -> DecoderSpec:
@@ -101,6 +105,13 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     models="DeepSeek-V3, V3.1, R1, Moonlight",
     spec=_v3,
+    places=_places,
+    drafts=DEEPSEEK_MTP,
+)
+GLM4_MOE_LITE = Family(
+    architecture="Glm4MoeLiteForCausalLM",
+    models="GLM-4.7-Flash",
+    spec=_glm,
     places=_places,
     drafts=DEEPSEEK_MTP,
 )

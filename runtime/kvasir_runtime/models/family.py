@@ -12,7 +12,7 @@ from kvasir_api import layer_types
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.layer_specs import ExpertsSpec
-from kvasir_runtime.layers.spec import Activation, DecoderSpec, Head, RopeSpec, layer_norms
+from kvasir_runtime.layers.spec import Activation, DecoderSpec, Head, MlpBias, RopeSpec, layer_norms
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.mtp_names import MtpNames
 from kvasir_runtime.models.rope import rope_spec
@@ -133,7 +133,7 @@ def decoder_spec(
     *,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    mlp_bias: bool = False,
+    mlp_bias: MlpBias = False,
     qk_norm: bool = False,
     experts: ExpertsSpec | None = None,
     activation: Activation = "silu",
@@ -230,7 +230,7 @@ def _norm_places(spec: DecoderSpec, theirs: str, ours: str) -> dict[str, Place]:
 
 
 def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:
-    hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+    hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias is True
     if not spec.gated_mlp:
         first = merged(ours + "up", ((theirs + names.up, inner),), hidden, bias=bias)
     elif names.gate_up:
@@ -239,7 +239,7 @@ def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, our
     else:
         parts = ((theirs + names.gate, inner), (theirs + names.up, inner))
         first = merged(ours + "gate_up", parts, hidden, bias=bias)
-    return first | merged(ours + "down", ((theirs + names.down, hidden),), inner, bias=bias)
+    return first | merged(ours + "down", ((theirs + names.down, hidden),), inner, bias=bool(spec.mlp_bias))
 
 
 def _attention_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:

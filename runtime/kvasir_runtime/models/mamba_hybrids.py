@@ -53,11 +53,11 @@ def _bamba(config: ModelConfig) -> DecoderSpec:
 def _with_state(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     """The same with the state of its layers, where one has one: Granite 4 has models without."""
     has_states = any(attention.kind == "state" for attention in spec.attentions)
-    return replace(spec, state=_state(config)) if has_states else spec
+    return replace(spec, state=expanded_state(config)) if has_states else spec
 
 
-def _state(config: ModelConfig) -> StateSpec:
-    """Raises ModelError where sizes are at odds, or steps have bounds."""
+def expanded_state(config: ModelConfig) -> StateSpec:
+    """`state_spec` of heads that are mamba_expand times hidden_size wide. Raises ModelError for others too."""
     heads, dim = config.linear_num_value_heads, config.linear_value_head_dim
     if heads * dim != config.mamba_expand * config.hidden_size:
         raise ModelError(
@@ -115,7 +115,8 @@ def mamba_places(spec: DecoderSpec, names: TensorNames, mixer: str = "mamba.") -
             places[theirs + "conv1d.bias"] = replace(whole(ours + "conv_bias", state.channels), sections=parts)
         for name, tensor in (("A_log", "decay"), ("dt_bias", "decay_bias"), ("D", "skip")):
             places[theirs + name] = whole(ours + tensor, state.value_heads)
-        places[theirs + "norm.weight"] = whole(ours + "state_norm", width)
+        if state.normed:
+            places[theirs + "norm.weight"] = whole(ours + "state_norm", width)
     return places
 
 

@@ -87,12 +87,14 @@ def expert_places(
     block: str = "mlp",
     router: str = "gate",
     choice: str = "gate.e_score_correction_bias",
-    names: tuple[str, str, str] = USUAL,
+    names: tuple[str, ...] = USUAL,
+    layer_name: str = "model.layers.{}.",
     shared: str = "shared_expert",
     stacked: bool = False,
 ) -> dict[str, Place]:
     """Of all layers with experts. choice: biases of the choice. names, shared: what gate, up and down of one
-    expert, and of the shared one, are; shared is "" where that is no such three.
+    expert (up and down where it has no gate), and of the shared one, are; shared is "" where that is none such.
+    layer_name: what names in a layer begin with, as a format of its index.
 
     stacked: a checkpoint has a matrix of all experts as one tensor, gate and up in one, which
     `weights.stacked_experts` takes apart.
@@ -102,7 +104,7 @@ def expert_places(
         experts = spec.experts_of(layer)
         if experts is None:
             continue
-        theirs, ours = f"model.layers.{layer}.{block}.", f"layers.{layer}."
+        theirs, ours = f"{layer_name.format(layer)}{block}.", f"layers.{layer}."
         places[f"{theirs}{router}.weight"] = whole(ours + "router", experts.num_experts, spec.hidden_size)
         if experts.choice_bias:
             places[theirs + choice] = whole(ours + CHOICE_BIAS, experts.num_experts)
@@ -112,25 +114,24 @@ def expert_places(
                 both = f"{each}gate_up_proj.weight", f"{each}down_proj.weight"
                 places |= gate_up_places(*both, ours + "experts.", expert, spec.hidden_size, inner)
                 continue
-            parts = tuple(f"{each}{name}.weight" for name in names)
-            places |= _three(parts, ours + "experts.", expert, spec.hidden_size, inner)
+            parts, width = tuple(f"{each}{name}.weight" for name in names), experts.latent_size or spec.hidden_size
+            places |= _one_below_another(parts, ours + "experts.", expert, width, inner)
         if experts.shared_size and shared:
             parts = tuple(f"{theirs}{shared}.{name}.weight" for name in names)
-            places |= _three(parts, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
+            places |= _one_below_another(parts, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
         if experts.shared_size and experts.shared_gate:
             places[theirs + "shared_expert_gate.weight"] = whole(ours + "shared_gate", 1, spec.hidden_size)
     return places
 
 
-def _three(names: tuple[str, ...], ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
-    """Gate, up and down of the index-th of several that lie one below the other."""
-    gate, up, down = names
-    gate_up, rows = ours + "gate_up.weight", (inner, hidden)
+def _one_below_another(names: tuple[str, ...], ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
+    """Gate, up and down of the index-th of several, or up and down."""
+    *first, down = names
+    tensor = ours + ("gate_up.weight" if len(first) > 1 else "up.weight")
     return {
-        gate: Place(tensor=gate_up, first_row=2 * index * inner, shape=rows),
-        up: Place(tensor=gate_up, first_row=(2 * index + 1) * inner, shape=rows),
-        down: Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner)),
-    }
+        name: Place(tensor=tensor, first_row=(len(first) * index + place) * inner, shape=(inner, hidden))
+        for place, name in enumerate(first)
+    } | {down: Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner))}
 
 
 def gate_up_places(gate_up: str, down: str, ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:

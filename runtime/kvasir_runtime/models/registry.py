@@ -11,10 +11,11 @@ from kvasir_runtime.models.apertus import APERTUS
 from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA
 from kvasir_runtime.models.cohere import COHERE, COHERE2
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
-from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from kvasir_runtime.models.ernie import ERNIE, ERNIE_MOE
 from kvasir_runtime.models.exaone import EXAONE4
 from kvasir_runtime.models.falcon import FALCON
+from kvasir_runtime.models.falcon_h1 import FALCON_H1
 from kvasir_runtime.models.family import GENERATES, HEADLESS, Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
@@ -22,8 +23,10 @@ from kvasir_runtime.models.gpt_oss import GPT_OSS
 from kvasir_runtime.models.granite import GRANITE
 from kvasir_runtime.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
+from kvasir_runtime.models.jina_bert import JINA_BERT
 from kvasir_runtime.models.llama import AFM, LLAMA, SEED_OSS
 from kvasir_runtime.models.llama4 import LLAMA4
+from kvasir_runtime.models.mamba2 import MAMBA2
 from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
 from kvasir_runtime.models.mixtral import MIXTRAL
@@ -36,35 +39,38 @@ from kvasir_runtime.models.qwen2 import QWEN2
 from kvasir_runtime.models.qwen2_moe import QWEN2_MOE
 from kvasir_runtime.models.qwen3 import QWEN3
 from kvasir_runtime.models.qwen3_moe import QWEN3_MOE
-from kvasir_runtime.models.qwen3_next import QWEN3_NEXT
+from kvasir_runtime.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from kvasir_runtime.models.sigmoid_experts import DOTS1, MINIMAX_M2, SOLAR_OPEN
 from kvasir_runtime.models.smollm3 import SMOLLM3
 from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
-    *(EXAONE4, SMOLLM3, HUNYUAN, AFM, APERTUS),
-    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, NEMOTRON_H),
+    *(EXAONE4, SMOLLM3, HUNYUAN, AFM, APERTUS, MAMBA2),
+    *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, FALCON_H1, QWEN3_5),
 )
 SPARSE: Final = (
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
+    QWEN3_5_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT_OSS,
     OLMOE,
     LLAMA4,
     GRANITE4,
+    NEMOTRON_H,
     DOTS1,
     SOLAR_OPEN,
     MINIMAX_M2,
     HUNYUAN_MOE,
     ERNIE_MOE,
 )
-ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT)
+ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT, JINA_BERT)
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
 _ALIKE: Final = 3
 """Letters that names of one maker's models begin with."""

@@ -23,7 +23,8 @@ def sharded_places(
     found = {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
     if experts is None or experts.held is None:
         return found
-    rows = {"gate_up": 2 * experts.intermediate_size, "down": part.hidden_size}
+    name, times = experts.first
+    rows = {name: times * experts.intermediate_size, "down": experts.latent_size or part.hidden_size}
     return {name: _of_expert(place, experts.held, rows) for name, place in found.items()}
 
 

@@ -23,6 +23,8 @@ from kvasir_runtime.nodes.key_proof import WrongKeyError
 from kvasir_runtime.nodes.link import Link, LinkError
 from kvasir_runtime.nodes.listening import Acceptor
 
+OnWait = Callable[[str, tuple[int, ...]], None]
+"""Of what is awaited, in words, and of the nodes that have not joined node 0, which is empty elsewhere."""
 LOG = logging.getLogger(__name__)
 JOIN_S: Final = 600.0
 """For as long nodes wait for one another: a pod may be scheduled, and its image and model fetched, that much later."""
@@ -71,9 +73,7 @@ def listen(address: str, port: int, deadline: float) -> socket.socket:
             ) from error
 
 
-def lead(
-    listener: socket.socket, key: bytes, own: Membership, deadline: float, on_wait: Callable[[str], None]
-) -> NodeLinks:
+def lead(listener: socket.socket, key: bytes, own: Membership, deadline: float, on_wait: OnWait) -> NodeLinks:
     """Wait until every node has joined, and close the port. on_wait: called about every second with what
     is awaited; what it raises ends the wait.
 
@@ -104,13 +104,14 @@ def _fill(
     hall: "_Hall",
     own: Membership,
     deadline: float,
-    on_wait: Callable[[str], None],
+    on_wait: OnWait,
 ) -> None:
     """Put every connection there, by node and channel. A node that was started again replaces its earlier ones."""
     while len(joined) < (own.nodes - 1) * len(CHANNELS):
-        missing = sorted({node for node in range(1, own.nodes) for name in CHANNELS if (node, name) not in joined})
+        others = range(1, own.nodes)
+        missing = tuple(node for node in others if any((node, name) not in joined for name in CHANNELS))
         words = ", ".join(map(str, missing))
-        on_wait(f"waiting for nodes {words} of {own.nodes}")
+        on_wait(f"waiting for nodes {words} of {own.nodes}", missing)
         try:
             link, member = hall.members.get(timeout=1.0)
         except queue.Empty:
@@ -160,9 +161,7 @@ class _Hall:
             link.close()
 
 
-def follow(
-    address: str, port: int, key: bytes, own: Membership, deadline: float, on_wait: Callable[[str], None]
-) -> NodeLinks:
+def follow(address: str, port: int, key: bytes, own: Membership, deadline: float, on_wait: OnWait) -> NodeLinks:
     """Join the leader, and wait until all have joined. on_wait: as of `lead`.
 
     Raises StartError where the leader refuses this node or does not have the key, and RankLostError where it ends or
@@ -178,12 +177,10 @@ def follow(
     return NodeLinks(own.node, own.nodes, (steps,), (control,))
 
 
-def _entered(
-    address: str, port: int, key: bytes, own: Membership, deadline: float, on_wait: Callable[[str], None]
-) -> list[Link]:
+def _entered(address: str, port: int, key: bytes, own: Membership, deadline: float, on_wait: OnWait) -> list[Link]:
     """A connection for each channel, both to the same leader: one may have taken the place of another in between."""
     while True:
-        on_wait(f"joining node 0 at {address}:{port}")
+        on_wait(f"joining node 0 at {address}:{port}", ())
         links, leaders = list[Link](), set[bytes]()
         try:
             for channel in CHANNELS:
@@ -216,9 +213,9 @@ def _close(links: list[Link]) -> None:
         link.close()
 
 
-def _await_go(control: Link, deadline: float, on_wait: Callable[[str], None]) -> None:
+def _await_go(control: Link, deadline: float, on_wait: OnWait) -> None:
     while not control.has_bytes(1.0):
-        on_wait(f"joined {control.peer}, waiting for other nodes")
+        on_wait(f"joined {control.peer}, waiting for other nodes", ())
         if time.monotonic() > deadline + JOIN_S:  # the leader's wait began later, by that at most
             raise RankLostError(f"{control.peer} has not started the model: other nodes are missing")
     try:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from kvasir_api.command import describe
+from kvasir_api.option_parser import describe
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND
 from kvasir_runtime.frontend.generation_request import GenerationRequest

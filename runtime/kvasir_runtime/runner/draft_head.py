@@ -110,7 +110,7 @@ class HeadDrafter:
     def draft(self, plan: StepPlan) -> tuple[StepPlan, dict[int, int]]:
         """As in `PlanDrafter`."""
         self._follow(plan)
-        wanted = {chunk.row: len(chunk.drafts) for chunk in plan.chunks if chunk.drafts}
+        wanted = {chunk.row: chunk.num_undrafted for chunk in plan.chunks if chunk.num_undrafted}
         if not wanted and not plan.drafter_follows:
             return plan, {}
         drafts: dict[int, list[int]] = {row: [] for row in wanted}
@@ -253,7 +253,7 @@ def _first_sample(chunk: Chunk, end: int) -> Chunk | None:
     end: behind the last position that is read. Nor can one be made where that is not the last but one that is known: a
     hidden state between them is missing.
     """
-    if not chunk.drafts or end != known_tokens(chunk) - 1:
+    if not chunk.num_undrafted or end != known_tokens(chunk) - 1:
         return None
     return Chunk(row=chunk.row, start=end, num_tokens=1, samples=True, min_tokens_left=chunk.min_tokens_left)
 

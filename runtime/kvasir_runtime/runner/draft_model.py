@@ -62,10 +62,10 @@ class DraftModel:
     def draft(self, plan: StepPlan) -> tuple[StepPlan, dict[int, int]]:
         """As in `PlanDrafter`."""
         self._follow(plan)
-        wanted = {chunk.row: len(chunk.drafts) for chunk in plan.chunks if chunk.drafts}
+        wanted = {chunk.row: chunk.num_undrafted for chunk in plan.chunks if chunk.num_undrafted}
         drafts: dict[int, list[int]] = {row: [] for row in wanted}
         for chunk in plan.chunks:
-            if chunk.drafts and (known := known_tokens(chunk)) > self._num_positions:
+            if chunk.num_undrafted and (known := known_tokens(chunk)) > self._num_positions:
                 self._rows.write_tokens(chunk.row, known, (WRONG,))
                 drafts[chunk.row].append(WRONG)
         chunks = self._unread(plan)
@@ -127,7 +127,7 @@ class DraftModel:
             start = self._read[row]
             end = min(ends[row], start + room, self._num_positions)
             if end > start:
-                samples = bool(of_rows[row].drafts) and end == ends[row]
+                samples = of_rows[row].num_undrafted > 0 and end == ends[row]
                 left = of_rows[row].min_tokens_left
                 found.append(Chunk(row=row, start=start, num_tokens=end - start, samples=samples, min_tokens_left=left))
                 room -= end - start
@@ -137,7 +137,9 @@ class DraftModel:
         """Whether a row is read with a chunk: because drafts follow, or as a prompt."""
         if chunk.row in self._undraftable:
             return False
-        return known_tokens(chunk) <= self._num_positions if chunk.drafts else follows and chunk.num_tokens > 1
+        if chunk.num_undrafted:
+            return known_tokens(chunk) <= self._num_positions
+        return follows and chunk.num_tokens - len(chunk.drafts) > 1
 
     def _sampled(self, chunks: list[Chunk]) -> list[int]:
         """Compute chunks; the ids that those that sample are followed by, below 0 where the logits are not finite."""

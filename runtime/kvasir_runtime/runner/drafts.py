@@ -111,14 +111,14 @@ def with_undrafted(results: StepResults, undrafted: Mapping[int, int]) -> StepRe
 
 
 def with_drafts(plan: StepPlan, drafts: Mapping[int, Sequence[int]]) -> StepPlan:
-    """The plan with these drafts in place of those that it has. drafts: of each row that has some, as many or fewer."""
+    """The plan with these drafts. drafts: of each row that has `UNDRAFTED` ones, as many or fewer."""
     chunks = tuple(
         msgspec.structs.replace(
             chunk,
             num_tokens=chunk.num_tokens - len(chunk.drafts) + len(drafts[chunk.row]),
             drafts=tuple(drafts[chunk.row]),
         )
-        if chunk.drafts
+        if chunk.num_undrafted
         else chunk
         for chunk in plan.chunks
     )

@@ -2,8 +2,8 @@
 
 Where the device is not the host, `launch` only enqueues work and `collect` waits for the sampled ids alone. On a CPU
 with C++ kernels `launch` starts the forward pass on the other cores and `collect` joins it, so that this core serves
-the clients in between. Without these kernels, and behind another step, `collect` computes the whole step. Either way
-launches form a queue that is worked off in order.
+the clients in between. With stages `launch` computes the part of the first. Without these kernels, and behind another
+step, `collect` computes the whole step. Either way launches form a queue that is worked off in order.
 
 Sampling of guided rows waits for the token before, on which their masks depend, and is enqueued before the next step.
 """
@@ -178,14 +178,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a plan; never waits for the device."""
+        """Start a plan; never waits for the device. The first of several stages computes its part."""
         if self._transfers is not None:
             self._transfers.submit(plan)
         step = LaunchedStep(plan)
         if self._stream.overlaps:
             self._sample_waiting()
             step.state = self._start(step)
-        elif self._other_cores and not self._in_flight:
+        elif self._other_cores and (self._model.spec.stage is not None or not self._in_flight):
             step.state = self._start(step)
         self._in_flight.append(step)
         return step

@@ -109,14 +109,14 @@ class TextDraftModel:
             chunks = [Chunk(row=one.chunk.row, start=one.place - 1, num_tokens=1, samples=True) for one in drafting]
         for chunk in reading:
             self._texts.publish(chunk.row)
-        made: dict[int, list[int]] = {chunk.row: [] for chunk in plan.chunks if chunk.drafts}
+        made: dict[int, list[int]] = {chunk.row: [] for chunk in plan.chunks if chunk.num_undrafted}
         for one in begun:
             made[one.chunk.row] = one.drafts
             self._rows.write_tokens(one.chunk.row, one.known, one.drafts)
         missing = {
-            chunk.row: len(chunk.drafts) - len(made[chunk.row])
+            chunk.row: chunk.num_undrafted - len(made[chunk.row])
             for chunk in plan.chunks
-            if len(chunk.drafts) > len(made.get(chunk.row, ()))
+            if chunk.num_undrafted > len(made.get(chunk.row, ()))
         }
         return with_drafts(plan, made), missing
 
@@ -132,7 +132,7 @@ class TextDraftModel:
         reading, drafting, in_vain = list[Chunk](), list[Drafting](), list[Drafting]()
         for chunk, text, known in sorted(found, key=lambda one: one[1].num_ids - one[1].num_read):
             num_ids = text.num_ids
-            samples = bool(chunk.drafts) and text.text.num_tokens == known and text.text.is_whole
+            samples = chunk.num_undrafted > 0 and text.text.num_tokens == known and text.text.is_whole
             if samples and num_ids >= self._longest:
                 in_vain.append(_in_vain(chunk, known))
                 continue
@@ -142,7 +142,7 @@ class TextDraftModel:
             if text.is_sought:
                 continue
             if not self._texts.reserve(chunk.row, min(num_ids + further, self._longest)):
-                if chunk.drafts:
+                if chunk.num_undrafted:
                     in_vain.append(_in_vain(chunk, known))
                 continue
             start, end = text.num_read, min(num_ids, self._longest, text.num_read + room)
@@ -163,7 +163,7 @@ class TextDraftModel:
         found = []
         for chunk in plan.chunks:
             text = self._texts.find(chunk.row)
-            if text is not None and (chunk.drafts or (plan.drafter_follows and chunk.num_tokens > 1)):
+            if text is not None and self._reads(chunk, follows=plan.drafter_follows):
                 known = max(text.joined, chunk.start + chunk.num_tokens - len(chunk.drafts))
                 found.append((chunk, text, known))
         room = 4 * plan.num_tokens + MOST_ENCODED
@@ -175,6 +175,11 @@ class TextDraftModel:
                 room = max(0, room - int(ends[count - 1]))
                 self._texts.follow(chunk.row, tokens[:count].tolist())
         return found
+
+    @staticmethod
+    def _reads(chunk: Chunk, *, follows: bool) -> bool:
+        """Whether a row is read with a chunk: because drafts follow, or as a prompt."""
+        return chunk.num_undrafted > 0 or (follows and chunk.num_tokens - len(chunk.drafts) > 1)
 
     def _logits(self, chunks: list[Chunk]) -> Tensor:
         """(chunks that sample, vocabulary of the draft model)."""

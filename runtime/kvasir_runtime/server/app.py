@@ -57,7 +57,13 @@ def http_app(app_state: AppState) -> ASGIApp:
             allow_origins=app_state.options.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-should-retry", "x-kvasir-ignored-fields"],
+            expose_headers=[
+                "x-request-id",
+                "retry-after",
+                "x-should-retry",
+                "x-kvasir-ignored-fields",
+                "x-kvasir-no-drafts",
+            ],
         )
     return edged
 

@@ -16,7 +16,9 @@ import msgspec
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.names import ENV_SERVICE
 from kvasir_api.options import ServeOptions
+from kvasir_api.rank_state import RankState
 from kvasir_api.state import PrefixDigest, QueueBounds, RuntimeState, StartupSeconds
+from kvasir_runtime import rank_states
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.hot_prefixes import HotPrefixes
 from kvasir_runtime.client.open_sequences import TenantLoads
@@ -31,7 +33,7 @@ from kvasir_runtime.server.observability.ended_request_log import EndedRequestLo
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.ops_guard import OpsKeys, ops_keys
-from kvasir_runtime.server.prefix_warmup import PIECE_TOKENS
+from kvasir_runtime.server.peer_prefixes.warmup import PIECE_TOKENS
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.server.senders import Senders
 from kvasir_runtime.server.watchdog import Watchdog
@@ -64,7 +66,7 @@ class AppState:
 
     instance: names this process in /state and in the ids of what only it holds. peers: ops ports of replicas that
     served while this one started, with the token of the call to each; peers_taken: others are named too late.
-    hot_prefixes: what clients ask most.
+    hot_prefixes: what clients ask most. prefetching: fetches blocks of a replica that leaves.
     preparing: requests that are read and not sent to the engine yet.
     """
 
@@ -89,6 +91,7 @@ class AppState:
     peers: Mapping[str, str] = field(init=False, default_factory=dict)
     peers_taken: bool = field(init=False, default=False)
     hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
+    prefetching: asyncio.Task[None] | None = field(init=False, default=None)
     num_active: int = field(init=False, default=0)
     preparing: TenantLoads = field(init=False, default_factory=TenantLoads)
 
@@ -185,7 +188,15 @@ class AppState:
             stalled_s=round(self.watchdog.stalled_s, 3),
             sealing_key=self.continuation_keys.sealing_key,
             continuation_keys=self.continuation_keys.digest,
+            ranks=state.ranks or self._starting_ranks(),
         )
+
+    def _starting_ranks(self) -> tuple[RankState, ...]:
+        """Those of a node that waits for others, or computes for node 0. Before it has waited none has joined."""
+        phase, missing = self.lifecycle.phase, self.lifecycle.missing_nodes
+        if phase == "starting" and not missing:
+            missing = tuple(node for node in range(self.options.nnodes) if node != self.options.node_rank)
+        return rank_states.joined(self.options, missing)
 
     def _prefixes(self, after: int | None) -> PrefixDigest:
         if self.served_model is None:

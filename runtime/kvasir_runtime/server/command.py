@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvasir_api.command import click_options, parse
-from kvasir_api.options import ServeOptions
+from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
 
 if TYPE_CHECKING:
-    from kvasir_runtime.client.engine_process import EngineProcess
+    from kvasir_api.options import ServeOptions
     from kvasir_runtime.server.ports import Listeners
 
 KEY_VARIABLE = "KVASIR_API_KEY"
@@ -22,33 +21,55 @@ def main(engine_command: tuple[str, ...] | None = None) -> None:
     serve.main(obj=engine_command)
 
 
+class ServeCommand(click.Command):
+    """Starts the engine process before the declaration of options is imported: the engine imports torch meanwhile."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context with the values of all options; its object is the engine process, which the command ends."""
+        command = extra.pop("obj", None) or (parent.obj if parent else None) or ENGINE_COMMAND
+        child = EngineProcess(command)
+        try:
+            if not {"-h", "--help"}.intersection(args):
+                child.begin()
+            return super().make_context(info_name, args, parent, obj=child, **extra)
+        except BaseException:
+            child.abandon()
+            raise
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The model and one option for each field of its declaration."""
+        if not self.params:
+            from kvasir_api.option_parser import click_options
+            from kvasir_api.options import ServeOptions
+
+            self.params = [click.Argument(["model"]), *click_options(ServeOptions, skip=frozenset({"model"}))]
+        return super().get_params(ctx)
+
+
+@click.command(cls=ServeCommand)
 @click.pass_obj
-def _serve(engine_command: tuple[str, ...] | None, /, **values: Any) -> None:
+def serve(child: EngineProcess, /, **values: Any) -> None:
     """Serve MODEL: a directory with a Hugging Face checkpoint, a .gguf file, or a name on the hub.
 
     Clients find an OpenAI API on --port; probes and /state are on --ops-port. SIGTERM and ctrl-C finish what runs and
     leave; the second one stops at once.
     """
-    if key := os.environ.get(KEY_VARIABLE):
-        values["api_key"] = (*values.get("api_key", ()), *key.split(","))
-    raise SystemExit(run(parse(ServeOptions, values), engine_command))
+    from kvasir_api.option_parser import parse
+    from kvasir_api.options import ServeOptions
+
+    try:
+        if key := os.environ.get(KEY_VARIABLE):
+            values["api_key"] = (*values.get("api_key", ()), *key.split(","))
+        raise SystemExit(run(parse(ServeOptions, values), child))
+    finally:
+        child.abandon()
 
 
-serve = click.Command(
-    "serve",
-    callback=_serve,
-    params=[click.Argument(["model"]), *click_options(ServeOptions, skip=frozenset({"model"}))],
-    help=_serve.__doc__,
-)
-
-
-def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) -> int:
-    """Serve until the end; the exit code.
-
-    Imports are late, so that --help is quick, and later still than the engine's start: it imports torch meanwhile.
-    """
+def run(options: "ServeOptions", child: EngineProcess) -> int:
+    """Serve until the end; the exit code. Imports are late, so that --help is quick."""
     from kvasir_runtime import malloc
-    from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
     from kvasir_runtime.nodes.listening import PortError
     from kvasir_runtime.server import ports
 
@@ -58,16 +79,11 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
         listeners = ports.opened(options.host, options.port, options.ops_port, options.tls_dir)
     except PortError as error:
         return _failed(options, str(error))
-    child = EngineProcess(engine_command or ENGINE_COMMAND)
-    child.begin()
     gc.disable()  # what is imported now stays: looking for garbage in it costs a sixth of the time
-    try:
-        return _served(options, child, listeners)
-    finally:
-        child.abandon()
+    return _served(options, child, listeners)
 
 
-def _failed(options: ServeOptions, why: str) -> int:
+def _failed(options: "ServeOptions", why: str) -> int:
     from kvasir_runtime import log_config
     from kvasir_runtime.server.console import Console
 
@@ -75,7 +91,7 @@ def _failed(options: ServeOptions, why: str) -> int:
     return Console(options.log_format).failed(why)
 
 
-def _served(options: ServeOptions, child: "EngineProcess", listeners: "Listeners") -> int:
+def _served(options: "ServeOptions", child: EngineProcess, listeners: "Listeners") -> int:
     import uvloop
 
     from kvasir_runtime import log_config

@@ -7,12 +7,13 @@ Called by the process. The engine of a checkpoint in shards begins before all of
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvasir_api.forecast import readable
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import source
+from kvasir_runtime import arriving, source
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.frontend.generation_config import generation_defaults
@@ -75,9 +76,15 @@ async def begun(options: ServeOptions, lifecycle: Lifecycle, console: Console) -
 
 
 async def load(model: DownloadedModel, options: ServeOptions) -> LoadedFiles:
-    """What the API needs, when all of the model is there. Raises StartError, as soon as one is known."""
-    reading = asyncio.to_thread(tokenizer.load, model.folder, options.chat_template)
+    """What the API needs, when all of the model is there. Raises StartError, as soon as one is known.
+
+    The tokenizer of a GGUF file is in its header, which has no checksum before the file is whole.
+    """
+    read = partial(tokenizer.load, chat_template=options.chat_template)
+    reading = asyncio.to_thread(arriving.loaded, model.folder, read)
     loaded, folder = await asyncio.gather(reading, model.whole)
+    if not await asyncio.to_thread(arriving.is_confirmed, model.folder):
+        loaded = await asyncio.to_thread(read, folder)
     defaults, digest = await asyncio.to_thread(_read, folder, options)
     return LoadedFiles(folder=folder, tokenizer=loaded, defaults=defaults, digest=digest)
 

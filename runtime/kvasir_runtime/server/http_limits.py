@@ -1,4 +1,5 @@
-"""HTTP/1.1 on one connection: uvicorn's, with bounds for the head of a request and no doubt about where its body ends.
+"""HTTP/1.1 on one connection: uvicorn's, with bounds for the head of a request and for clients that read nothing, and
+no doubt about where a body ends.
 
 Given to uvicorn by listen.py. A client decides neither how long a head may be nor how long it takes to come, and a
 request that two servers could cut differently is refused, whatever a proxy before us made of it (RFC 9112, section 6).
@@ -9,6 +10,7 @@ from collections import Counter
 from http import HTTPStatus
 from typing import Any, Final
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvasir_api import openai_errors
@@ -17,6 +19,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 128
 HEAD_S: Final = 10.0
 """From the first byte of a head, or the opening of a connection, to the head's end."""
+WRITE_S: Final = 120.0
 
 
 class HeadError(Exception):
@@ -25,6 +28,24 @@ class HeadError(Exception):
     def __init__(self, message: str, status: int = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BoundedFlow(FlowControl):
+    """Lets a response wait write_s seconds for a client that reads nothing; then `send` of ASGI raises TimeoutError.
+
+    A class attribute, as below. Here and not around each `send`, so that a client that reads costs no timer.
+    """
+
+    write_s = WRITE_S
+
+    async def drain(self) -> None:
+        """Until there is room for more. A connection that ends here is not waited for any longer."""
+        try:
+            async with asyncio.timeout(self.write_s):
+                await super().drain()
+        except TimeoutError:
+            self._transport.abort()
+            raise
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -43,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first request must follow."""
         super().connection_made(transport)
+        self.flow = BoundedFlow(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -27,7 +27,8 @@ OUTLIVES_S: Final = 15.0
 
 class Lifecycle:
     """clock: monotonic seconds. fraction, eta_s and message describe the start while it lasts, message and
-    failure_reason a start that failed. computes: it is a node behind the first, and computes for node 0."""
+    failure_reason a start that failed. computes: it is a node behind the first, and computes for node 0.
+    missing_nodes: for which node 0 waits."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -37,6 +38,7 @@ class Lifecycle:
         self.leaving = False
         self.failed = False
         self.computes = False
+        self.missing_nodes: tuple[int, ...] = ()
         self.fraction = 0.0
         self.eta_s = -1.0
         self.message = ""
@@ -62,11 +64,18 @@ class Lifecycle:
         return self._started == "ready" or self.computes
 
     def advance(
-        self, phase: Phase, fraction: float = 0.0, eta_s: float = -1.0, message: str = "", *, computes: bool = False
+        self,
+        phase: Phase,
+        fraction: float = 0.0,
+        eta_s: float = -1.0,
+        message: str = "",
+        *,
+        computes: bool = False,
+        missing_nodes: tuple[int, ...] = (),
     ) -> None:
         """A step of the start."""
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
-        self.computes = computes
+        self.computes, self.missing_nodes = computes, missing_nodes
         if self.start_is_over:
             self._start_ended.set()
 

@@ -28,6 +28,8 @@ CLOSED_PATHS: Final = frozenset(
     | {*OUTSIDE_V1}
 )
 IGNORED_FIELDS: Final = b"x-kvasir-ignored-fields"
+NO_DRAFTS: Final = b"x-kvasir-no-drafts"
+"""Why a request has no drafts where others of the replica have."""
 MAX_NAMES: Final = 20
 MAX_NAME: Final = 64
 INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -98,6 +100,7 @@ class Middleware:
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
                     *(orca.headers(load_format, self._snapshot()) if load_format else ()),
                     *_ignored_header(scope["state"].get("ignored_fields", ())),
+                    *((NO_DRAFTS, why.encode()) for why in scope["state"].get("no_drafts", ())),
                 ]
             await send(message)
 

@@ -6,6 +6,7 @@ never fails one; readiness and liveness fail when the watchdog finds that it doe
 """
 
 import asyncio
+import logging
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query
@@ -15,12 +16,16 @@ from starlette.types import ASGIApp
 from kvasir_api import ended_requests, names, state
 from kvasir_api.prefix_digest import WHOLE
 from kvasir_api.sealed_keys import MOST_CHARACTERS
-from kvasir_runtime.server import prefix_warmup
-from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.app_state import AppState, ServedModel
 from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.ops_guard import OpsGuard
+from kvasir_runtime.server.peer_prefixes import warmup
+from kvasir_runtime.server.peer_prefixes.prefetch import MOST_SHARES, FetchedShare
+from kvasir_runtime.server.peer_prefixes.prefetch import prefetch as fetch_prefixes
 
+LOG = logging.getLogger(__name__)
 MOST_WAIT_S: Final = 86_400.0
+NO_ADDRESS: Final = "an address is http:// or https://, an IP address and a port"
 
 
 def ops_app(app_state: AppState) -> ASGIApp:
@@ -31,6 +36,7 @@ def ops_app(app_state: AppState) -> ASGIApp:
     _add_drain(app, app_state)
     _add_reset(app, app_state)
     _add_prefixes(app, app_state)
+    _add_prefetch(app, app_state)
     _add_continuation_keys(app, app_state)
     return OpsGuard(app, keys=app_state.ops_keys, instance=app_state.instance)
 
@@ -139,7 +145,7 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
             return json_response({"error": "no model is loaded"}, status=503)
         tokenizer, hot = app_state.served_model.profile.tokenizer, app_state.hot_prefixes.frozen()
         port = app_state.snapshot().kv_transfer_port
-        document = await asyncio.to_thread(prefix_warmup.shared, hot, tokenizer, top, port)
+        document = await asyncio.to_thread(warmup.shared, hot, tokenizer, top, port)
         return Response(document, media_type="application/json")
 
     @app.post(names.PATH_PEERS)
@@ -149,14 +155,56 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
     ) -> Response:
         """Ops ports of replicas that serve already, to be asked before this one is ready. token: of the call to each,
         in their order, empty for none; they may be left out."""
-        if not all(map(prefix_warmup.is_address, address)):
-            return json_response({"error": "an address is http:// or https://, an IP address and a port"}, status=422)
+        if not all(map(warmup.is_address, address)):
+            return json_response({"error": NO_ADDRESS}, status=422)
         if app_state.peers_taken:
             return json_response({"error": "the model is loaded: no peers are asked any more"}, status=409)
         if token and len(token) != len(address):
             return json_response({"error": "there is a token for each address, or none at all"}, status=422)
         app_state.peers = dict(zip(address, token or [""] * len(address), strict=True))
         return json_response({"peers": len(address)})
+
+
+def _add_prefetch(app: FastAPI, app_state: AppState) -> None:
+    @app.post(names.PATH_PREFETCH)
+    async def prefetch(
+        address: Annotated[str, Query(max_length=64)],
+        token: Annotated[str, Query(max_length=1024)] = "",
+        share: Annotated[int, Query(ge=0, lt=MOST_SHARES)] = 0,
+        shares: Annotated[int, Query(ge=1, le=MOST_SHARES)] = 1,
+    ) -> Response:
+        """The ops port of a replica that leaves: the blocks of what it is asked most are fetched, beside all else.
+        token: of the call to it. share: of so many, that no other replica fetches first."""
+        served = app_state.served_model
+        if not warmup.is_address(address):
+            return json_response({"error": NO_ADDRESS}, status=422)
+        if served is None or not app_state.lifecycle.ready or served.client.state.kv_transfer_port <= 0:
+            return json_response({"error": "this replica serves nothing, or fetches no blocks"}, status=409)
+        if app_state.prefetching is not None and not app_state.prefetching.done():
+            return json_response({"error": "blocks of another replica are being fetched"}, status=409)
+        own = FetchedShare(index=share, of=shares)
+        app_state.prefetching = asyncio.create_task(_prefetch(address, token, own, app_state, served))
+        return json_response({"prefetch": address}, status=202)
+
+
+async def _prefetch(address: str, token: str, share: FetchedShare, app_state: AppState, served: ServedModel) -> None:
+    facts = served.client.ready
+    assert facts is not None, "it serves"
+    try:
+        done = await fetch_prefixes(
+            {address: token},
+            served.client,
+            facts,
+            served.profile.tokenizer,
+            share=share,
+            is_wanted=lambda: app_state.lifecycle.ready,
+            tls_dir=app_state.options.tls_dir,
+        )
+    except Exception:
+        LOG.exception("fetching what a replica that leaves is asked most failed; it is computed when it is needed")
+        return
+    words = "fetched %d tokens of %d of %d prefixes from the replica at %s, which leaves, in %.1f s"
+    LOG.info(words, done.tokens, done.prefixes, done.offered, address, done.seconds)
 
 
 def _add_continuation_keys(app: FastAPI, app_state: AppState) -> None:

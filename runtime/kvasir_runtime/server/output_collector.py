@@ -30,7 +30,6 @@ from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason
 
 KEEP_ALIVE_S: Final = 15.0
-WRITE_TIMEOUT_S: Final = 120.0
 TOOL_RESULT_TIMEOUT_S: Final = 600.0
 
 
@@ -42,10 +41,10 @@ class ClientGone(Exception):
 class ServingContext:
     """The parts of the process that answer requests, the same for all of them, and whose the request is.
 
-    owner: identity of its tenant. keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s:
-    for a client that reads nothing. tool_result_timeout_s: how long an answer whose turn has ended waits for the
-    next result of a tool. on_submit is called once for each HTTP request that generates, with its sequences. signer:
-    of continuation tokens, None where this process writes none. pieces: the client requests their pieces as they come.
+    owner: identity of its tenant. keep_alive_s: without output, until a stream shows a sign of life.
+    tool_result_timeout_s: how long an answer whose turn has ended waits for the next result of a tool. on_submit is
+    called once for each HTTP request that generates, with its sequences. signer: of continuation tokens, None where
+    this process writes none. pieces: the client requests their pieces as they come.
     """
 
     client: EngineClient
@@ -55,7 +54,6 @@ class ServingContext:
     owner: bytes = field(default=b"", repr=False)
     clock: Callable[[], float] = time.monotonic
     keep_alive_s: float = KEEP_ALIVE_S
-    write_timeout_s: float = WRITE_TIMEOUT_S
     tool_result_timeout_s: float = TOOL_RESULT_TIMEOUT_S
     on_submit: Callable[[Sequence[EngineRequest]], None] = lambda _: None
     signer: TokenSigner | None = None

@@ -29,7 +29,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, download, key_file, listen, periodic, ports, prefix_warmup
+from kvasir_runtime.server import auth, download, key_file, listen, periodic, ports
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import MOST_INVALID, AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -38,6 +38,7 @@ from kvasir_runtime.server.continuation_keys import PeerKeySender
 from kvasir_runtime.server.lifecycle import EndSignals
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
+from kvasir_runtime.server.peer_prefixes import warmup
 from kvasir_runtime.server.watchdog import LOOK_S
 from kvasir_runtime.wire import EngineFacts
 
@@ -203,15 +204,12 @@ class ServeProcess:
         self._app_state.lifecycle.advance("warming", 1.0, message="computing what other replicas are asked most")
         try:
             tls_dir, loaded = self._options.tls_dir, served.profile.tokenizer
-            warmed = await prefix_warmup.warm(peers, served.client, ready, loaded, limit_s=limit_s, tls_dir=tls_dir)
+            warmed = await warmup.warm(peers, served.client, ready, loaded, limit_s=limit_s, tls_dir=tls_dir)
         except Exception:
             log.exception("computing what other replicas are asked most failed; this one starts without")
             return
         served.start = msgspec.structs.replace(served.start, warm_s=served.start.warm_s + warmed.seconds)
-        log.info(
-            "computed %d prefixes of %d peers, %d tokens in %.1f s; %d peers gave no usable answer",
-            *(warmed.prefixes, len(peers), warmed.tokens, warmed.seconds, warmed.silent),
-        )
+        log.info("%s", warmed.words)
 
     async def _unlocked(self) -> None:
         """A replica of a service that has no key yet is not ready: it would take the place of one that serves.
@@ -279,8 +277,8 @@ class ServeProcess:
         return facts
 
     def _on_progress(self, progress: Progress) -> None:
-        *shown, computes = msgspec.structs.astuple(progress)
-        self._app_state.lifecycle.advance(*shown, computes=computes)
+        *shown, computes, missing_nodes = msgspec.structs.astuple(progress)
+        self._app_state.lifecycle.advance(*shown, computes=computes, missing_nodes=missing_nodes)
         self._console.show(*shown)
 
     async def _watch_child(self, client: EngineClient) -> None:

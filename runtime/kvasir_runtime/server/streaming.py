@@ -176,13 +176,12 @@ class GenerationResponse(Response):
         await send_document(send, *self._serializer.refusal(failed.error))
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        """Waits while the client reads slowly. Raises ClientGone when it reads nothing for too long."""
+        """Waits while the client reads slowly. Raises ClientGone when it reads nothing for too long (`BoundedFlow`)."""
         if not body and more:
             return
         try:
-            async with asyncio.timeout(self._context.write_timeout_s):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except (TimeoutError, OSError) as error:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+        except OSError as error:
             raise ClientGone from error
 
 

@@ -4,17 +4,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from kvasir_api.stored_bits import GROUPS
 from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-
-GROUPS: Final = (128, 64, 32)
-"""Columns of a group in our format, widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,11 @@ class CheckpointTensor:
         return self.num_bytes * count // self.length
 
     def as_vector(self) -> "CheckpointTensor":
-        """Of one row: its numbers, read together."""
+        """The numbers of one row, read together, and one number as a vector of one; any other tensor as it is."""
+        if not self.shape:
+            return replace(self, shape=(1,))
+        if len(self.shape) != 2 or self.shape[0] != 1:
+            return self
         count = self.shape[1]
         return replace(self, shape=(count,), unit=count, decoded=lambda raw, _: self.decoded(raw, 1)[0])
 
@@ -231,7 +233,7 @@ def whole_of_each(stored: Iterable[CheckpointTensor]) -> dict[str, Tensor]:
         of_file.setdefault(one.path, []).append(one)
     found = dict[str, Tensor]()
     for path, tensors in of_file.items():
-        with arriving.awaited(path).open("rb") as stream:
+        with arriving.opened(path, max(one.start + one.num_bytes for one in tensors)) as stream:
             found |= {one.name: _read(one, stream) for one in sorted(tensors, key=lambda one: one.start)}
     return found
 

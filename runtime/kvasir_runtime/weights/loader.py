@@ -7,7 +7,6 @@ milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -71,7 +70,7 @@ def load(
     place. drafts: of the layers that follow the decoder's own and draft tokens, in place of the others. Raises
     ModelError naming file and tensor.
     """
-    found = list(_checked(_stored(model, drafts), places, unused))
+    found = list(_checked(_stored(model, drafts, places), places, unused))
     missing = sorted(set(places) - {stored.name for stored in found})
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
@@ -101,7 +100,7 @@ def load(
         on_read(read, total)
 
     stream(pieces, staging(device), ring_of(device), placed)
-    arriving.all_awaited(model)  # what follows looks at all files of the checkpoint
+    arriving.confirm(model)  # what follows looks at all files of the checkpoint
     return tensors
 
 
@@ -181,13 +180,15 @@ def has_drafts(model: Path) -> bool:
     return not gguf.is_gguf(model) and bool(_stored(model, drafts=True))
 
 
-def _stored(model: Path, drafts: bool = False) -> list[CheckpointTensor]:
-    """All tensors of a checkpoint, of the layers that draft tokens, or of all others."""
+def _stored(model: Path, drafts: bool = False, names: Container[str] = ()) -> list[CheckpointTensor]:
+    """All tensors of a checkpoint, of the layers that draft tokens, or of all others. names: those that are wanted."""
     if gguf.is_gguf(model):
         return list(gguf_checkpoint.stored(model))
     found = [one for path in safetensors_checkpoint.files(model) for one in safetensors_checkpoint.stored(path)]
     document = read_document(model)
-    found = stacked_experts.apart(one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts)
+    found = stacked_experts.apart(
+        (one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts), names
+    )
     scheme = quantization_config.scheme(document.get("quantization_config"))
     found = bitsandbytes.joined(e2m1.joined(sparse_24.joined(hqq.joined(found))))
     return fp8_scales.joined(packed_integers.joined(found, scheme))
@@ -206,10 +207,8 @@ def _checked(
             continue
         if place is None:
             raise ModelError(f"{stored.path}: unexpected tensor {stored.name}")
-        if len(place.shape) == 1 and stored.shape == (1, *place.shape):
+        if len(place.shape) == 1:
             stored = stored.as_vector()
-        elif place.shape == (1,) and not stored.shape:
-            stored = replace(stored, shape=(1,))
         if stored.shape != place.shape:
             shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
             raise ModelError(f"{stored.path}: tensor {stored.name} has shape {shapes}")

@@ -52,6 +52,7 @@ _OTHER_PARTS = (
     "vision_model.",
     "multi_modal_projector.",
     "model.vision_tower.",
+    "model.visual.",
     "model.vision_model.",
     "model.multi_modal_projector.",
 )

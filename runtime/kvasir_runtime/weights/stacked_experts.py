@@ -10,12 +10,17 @@ Called by `load`, so that it sees each expert's matrix by a name of its own. The
 
     X.weight  (experts, rows, columns), of input_linear and output_linear of `block_sparse_moe`, as Granite has them
 
-become X's `experts.N.PART.weight` and `experts.N.PART.bias`. Source: OCP Microscaling Formats 1.0, 2023.
+become X's `experts.N.PART.weight` and `experts.N.PART.bias`. Where a family names gates and ups apart (Qwen3.5),
+
+    X         (experts, rows, columns) in full, gates above ups
+
+becomes `experts.N.gate_proj.weight`, `up_proj` and `down_proj`, as other checkpoints of it have them.
+Source: OCP Microscaling Formats 1.0, 2023.
 """
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -36,8 +41,8 @@ _SCALES_READ: Final = 4
 """Tensors whose scales are held while pieces of several come in turn."""
 
 
-def apart(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
-    """Tensors with those of all experts as one for each. Raises ModelError."""
+def apart(stored: Iterable[CheckpointTensor], names: Container[str] = ()) -> list[CheckpointTensor]:
+    """Tensors with those of all experts as one for each. names: what the family's places name. Raises ModelError."""
     named = {one.name: one for one in stored}
     read = functools.lru_cache(maxsize=_SCALES_READ)(whole)
     found = list[CheckpointTensor]()
@@ -52,6 +57,8 @@ def apart(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
             found += _packed(named, one, read)
         elif match[3] == "_bias":
             found += _biases(one, *match.group(1, 2))
+        elif match[3] is None and f"{match[1]}.0.gate_proj.weight" in names:
+            found += _by_halves(one, match[1]) if match[2] == "gate_up_proj" else _by_rows(one, *match.group(1, 2))
         elif match[3] is None:
             found += _in_full(one, *match.group(1, 2))
         elif f"{match[1]}.{match[2]}_blocks" not in named:
@@ -100,6 +107,17 @@ def _by_rows(stored: CheckpointTensor, stem: str, part: str) -> Iterator[Checkpo
         )
     for one in _slices(stored, stem, part, "weight", stored.shape[1:]):
         yield replace(one, dtype=dtype, decoded=functools.partial(_rows, dtype, stored.shape[2]))
+
+
+def _by_halves(stored: CheckpointTensor, stem: str) -> Iterator[CheckpointTensor]:
+    for both in _by_rows(stored, stem, "gate_up_proj"):
+        rows, columns = both.shape
+        if rows % 2:
+            raise ModelError(f"{stored.path}: tensor {stored.name} has {rows} rows of gates and ups, expected pairs")
+        half, expert = both.num_bytes // 2, both.name.removesuffix("gate_up_proj.weight")
+        for place, part in enumerate(("gate_proj", "up_proj")):
+            name, start = f"{expert}{part}.weight", both.start + place * half
+            yield replace(both, name=name, shape=(rows // 2, columns), start=start, num_bytes=half)
 
 
 def _biases(stored: CheckpointTensor, stem: str, part: str) -> Iterator[CheckpointTensor]:

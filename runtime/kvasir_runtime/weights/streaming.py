@@ -134,7 +134,10 @@ class _Reader:
 
     def __init__(self, pieces: Sequence[FilePiece], filled: _Filled, free: _Free, preadv: Preadv) -> None:
         self.stopping = threading.Event()
-        self._pieces = iter(pieces)
+        of_files = dict[Path, deque[FilePiece]]()
+        for piece in sorted(pieces, key=lambda piece: (piece.path, piece.start)):  # as a download brings them
+            of_files.setdefault(piece.path, deque()).append(piece)
+        self._of_files = list(of_files.values())
         self._lock = threading.Lock()
         self._filled = filled
         self._free = free
@@ -149,19 +152,32 @@ class _Reader:
 
     def _read(self, files: "_Files") -> None:
         while not self.stopping.is_set():
-            with self._lock:
-                piece = next(self._pieces, None)
-            if piece is None:
+            if (piece := self._next()) is None:
                 return
             buffer = self._free.get() if piece.into is None else None
             target = buffer if piece.into is None else piece.into
             if target is None:
                 return  # woken to end
             try:
-                self._fill(files.descriptor(piece.path), piece, target)
+                self._fill(files.descriptor(piece), piece, target)
             except OSError as error:
                 raise ModelError(f"{piece.path} cannot be read: {error.strerror or error}") from error
             self._filled.put((piece, buffer))
+
+    def _next(self) -> FilePiece | None:
+        """The next piece of the first file of which one is there; None where there is none any more, or to end."""
+        while not self.stopping.is_set():
+            with self._lock:
+                for pieces in self._of_files:
+                    if arriving.readable(pieces[0].path, pieces[0].start + pieces[0].num_bytes) is not None:
+                        piece = pieces.popleft()
+                        if not pieces:
+                            self._of_files.remove(pieces)
+                        return piece
+                if not self._of_files:
+                    return None
+            self.stopping.wait(arriving.LOOK_S)
+        return None
 
     def _fill(self, descriptor: int, piece: FilePiece, target: Tensor) -> None:
         view, done = target.numpy().data[: piece.num_bytes], 0
@@ -179,7 +195,9 @@ class _Files:
         self._stack = stack
         self._opened: dict[Path, int] = {}
 
-    def descriptor(self, path: Path) -> int:
-        if path not in self._opened:
-            self._opened[path] = self._stack.enter_context(arriving.awaited(path).open("rb", buffering=0)).fileno()
-        return self._opened[path]
+    def descriptor(self, piece: FilePiece) -> int:
+        """Of its file, which is the same when that is whole."""
+        if piece.path not in self._opened:
+            stream = arriving.opened(piece.path, piece.start + piece.num_bytes)
+            self._opened[piece.path] = self._stack.enter_context(stream).fileno()
+        return self._opened[piece.path]

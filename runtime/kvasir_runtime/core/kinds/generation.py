@@ -38,7 +38,9 @@ class Generation:
     def __post_init__(self) -> None:
         self.sampling = self.request.request.sampling
         # The runner draws for a grammar once it has advanced it by the token before; it must know all but the last.
-        self._max_in_flight = self.limit if self.sampling.grammar is None else 1
+        # With stages it has the last token when the step before has left the last of them.
+        most = self.limit if self.sampling.grammar is None else 1
+        self._max_in_flight = most if self.limits.stages == 1 else 0
         # States end at borders of blocks on the way, so that later requests may continue from there.
         self._border = self.limits.block_size if self.limits.has_states and self.limits.prefix_cache else 1
 

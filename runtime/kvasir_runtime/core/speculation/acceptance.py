@@ -1,16 +1,21 @@
-"""How often drafts of a sequence are right, by how much of its text they follow from. Pure."""
+"""How often drafts of a sequence are right, by how much of its text they follow from. Pure.
 
+A draft from a text that was not verified is compared with the tokens that came, so that what is given up is known to be
+worth it again without a try. A model's draft is not there to be compared: it is tried again.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Draft, TokenHistory
 from kvasir_runtime.core.speculation.ongoing_copy import OngoingCopy
 
-CLASSES: Final = 5
-"""Of drafts, by the bits of the number of ids that they follow from: 1 (behind a replaced token), 2 to 3, 4 to 7, 8 to
-15, more.
+CLASSES: Final = 6
+"""Of drafts, by the bits of the number of ids that they follow from: none (a model's), 1 (behind a replaced token), 2
+to 3, 4 to 7, 8 to 15, more.
 """
-FIRST: Final = (0.6, 0.4, 0.6, 0.8, 0.9)
+FIRST: Final = (0.6, 0.6, 0.4, 0.6, 0.8, 0.9)
 """Expected of a draft of each class before any was verified."""
 FIRST_WEIGHT: Final = 2.0
 """Verified drafts that weigh as much as what others of the engine have taught, in a sequence that begins."""
@@ -18,8 +23,8 @@ KEPT: Final = 0.85
 """Of what was learned, at each verification: a change is known after some six."""
 KEPT_BY_ALL: Final = 0.99
 RETRY_STEPS: Final = 16
-"""Steps, for each sequence of a step, after which a draft that was not worth it is tried again. So one is tried in as
-many steps, which costs less than 1 % where a draft adds less than a sixth to one. MOST_RETRY_STEPS: at most.
+"""Steps, for each sequence of a step, after which a model's draft that was not worth it is tried again. So one is tried
+in as many steps, which costs less than 1 % where a draft adds less than a sixth to one. MOST_RETRY_STEPS: at most.
 """
 MOST_RETRY_STEPS: Final = 256
 RETRIED: Final = 0.7
@@ -27,9 +32,9 @@ RETRIED: Final = 0.7
 LEAST_SURVIVAL: Final = 0.02
 """Below which no draft is worth a look at its cost."""
 MOST_REST: Final = 15
-"""Steps without a look at a text in which nothing was found, at most."""
+"""Steps without a look at a text in which nothing was found, at most; behind the first look 0, then 1 and 3."""
 UNTRIED_REST: Final = 3
-"""The same where what was found is not worth a try."""
+"""The same where what was found is not worth verifying."""
 
 
 class AcceptanceRates:
@@ -56,15 +61,17 @@ class AcceptanceRates:
 
 @dataclass(slots=True, eq=False)
 class SequenceDrafts:
-    """What speculation keeps of a sequence. draft: of the last look. untried: steps since one was verified.
+    """What speculation keeps of a sequence. draft: of the last look. guess: what the text gave then, unless it was
+    verified. untried: steps since a draft was.
 
-    rest: steps to come without a look; misses: looks in a row that found nothing.
+    rest: steps to come without a look; misses: looks in a row of which nothing from the text was verified.
     """
 
     rates: AcceptanceRates
     history: TokenHistory = field(default_factory=TokenHistory)
     copy: OngoingCopy = field(default_factory=OngoingCopy)
     draft: Draft = NO_DRAFT
+    guess: Draft = NO_DRAFT
     untried: int = 0
     rest: int = 0
     misses: int = 0
@@ -75,7 +82,7 @@ class SequenceDrafts:
         num_sequences: of the step.
         """
         rate, survival = self.rates.of(class_of(self.draft)), 1.0
-        retried = self.untried >= min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
+        retried = not self.draft.matched and self.untried >= min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
         found = []
         for place, share in enumerate(self.draft.shares):
             survival *= max(rate, RETRIED) if retried and not place else rate
@@ -84,24 +91,38 @@ class SequenceDrafts:
             found.append(survival * share)
         return found
 
-    def look(self, found: Draft, most: int) -> None:
-        """What a look at the text gave, unless going on with the copy behind a replaced token is likelier to be right.
+    def follow(self, tokens: Sequence[int], rates_of_all: AcceptanceRates) -> None:
+        """Take in what the text has more than at the last look, and learn whether its guess was right.
 
-        most: tokens of that.
+        rates_of_all: what others have taught, which learn it too.
+        """
+        if self.guess.tokens:
+            came = tokens[self.history.length : self.history.length + len(self.guess.tokens)]
+            right = next((at for at, one in enumerate(came) if one != self.guess.tokens[at]), len(came))
+            place, reached = class_of(self.guess), min(len(came), right + 1)
+            self.rates.verified(place, reached, right, KEPT)
+            rates_of_all.verified(place, reached, right, KEPT_BY_ALL)
+        self.history.follow(tokens)
+
+    def look(self, found: Draft, most: int, of_model: Draft = NO_DRAFT) -> None:
+        """What a look at the text gave, unless going on with the copy behind a replaced token is likelier to be right,
+        or what a model will draft.
+
+        most: tokens of the copy.
         """
         resumed = self.copy.resumed(self.history.ids, self.history.length, most)
-        if self._likelihood(resumed) > self._likelihood(found):
-            found = resumed
+        found = max(found, resumed, key=self._likelihood)
         self.copy.follow(found, self.history.length)
-        self.draft = found
-        self.misses = 0 if found.tokens else self.misses + 1
-        self.rest = min(MOST_REST, (1 << self.misses) - 1) if self.misses else 0
+        self.draft, self.guess = max(found, of_model, key=self._likelihood), found if found.matched else NO_DRAFT
+        most_rest = UNTRIED_REST if found.matched else MOST_REST
+        self.rest = min(most_rest, (1 << self.misses) - 1) if found.matched or not found.tokens else 0
+        self.misses = min(self.misses + 1, MOST_REST.bit_length())
 
     def tries(self, count: int) -> None:
         """So many of the draft's tokens are verified."""
         self.untried = 0 if count else self.untried + 1
-        if self.draft.tokens and not count:
-            self.rest = UNTRIED_REST
+        if count and self.draft.matched:
+            self.guess, self.misses, self.rest = NO_DRAFT, 0, 0
 
     def _likelihood(self, draft: Draft) -> float:
         """Of its first token."""
@@ -110,4 +131,4 @@ class SequenceDrafts:
 
 def class_of(draft: Draft) -> int:
     """Of `CLASSES`."""
-    return min(max(1, draft.matched).bit_length(), CLASSES) - 1
+    return min(draft.matched.bit_length(), CLASSES - 1)

@@ -13,6 +13,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.core.plan import UNDRAFTED
+
 MAX_HISTORY: Final = 65_536
 """Ids at the end of a text that are searched."""
 MOST_COMPARED: Final = 16_384
@@ -29,9 +31,6 @@ LONGEST_END: Final = 32
 LEAST_SHARE: Final = 0.1
 """Of occurrences that must have gone on as a draft does to its end: below, a draft is hardly ever right."""
 
-MODEL_MATCHED: Final = 4
-"""As which a draft of a model counts: of middling acceptance before any was verified."""
-
 
 NO_IDS: Final[NDArray[np.int32]] = np.empty(0, dtype=np.int32)
 
@@ -39,8 +38,8 @@ NO_IDS: Final[NDArray[np.int32]] = np.empty(0, dtype=np.int32)
 @dataclass(frozen=True, slots=True)
 class Draft:
     """tokens: what may follow. shares: for each the share of occurrences that went on so far as the draft does, 1 where
-    there is no vote. matched: ids at the end of the text that occurred before. source: the two ids before the draft's
-    first where it was copied from, and all behind them; never written again.
+    there is no vote. matched: ids at the end of the text that occurred before, 0 of a model's draft. source: the two
+    ids before the draft's first where it was copied from, and all behind them; never written again.
     """
 
     tokens: tuple[int, ...] = ()
@@ -109,8 +108,8 @@ class ModelDrafter:
     """Leaves the ids to the runner, whose draft model chooses them when the step is launched."""
 
     def propose(self, history: TokenHistory, most: int) -> Draft:  # noqa: ARG002 - the model reads the runner's rows
-        """Zeros in the places of what will be drafted."""
-        return Draft((0,) * most, (1.0,) * most, MODEL_MATCHED)
+        """What stands in the places of what will be drafted; it follows from no end of the text."""
+        return Draft((UNDRAFTED,) * most, (1.0,) * most)
 
 
 class NgramDrafter:

@@ -1,8 +1,9 @@
 """Drafts for the sequences of the next step, and what becomes of them. Owned by the scheduler.
 
-"ngram" and "suffix" draft in every step of decoding; with "auto" and a draft model the controller decides. Nothing here
-changes an answer: the runner keeps the drafts that it would have drawn. Knows neither clock nor device: seconds are
-given.
+"ngram" and "suffix" draft in every step of decoding; with "auto" and a draft model a controller decides. Beside a draft
+model the text is searched too, and of each sequence the likelier draft counts; steps without drafts of the model have a
+controller of their own, since they cost less. Nothing here changes an answer: the runner keeps the drafts that it would
+have drawn. Knows neither clock nor device: seconds are given.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +15,7 @@ from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import StepResults
+from kvasir_runtime.core.plan import UNDRAFTED, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.speculation import kept_states
 from kvasir_runtime.core.speculation.acceptance import KEPT, KEPT_BY_ALL, AcceptanceRates, SequenceDrafts, class_of
@@ -25,7 +26,9 @@ from kvasir_runtime.core.step_prompts import lacking
 from kvasir_runtime.core.throughput import DecayingMean
 
 MAX_DRAFTS: Final = 31
-"""Of a sequence in a step, where "auto" drafts for FEW sequences or less, by what such steps are measured to take."""
+"""Of a sequence in a step, from the text, where a controller drafts for FEW sequences or less, by what such steps are
+measured to take.
+"""
 DRAFTS_OF_MANY: Final = 15
 """Of a sequence otherwise. With the token before them they fill one tile of 16 rows, which costs AMX as much as one."""
 FEW: Final = 2
@@ -38,6 +41,8 @@ FROM_TEXTS: Final = ("auto", "suffix")
 """Of what limits name, what drafts from recent answers too."""
 BY_RUNNER: Final = ("model", "mtp")
 """Of what limits name, what drafts in the runner."""
+NONE_PAYS: Final = "by what steps were measured to take, drafts would cost more than they bring"
+"""Why there are none; until one is verified again."""
 KEPT_BY_STATE: Final = 0.98
 """Of what `/state` reports, at each step with drafts."""
 
@@ -54,14 +59,20 @@ class Speculation:
         named |= dict.fromkeys(BY_RUNNER, ModelDrafter())
         self._drafter = drafter or named.get(limits.speculation)
         self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
+        """Of steps with drafts of the model where there is one; beside it texts have their own."""
+        self._beside_model = SuffixDrafter() if drafter is None and limits.speculation in BY_RUNNER else None
+        self._of_texts = DraftController() if self._beside_model is not None else self._controller
         keeps = limits.max_cached_answers > 0 and self._drafter is not None and limits.speculation in FROM_TEXTS
         self._answers = RecentAnswers(limits.max_cached_answers) if keeps else None
         self._rates = AcceptanceRates()
         self._accepted, self._drafted = DecayingMean(), DecayingMean()
+        self._num_steps = dict.fromkeys(("none", "text", "model"), 0)
+        """Of decoding alone, by what drafted."""
         self._most = max(limits.num_rows, 1 + MAX_DRAFTS)
         """Positions that a step may sample from: there is memory for the logits of all rows."""
         self._most_with_state = state_copies.num_rows(limits.attentions, limits.block_bytes)
         self._rest, self._next_rest = 0, LEAST_REST
+        self._why = ""
 
     def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:
         """Set the drafts of all sequences for the next step. budget: its query tokens, 0 where it may compute prompts
@@ -83,15 +94,8 @@ class Speculation:
         self._rest = max(0, self._rest - 1)
         if room < 1 or not able or self._rest:
             return
-        if self._controller is None:
-            self._look(self._drafter, able)
-            counts = [len(_drafts_of(kind).draft.tokens) for kind in able]
-        elif self._controller.rests(num_rows):
+        if (counts := self._counts(able, num_rows, room)) is None:
             return
-        else:
-            self._look(self._drafter, able)
-            survivals = [_drafts_of(kind).survivals(num_rows) for kind in able]
-            counts = self._controller.counts(num_rows, survivals, room)
         for kind, count in zip(able, counts, strict=True):
             drafts = _drafts_of(kind)
             count = min(count, room)
@@ -103,6 +107,29 @@ class Speculation:
         if not pool.can_take(needs) or _computes_prompts(running):
             for kind in able:
                 kind.sequence.drafts = ()
+
+    def _counts(self, able: Sequence[RequestKind], num_rows: int, room: int) -> list[int] | None:
+        """How many tokens of their drafts sequences verify in the next step; None where none is looked for."""
+        drafter, model = self._drafter, None
+        if self._controller is None or self._of_texts is None:
+            self._look(drafter, able)
+            return [len(_drafts_of(kind).draft.tokens) for kind in able]
+        rests = self._controller.rests(num_rows)
+        if self._beside_model is not None:
+            is_off, texts_rest = self._controller.is_off(num_rows), self._of_texts.rests(num_rows)
+            drafter, model = None if texts_rest else self._beside_model, None if rests else drafter
+            rests = texts_rest if is_off else rests  # where it is not off, this is the step without drafts
+        if rests:
+            return None
+        self._look(drafter, able, model)
+        by_model = any(_drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,) for kind in able)
+        controller = self._controller if by_model else self._of_texts
+        counts = controller.counts(num_rows, [_drafts_of(kind).survivals(num_rows) for kind in able], room)
+        if any(counts):
+            self._why = ""
+        elif controller.is_off(num_rows):
+            self._why = NONE_PAYS
+        return counts
 
     def rest(self) -> None:
         """A step with drafts found no memory: those that follow have none, twice as many each time."""
@@ -124,9 +151,15 @@ class Speculation:
         # Where a draft model still reads prompts, the step costs what others do not.
         most = MOST_FORCED if self._limits.has_states else 1
         decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
-        if self._controller is not None and decodes and elapsed_s > 0:
-            again = sum([chunk.end - chunk.start - 1 for chunk in chunks])
-            self._controller.costs.observe(len(chunks), num_drafts + again, elapsed_s)
+        by_model = decodes and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks)
+        if decodes:
+            self._num_steps["model" if by_model else "text" if num_drafts else "none"] += 1
+        if self._controller is not None and self._of_texts is not None and decodes and elapsed_s > 0:
+            level = num_drafts + sum([chunk.end - chunk.start - 1 for chunk in chunks])
+            if by_model or not level or self._beside_model is None:
+                self._controller.costs.observe(len(chunks), level, elapsed_s)
+            if not by_model and self._beside_model is not None:
+                self._of_texts.costs.observe(len(chunks), level, elapsed_s)
 
     def ended(self, kind: RequestKind) -> None:
         """A request has its answer, or as much as there will be of it."""
@@ -144,10 +177,14 @@ class Speculation:
         """What `/state` reports."""
         return SpeculationState(
             drafter=self._limits.speculation,
+            why=self._why,
             draft_tokens=self._drafted.value,
             acceptance_fraction=self._accepted.value,
             cached_answers=self._answers.num_answers if self._answers is not None else 0,
             cached_tokens=self._answers.num_tokens if self._answers is not None else 0,
+            undrafted_steps=self._num_steps["none"],
+            text_steps=self._num_steps["text"],
+            model_steps=self._num_steps["model"],
         )
 
     def _verified(self, chunk: LaunchedChunk, num_drafts: int, accepted: int) -> None:
@@ -163,31 +200,36 @@ class Speculation:
         drafts.rates.verified(place, tried, accepted, KEPT)
         self._rates.verified(place, tried, accepted, KEPT_BY_ALL)
 
-    def _look(self, drafter: Drafter, able: Collection[RequestKind]) -> None:
-        """Draft for those sequences that do not rest, where there are states for as many as can be copied."""
-        takes_long = self._limits.speculation == "auto" and len(able) <= FEW and not self._limits.has_states
+    def _look(self, drafter: Drafter | None, able: Collection[RequestKind], model: Drafter | None = None) -> None:
+        """Draft for sequences, where there are states for as many as can be copied.
+
+        drafter: for those that do not rest. model: for all.
+        """
+        weighs = self._limits.speculation == "auto" or self._beside_model is not None
+        takes_long = weighs and len(able) <= FEW and not self._limits.has_states
         longest = MAX_DRAFTS if takes_long else DRAFTS_OF_MANY
         for kind in able:
             sequence = kind.sequence
             if sequence.speculated is None:
                 sequence.speculated = SequenceDrafts(AcceptanceRates(self._rates))
             drafts = sequence.speculated
-            if drafts.rest and self._controller is not None:
-                drafts.rest -= 1
-                drafts.draft = NO_DRAFT
-                continue
             # Each draft that is kept and the token behind them must have a place in the answer.
             most = min(longest, kind.remaining - 1)
             if self._limits.has_states:
                 size = self._limits.block_size
                 most = min(most, kept_states.most_drafts(sequence.computed, len(sequence.tokens), size))
-            drafts.history.follow(sequence.tokens)
+            of_model = NO_DRAFT if model is None else model.propose(drafts.history, min(most, DRAFTS_OF_MANY))
+            if drafter is None or (drafts.rest and self._controller is not None):
+                drafts.rest = max(0, drafts.rest - 1)
+                drafts.draft = of_model
+                continue
+            drafts.follow(sequence.tokens, self._rates)
             found = drafter.propose(drafts.history, most)
             if sequence.answers is not None:
                 if not sequence.answers.is_open:  # what the copy goes on from may be forgotten with them
                     drafts.copy.follow(NO_DRAFT, 0)
                 found = sequence.answers.longer(found, drafts.history.ids, most)
-            drafts.look(found, most)
+            drafts.look(found, most, of_model)
         if self._limits.has_states:
             having = [kind for kind in able if _drafts_of(kind).draft.tokens]
             for kind in having[self._most_with_state :]:

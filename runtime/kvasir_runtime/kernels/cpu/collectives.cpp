@@ -6,6 +6,9 @@
 // reads what the slot held. All ranks must call the same operations in the same order.
 //
 // Sums are in the order of the ranks, so every rank gets the same bits.
+//
+// A pipe is the same memory with PIPE_SLOTS slots, through which rank 0 sends in one direction: it writes the next piece
+// while others still read those before, and waits only for the slot of a piece that some rank has not read yet.
 #include "isa.h"
 
 #include <linux/futex.h>
@@ -20,6 +23,7 @@ namespace {
 
 constexpr int64_t SLOT = 256 << 10;
 constexpr int64_t HEAD = 4096;
+constexpr int64_t PIPE_SLOTS = 16;  // a power of two, so that counts may wrap
 constexpr int MAX_RANKS = 32;
 // As in pool.cpp: never by sched_yield. The others are in the same operation, unless they wait for a core.
 constexpr int64_t AWAKE_NS = 50'000;
@@ -188,6 +192,35 @@ KVASIR_API int kvasir_group_broadcast(void* memory, int rank, int ranks, void* d
     if (rank == 0) __builtin_memcpy(slot, static_cast<char*>(data) + first, size);
     if (!exchanged(member)) return ABORTED;
     if (rank != 0) __builtin_memcpy(static_cast<char*>(data) + first, slot, size);
+  }
+  return 0;
+}
+
+KVASIR_API int64_t kvasir_pipe_slot_bytes() { return SLOT; }
+KVASIR_API int64_t kvasir_pipe_slots() { return PIPE_SLOTS; }
+KVASIR_API int64_t kvasir_pipe_bytes(int ranks) { return ranks > MAX_RANKS ? 0 : HEAD + PIPE_SLOTS * SLOT; }
+
+// As kvasir_group_broadcast, but rank 0 goes on as soon as there is room for what it sends.
+KVASIR_API int kvasir_pipe_pass(void* memory, int rank, int ranks, void* data, int64_t bytes) {
+  Group& group = *static_cast<Group*>(memory);
+  Word& own = group.arrived[rank];
+  for (int64_t first = 0; first < bytes; first += SLOT) {
+    const int64_t size = bytes - first < SLOT ? bytes - first : SLOT;
+    const unsigned number = static_cast<unsigned>(own.value);
+    char* const slot = static_cast<char*>(memory) + HEAD + number % PIPE_SLOTS * SLOT;
+    char* const piece = static_cast<char*>(data) + first;
+    if (rank == 0) {
+      for (int of = 1; of < ranks; ++of) {
+        if (!await(group, group.arrived[of], static_cast<int>(number + 1 - PIPE_SLOTS))) return ABORTED;
+      }
+      __builtin_memcpy(slot, piece, size);
+    } else {
+      if (!await(group, group.arrived[0], static_cast<int>(number + 1))) return ABORTED;
+      __builtin_memcpy(piece, slot, size);
+    }
+    __atomic_store_n(&own.value, static_cast<int>(number + 1), __ATOMIC_SEQ_CST);
+    if (load(group.sleepers)) wake(own);
+    if (load(group.aborted)) return ABORTED;
   }
   return 0;
 }

@@ -14,7 +14,7 @@ from kvasir_runtime.kernels.cpu.bindings import TYPES
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, Routing
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts, Routing
 
 
 def packed_experts(
@@ -33,7 +33,7 @@ def packed_experts(
         routing: Routing,
         biases: ExpertBiases = NO_BIASES,
         activation: Activation = "silu",
-    ) -> Linear:
+    ) -> RoutedExperts:
         if not (linear.takes(gate_up) and linear.takes(down)):
             return otherwise(router, gate_up, down, routing, biases, activation)
         experts, fused = len(routing.computed(router)), activation == "silu"

@@ -30,14 +30,15 @@ constexpr int32_t SHIFT_E8M0 = 23, SHIFT_E4M3 = 20;
 // Python fills it once per weight (cpu/linear.py has the same fields); kernels of a whole step keep pointers to it.
 struct Linear {
   const uint8_t* weight;
-  const void* scales;      // quantized: (panels, groups, tiles, 16) float16, of e2m1 bytes; to be multiplied by the output's `unit`
+  const void* scales;      // quantized: (panels, k / (group * sharing), tiles, 16) float16, of e2m1 bytes; times `units`
   const uint16_t* minima;  // 4 bits: the same shape, same unit; w = unit * (scale * q - minimum)
   const float* units;      // quantized: (tiles * 16); of e2m1 those of its halves
   const float* bias;       // (tiles * 16) in the order of the tiles, or null
   int64_t k;
   int64_t outputs;  // columns of out: half of the weight's rows when gated
   int64_t tiles;    // of the weight, padding included; even when gated
-  int64_t group;    // quantized: values along k that share a scale, a multiple of 8 that divides k
+  int64_t group;    // quantized: values along k of a row that are rounded together, a multiple of 8 that divides k
+  int64_t sharing;  // quantized: groups that share a scale and a minimum of the weight, which divides their number
   Weights kind;
   int32_t gated;
   int32_t amx;  // products of many rows of bfloat16 run on AMX

@@ -16,7 +16,7 @@ from kvasir_runtime.kernels import host_memory, quantized
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.quantized import QuantizedWeight, dequantized
+from kvasir_runtime.kernels.quantized import GROUP, LONG_GROUP, QuantizedWeight, dequantized
 
 TILE: Final = 16
 PANEL_TILES: Final = 4
@@ -42,6 +42,7 @@ class LinearStruct(ctypes.Structure):
         ("outputs", _COUNT),
         ("tiles", _COUNT),
         ("group", _COUNT),
+        ("sharing", _COUNT),
         ("kind", _INT),
         ("gated", _INT),
         ("amx", _INT),
@@ -140,7 +141,7 @@ def takes(weight: Weight) -> bool:
     """Whether the C++ computes with such a weight."""
     if isinstance(weight, QuantizedWeight):
         known = weight.format.e2m1 or not weight.format.floating
-        return known and weight.format.group % 8 == 0 and weight.order is None
+        return known and _groups(weight)[0] % 8 == 0 and weight.order is None
     return weight.dtype == torch.bfloat16
 
 
@@ -167,10 +168,10 @@ def packed(
     """The product with a weight that `takes` takes: (rows, k), contiguous; bias: (rows,) or None.
 
     gated: the first half of the rows is the gate, the second up, and calls return silu(gate) * up.
-    Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
-    formula. With AMX, 64 rows and more of bfloat16 are taken as they are, by weights that are rounded to it. Their
-    scales are kept in float16, relative to a power of two for each row; those of e2m1 are bytes and stay exact, but for
-    powers of two below 2^-126 of the row's largest, which become 0.
+    Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group of up to 128 (`_groups`):
+    `rounded_product` is the formula. With AMX, 64 rows and more of bfloat16 are taken as they are, by weights that are
+    rounded to it. Their scales are kept in float16, relative to a power of two for each row; those of e2m1 are bytes
+    and stay exact, but for powers of two below 2^-126 of the row's largest, which become 0.
     room: gives so many bytes for the packed weight; `host_memory.allocate` if not given.
     """
     room = room or host_memory.allocate
@@ -221,8 +222,8 @@ class Slab:
 def _packed_quantized(
     library: Library, weight: QuantizedWeight, bias: Tensor | None, room: Callable[[int], Tensor], *, gated: bool
 ) -> Packed:
-    weight = quantized.in_groups(weight)  # of 32, which the quickest loop takes
     (rows, k), bits = weight.shape, weight.format.bits
+    group, sharing = _groups(weight)
     tiles = num_tiles(rows, gated=gated)
     target = room(tiles * TILE * k * bits // 8)
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
@@ -242,13 +243,24 @@ def _packed_quantized(
         k=k,
         outputs=rows // 2 if gated else rows,
         tiles=tiles,
-        group=weight.format.group,
+        group=group,
+        sharing=sharing,
         kind=E2M1_WEIGHTS if weight.format.e2m1 else QUANTISED_WEIGHTS[bits],
         gated=gated,
         amx=library.amx,
         scale_shift=_SCALE_SHIFTS.get(weight.scales.dtype, 0),
     )
     return made(library, struct, (target, scales, minima, by_row, biases))
+
+
+def _groups(weight: QuantizedWeight) -> tuple[int, int]:
+    """Columns of a row that are rounded together, and how many of such groups share a scale of the weight.
+
+    128 or else 32 where the weight's are whole ones of those, which the quickest loops take.
+    """
+    group = weight.shape[1] if weight.format.by_row else weight.format.group
+    rounded = next((one for one in (LONG_GROUP, GROUP) if group % one == 0), group)
+    return rounded, group // rounded
 
 
 def _coarse_scales(weight: QuantizedWeight) -> tuple[Tensor, ...]:
@@ -271,8 +283,8 @@ def _exact_scales(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
 
 def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
     """What a Packed of a quantized weight computes, in float64 and plain torch: for tests and comparisons."""
-    weight = quantized.in_groups(weight)
-    k, group = weight.shape[1], weight.format.group
+    group = _groups(weight)[0]
+    k, weight = weight.shape[1], quantized.in_groups(weight, group)
     grouped = x.float().view(x.shape[0], -1, group)
     largest = grouped.abs().amax(dim=2, keepdim=True)
     rounded = (grouped * torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)).round().view(x.shape[0], k)

@@ -115,12 +115,13 @@ KVASIR_INLINE void unpack_four(Ints numbers, Floats scales, Floats offsets, uint
 // Tiles of a panel as lines of bfloat16, (k / 2, tiles, 16, 2), relative to the units of their outputs.
 template <class F>
 void unpack_tiles(const Linear& w, const Panel& panel, int64_t tile, int64_t tiles, uint16_t* to) {
-  const int64_t groups = w.k / w.group, first = (tile - panel.inside) * groups, stride = tiles * 2 * TILE;
+  const int64_t groups = w.k / w.group, stride = tiles * 2 * TILE;
+  const int64_t first = ((tile - panel.inside) * (groups / w.sharing) + panel.inside) * TILE;
   for (int64_t t = 0; t < tiles; ++t) {
     const uint8_t* line = panel.base + (panel.inside + t) * 64;
     uint16_t* next = to + t * 2 * TILE;
     for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = (first + g * panel.width + panel.inside + t) * TILE;
+      const int64_t at = first + scales_of(w, g, panel.width) + t * TILE;
       const Floats scale = F::scales(w, static_cast<const typename F::Scale*>(w.scales) + at);
       const Floats offset = F::MINIMA ? load_float16(w.minima + at) : scale * splat(F::ZERO);
       for (int64_t n = w.group / F::PER_LINE; n > 0; --n, line += panel.width * 64) {

@@ -65,6 +65,9 @@ KVASIR_INLINE void with_form(const Linear& w, const Task& task) {
   else task(Form<Weights::E2M1>{});
 }
 
+// Where the scales of a group begin, from those of the first; width: tiles of the panel.
+KVASIR_INLINE int64_t scales_of(const Linear& w, int64_t group, int64_t width) { return group / w.sharing * width * TILE; }
+
 // What a row brings to a group beside its numbers qx: where the sum of integers begins, -ZERO * sum_k(qx), or the float
 // sx * sum_k(qx), which multiplies the minimum. total: sum_k(qx); scale: sx.
 KVASIR_INLINE void put_offset(const Linear& w, int32_t total, float scale, int32_t* to) {

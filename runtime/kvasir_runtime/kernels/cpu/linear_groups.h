@@ -1,11 +1,12 @@
-// Whole groups of 32 of a quantized weight, or of 16 of NVFP4, two or three rows times the four tiles of a panel, in
+// Whole groups of 128 or 32 of a quantized weight, or of 16 of NVFP4, two or three rows times the four tiles of a panel, in
 // assembly: the loop in which products of many rows spend their time. Used by linear_quantized.h, whose formula and order
 // of sums this keeps.
 //
 // Three rows want 12 integer sums, 12 float sums, three rows and four lines: 31 of 32 registers. From intrinsics GCC makes
 // copies and puts sums on the stack, which takes half of the speed; with this, the dot products run at what the
-// instructions allow: 8 of them, a multiplication and a multiply-add for each sum and group, so 0.8 of their peak. Of e2m1
-// the table takes the register of the mask, which is read from memory.
+// instructions allow: of groups of 32 8 of them, a conversion, a multiplication and a multiply-add for each sum, so 0.7 of
+// their peak, and of 128 0.9. Of e2m1 the table takes the register of the mask, which is read from memory.
+// What comes next is asked for before every four lines: for a whole group of 128 at once, requests wait for one another.
 #pragma once
 
 #include "linear_form.h"
@@ -14,10 +15,13 @@
 #ifdef __AVX512VNNI__
 namespace KVASIR_ISA {
 
-constexpr int64_t GROUP = 32;  // what our own formats and those of llama.cpp have; others take the slower way
+constexpr int64_t GROUP = 32;  // what 4 bits of ours and the formats of llama.cpp have; others take the slower way
+constexpr int64_t LONG_GROUP = 128;  // of weights with scales of so many columns or more
 constexpr int64_t NVFP4_GROUP = 16;
+constexpr int64_t ASKED_PER_LINE = 2;
 
-// Where a run of groups begins. Bytes from row to row: of values `ldx`, of scales and offsets (4 each) `lds`.
+// Where a run of groups begins. Bytes from row to row: of values `ldx`, of scales and offsets (4 each) `lds`; from the
+// scales of a group to those of the next, and of minima: 0 where all of the run share them.
 struct Groups {
   const uint8_t* lines;
   const void* scales;
@@ -25,7 +29,9 @@ struct Groups {
   const int8_t* values;
   const float* row_scales;
   const int32_t* row_offsets;
-  int64_t ldx, lds;
+  int64_t ldx, lds, scale_step;
+  const uint8_t* next;  // what is asked for, `next_step` bytes further each time
+  int64_t next_step;
 };
 
 // Registers: 0-11 integer sums and 12-23 float sums, by row; 24-26 rows; 27-30 lines, or what a tile is scaled by.
@@ -62,6 +68,10 @@ struct Groups {
 #define KVASIR_DOTS(THIRD, at)                                                                              \
   KVASIR_ROWS(THIRD, "vpbroadcastd", at, "values", "ldx") KVASIR_ROW_OP("vpdpbusd", 24, 0, 1, 2, 3)         \
   KVASIR_ROW_OP("vpdpbusd", 25, 4, 5, 6, 7) THIRD(KVASIR_ROW_OP("vpdpbusd", 26, 8, 9, 10, 11))
+#define KVASIR_ASK "prefetcht0 (%[next])\n\tadd %[next_step], %[next]\n\t"
+#define KVASIR_ASK_4 KVASIR_ASK KVASIR_ASK KVASIR_ASK KVASIR_ASK
+#define KVASIR_LINES_4(LINE, THIRD, a, b, c, d) \
+  KVASIR_ASK_4 KVASIR_ASK_4 LINE(THIRD, a) LINE(THIRD, b) LINE(THIRD, c) LINE(THIRD, d)
 #define KVASIR_LINE_8(THIRD, n)                                                                             \
   KVASIR_LOAD("256*" #n "(%[lines])", 27) KVASIR_LOAD("256*" #n "+64(%[lines])", 28)                        \
   KVASIR_LOAD("256*" #n "+128(%[lines])", 29) KVASIR_LOAD("256*" #n "+192(%[lines])", 30)                   \
@@ -91,21 +101,31 @@ struct Groups {
   KVASIR_ROWS(THIRD, "vpbroadcastd", "", "row_offsets", "lds")                                              \
   KVASIR_TO_FOUR("vmovdqa64", 24, 0, 1, 2, 3) KVASIR_TO_FOUR("vmovdqa64", 25, 4, 5, 6, 7)                   \
   THIRD(KVASIR_TO_FOUR("vmovdqa64", 26, 8, 9, 10, 11))
-#define KVASIR_GROUPS_8(THIRD)                                                                              \
-  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "1:\n\t" KVASIR_BEGIN(THIRD)                               \
-  KVASIR_LINE_8(THIRD, 0) KVASIR_LINE_8(THIRD, 1) KVASIR_LINE_8(THIRD, 2) KVASIR_LINE_8(THIRD, 3)           \
-  KVASIR_LINE_8(THIRD, 4) KVASIR_LINE_8(THIRD, 5) KVASIR_LINE_8(THIRD, 6) KVASIR_LINE_8(THIRD, 7)           \
-  KVASIR_SCALE(THIRD, KVASIR_HALVES("scales")) "add $2048, %[lines]\n\t" KVASIR_NEXT_GROUP(32, 128) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+#define KVASIR_LINES_16(LINE, THIRD)                                                                        \
+  KVASIR_LINES_4(LINE, THIRD, 0, 1, 2, 3) KVASIR_LINES_4(LINE, THIRD, 4, 5, 6, 7)                           \
+  KVASIR_LINES_4(LINE, THIRD, 8, 9, 10, 11) KVASIR_LINES_4(LINE, THIRD, 12, 13, 14, 15)
+#define KVASIR_SHORT_8(THIRD) \
+  KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 0, 1, 2, 3) KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 4, 5, 6, 7)
+#define KVASIR_LONG_8(THIRD)                                                                                \
+  KVASIR_LINES_16(KVASIR_LINE_8, THIRD)                                                                     \
+  KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 16, 17, 18, 19) KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 20, 21, 22, 23) \
+  KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 24, 25, 26, 27) KVASIR_LINES_4(KVASIR_LINE_8, THIRD, 28, 29, 30, 31)
+#define KVASIR_GROUPS_8(THIRD, LINES, values, bytes)                                                        \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "1:\n\t" KVASIR_BEGIN(THIRD) LINES(THIRD)                  \
+  KVASIR_SCALE(THIRD, KVASIR_HALVES("scales")) "add $" #bytes ", %[lines]\n\t" KVASIR_NEXT_GROUP(values)    \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
 #define KVASIR_ZERO(a) "vpxord %%zmm" #a ", %%zmm" #a ", %%zmm" #a "\n\t"
 #define KVASIR_ZEROS(a, b, c, d) KVASIR_ZERO(a) KVASIR_ZERO(b) KVASIR_ZERO(c) KVASIR_ZERO(d)
-#define KVASIR_GROUPS_4(THIRD)                                                                              \
-  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vpbroadcastd %[low], %%zmm31\n\t"                                 \
-  "1:\n\t" KVASIR_ZEROS(0, 1, 2, 3) KVASIR_ZEROS(4, 5, 6, 7) THIRD(KVASIR_ZEROS(8, 9, 10, 11))              \
-  KVASIR_LINE_4(THIRD, 0) KVASIR_LINE_4(THIRD, 1) KVASIR_LINE_4(THIRD, 2) KVASIR_LINE_4(THIRD, 3)           \
+#define KVASIR_SHORT_4(THIRD) KVASIR_LINES_4(KVASIR_LINE_4, THIRD, 0, 1, 2, 3)
+#define KVASIR_LONG_4(THIRD) KVASIR_LINES_16(KVASIR_LINE_4, THIRD)
+#define KVASIR_GROUPS_4(THIRD, LINES, values, bytes)                                                        \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vpbroadcastd %[mask], %%zmm31\n\t"                        \
+  "1:\n\t" KVASIR_ZEROS(0, 1, 2, 3) KVASIR_ZEROS(4, 5, 6, 7) THIRD(KVASIR_ZEROS(8, 9, 10, 11)) LINES(THIRD) \
   KVASIR_SCALE(THIRD, KVASIR_HALVES("scales")) KVASIR_HALVES("minima") KVASIR_ROWS(THIRD, "vbroadcastss", "", "row_offsets", "lds")  \
   KVASIR_SUBTRACT(24, 12, 13, 14, 15) KVASIR_SUBTRACT(25, 16, 17, 18, 19)                                   \
   THIRD(KVASIR_SUBTRACT(26, 20, 21, 22, 23))                                                                \
-  "add $1024, %[lines]\n\tadd $128, %[minima]\n\t" KVASIR_NEXT_GROUP(32, 128) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+  "add $" #bytes ", %[lines]\n\tadd %[scale_step], %[minima]\n\t" KVASIR_NEXT_GROUP(values)                \
+  KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
 #define KVASIR_LOOK_UP(to) "vpandd %[mask]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t" KVASIR_OP("vpshufb", to, 31, to)
 #define KVASIR_LOW_E2M1(at, to) KVASIR_LOAD(at "(%[lines])", to) KVASIR_LOOK_UP(to)
 #define KVASIR_HIGH_E2M1(at, to) "vpsrlw $4, " at "(%[lines]), %%zmm" #to "\n\t" KVASIR_LOOK_UP(to)
@@ -122,14 +142,14 @@ struct Groups {
 #define KVASIR_TO_E4M3(to) "vmulps %[factor]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t"
 #define KVASIR_E8M0 KVASIR_BYTE_SCALES(23)
 #define KVASIR_E4M3 KVASIR_BYTE_SCALES(20) KVASIR_TO_E4M3(27) KVASIR_TO_E4M3(28) KVASIR_TO_E4M3(29) KVASIR_TO_E4M3(30)
-#define KVASIR_LINES_2(THIRD) KVASIR_LINE_E2M1(THIRD, 0) KVASIR_LINE_E2M1(THIRD, 1)
-#define KVASIR_LINES_4(THIRD) KVASIR_LINES_2(THIRD) KVASIR_LINE_E2M1(THIRD, 2) KVASIR_LINE_E2M1(THIRD, 3)
+#define KVASIR_E2M1_16(THIRD) KVASIR_ASK_4 KVASIR_LINE_E2M1(THIRD, 0) KVASIR_LINE_E2M1(THIRD, 1)
+#define KVASIR_E2M1_32(THIRD) KVASIR_LINES_4(KVASIR_LINE_E2M1, THIRD, 0, 1, 2, 3)
 #define KVASIR_GROUPS_E2M1(THIRD, LINES, SCALES, values, bytes)                                             \
   KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vbroadcasti32x4 %[table], %%zmm31\n\t"                    \
   "1:\n\t" KVASIR_BEGIN(THIRD) LINES(THIRD) KVASIR_SCALE(THIRD, SCALES)                                     \
-  "add $" #bytes ", %[lines]\n\t" KVASIR_NEXT_GROUP(values, 64) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
-#define KVASIR_NEXT_GROUP(values, scales)                                                                   \
-  "add $" #values ", %[values]\n\tadd $" #scales ", %[scales]\n\tadd $4, %[row_scales]\n\tadd $4, %[row_offsets]\n\t" \
+  "add $" #bytes ", %[lines]\n\t" KVASIR_NEXT_GROUP(values) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
+#define KVASIR_NEXT_GROUP(values)                                                                           \
+  "add $" #values ", %[values]\n\tadd %[scale_step], %[scales]\n\tadd $4, %[row_scales]\n\tadd $4, %[row_offsets]\n\t" \
   "dec %[count]\n\tjnz 1b\n\t"
 
 // sums = from + the products of `count` groups, (MR, 4, 16); g becomes where the next group begins.
@@ -141,22 +161,28 @@ inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const
 #define KVASIR_RUN(text)                                                                                          \
   asm volatile(text                                                                                               \
                : [lines] "+r"(g.lines), [scales] "+r"(g.scales), [minima] "+r"(g.minima), [values] "+r"(g.values), \
-                 [row_scales] "+r"(g.row_scales), [row_offsets] "+r"(g.row_offsets), [count] "+r"(count)          \
-               : [ldx] "r"(g.ldx), [lds] "r"(g.lds), [from] "r"(from), [sums] "r"(sums), [low] "r"(MASK),       \
+                 [row_scales] "+r"(g.row_scales), [row_offsets] "+r"(g.row_offsets), [count] "+r"(count),         \
+                 [next] "+r"(g.next)                                                                              \
+               : [ldx] "r"(g.ldx), [lds] "r"(g.lds), [from] "r"(from), [sums] "r"(sums),                          \
+                 [scale_step] "m"(g.scale_step), [next_step] "m"(g.next_step),                                    \
                  [mask] "m"(MASK), [factor] "m"(E4M3_FACTOR), [table] "m"(E2M1_NUMBERS)                           \
                : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9",  \
                  "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19",        \
                  "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",        \
                  "zmm30", "zmm31")
   static_assert(MR == 2 || MR == 3, "two or three rows");
-  if constexpr (SIZE == NVFP4_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_LINES_2, KVASIR_E4M3, 16, 512));
-  else if constexpr (SIZE == NVFP4_GROUP) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_LINES_2, KVASIR_E4M3, 16, 512));
-  else if constexpr (F::ZERO == 12 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_LINES_4, KVASIR_E8M0, 32, 1024));
-  else if constexpr (F::ZERO == 12) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_LINES_4, KVASIR_E8M0, 32, 1024));
-  else if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP));
-  else if constexpr (F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP));
-  else if constexpr (MR == 3) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_KEEP));
-  else KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_DROP));
+  if constexpr (SIZE == NVFP4_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_E2M1_16, KVASIR_E4M3, 16, 512));
+  else if constexpr (SIZE == NVFP4_GROUP) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_E2M1_16, KVASIR_E4M3, 16, 512));
+  else if constexpr (F::ZERO == 12 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_E2M1_32, KVASIR_E8M0, 32, 1024));
+  else if constexpr (F::ZERO == 12) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_E2M1_32, KVASIR_E8M0, 32, 1024));
+  else if constexpr (SIZE == LONG_GROUP && F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP, KVASIR_LONG_4, 128, 4096));
+  else if constexpr (SIZE == LONG_GROUP && F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP, KVASIR_LONG_4, 128, 4096));
+  else if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP, KVASIR_SHORT_4, 32, 1024));
+  else if constexpr (F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP, KVASIR_SHORT_4, 32, 1024));
+  else if constexpr (SIZE == LONG_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_KEEP, KVASIR_LONG_8, 128, 8192));
+  else if constexpr (SIZE == LONG_GROUP) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_DROP, KVASIR_LONG_8, 128, 8192));
+  else if constexpr (MR == 3) KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_KEEP, KVASIR_SHORT_8, 32, 2048));
+  else KVASIR_RUN(KVASIR_GROUPS_8(KVASIR_DROP, KVASIR_SHORT_8, 32, 2048));
 }
 
 }  // namespace KVASIR_ISA

@@ -108,9 +108,6 @@ constexpr int FAR_QUANTISED = MR == 1 && F::PER_LINE == 4 ? 0 : 4096;
 // are few.
 KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 384; }
 
-// Groups that are computed between two looks at what to fetch.
-KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
-
 // Groups [group, group + groups) of some rows times tiles of a panel.
 template <class F>
 struct StripQuantized {
@@ -121,7 +118,7 @@ struct StripQuantized {
   const typename F::Scale* scales;
   const uint16_t* minima;
   int64_t step;  // lines from one value of k (four, eight) to the next: the panel's width
-  int64_t group, groups;
+  int64_t group, groups, left;  // left: groups from the first on with its scales
   float* partial;
   bool begins, ends;
 };
@@ -136,17 +133,25 @@ KVASIR_INLINE void finish_quantized(__m512 (&acc)[MR][NR], const Linear& w, cons
   else finish<float>(acc, w, p, m, tile);
 }
 
-// The groups of a whole panel in assembly, some at a time so that what is fetched ahead is asked for evenly.
+// The groups of a whole panel in assembly, those that share scales at a time.
 template <int MR, class F, int64_t SIZE>
 void strip_groups(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t tile) {
-  const int64_t k = s.weight->k, groups = k / SIZE, lines = SIZE / F::PER_LINE, at_once = RUN(ahead.strips);
+  const int64_t k = s.weight->k, groups = k / SIZE;
   alignas(64) static const float zeros[MR * PANEL_TILES * TILE] = {};
+  constexpr int64_t SCALES = PANEL_TILES * TILE, LINES = SIZE / F::PER_LINE;
+  const int64_t sharing = s.weight->sharing, own = sharing == 1;
+  int64_t left = own ? s.groups : s.left, scales_at = 0;
   Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * SIZE, s.rows.scales + m * groups + s.group,
-            s.rows.offsets + m * groups + s.group, k, 4 * groups};
-  for (int64_t g = 0; g < s.groups; g += at_once) {
-    const int64_t count = least(at_once, s.groups - g);
-    ahead.fetch(count * lines);
+            s.rows.offsets + m * groups + s.group, k, 4 * groups, own * SCALES * int64_t{sizeof(typename F::Scale)},
+            nullptr, 0};
+  for (int64_t g = 0, count; g < s.groups; g += count) {
+    count = least(s.groups - g, left);
+    at.next = ahead.next;
+    at.next_step = ceil_div(ahead.due(count * LINES) * 64, count * LINES * ASKED_PER_LINE);
     add_groups<MR, F, SIZE>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
+    if (own || (left -= count)) continue;
+    // Not from `at`: reading both pointers at once right after the loop stored each would wait for the whole loop.
+    left = sharing, scales_at += SCALES, at.scales = s.scales + scales_at, at.minima = s.minima + scales_at;
   }
   if (!s.ends) return;
   __m512 acc[MR][PANEL_TILES];
@@ -161,6 +166,8 @@ void strip_quantized(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_
   if constexpr (MR > 1 && NR == PANEL_TILES && !FAR) {
     const bool is_panel = s.step == PANEL_TILES, e4m3 = w.scale_shift == kvasir::SHIFT_E4M3;
     if (is_panel && w.group == GROUP && !e4m3) return strip_groups<MR, F, GROUP>(s, ahead, m, tile);
+    if constexpr (F::ZERO != 12)
+      if (is_panel && w.group == LONG_GROUP) return strip_groups<MR, F, LONG_GROUP>(s, ahead, m, tile);
     if constexpr (F::ZERO == 12)
       if (is_panel && w.group == NVFP4_GROUP && e4m3) return strip_groups<MR, F, NVFP4_GROUP>(s, ahead, m, tile);
   }
@@ -173,6 +180,9 @@ void strip_quantized(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_
   const int8_t* x = s.rows.values + m * w.k + s.group * w.group;
   const float* scales = s.rows.scales + m * all_groups + s.group;
   const int32_t* offsets = s.rows.offsets + m * all_groups + s.group;
+  const auto* weight_scales = s.scales;
+  const uint16_t* minima = s.minima;
+  int64_t left = s.left;
   for (int64_t g = 0; g < s.groups; ++g) {
     ahead.fetch(w.group / F::PER_LINE);
     __m512i sum[MR][NR];
@@ -195,20 +205,21 @@ void strip_quantized(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_
       }
     }
     for (int j = 0; j < NR; ++j) {
-      const int64_t at = (g * s.step + j) * TILE;
-      const auto scale = reinterpret_cast<__m512>(F::scales(w, s.scales + at));
+      const auto scale = reinterpret_cast<__m512>(F::scales(w, weight_scales + j * TILE));
       for (int i = 0; i < MR; ++i) {
         const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[i][j]), _mm512_set1_ps(scales[i * all_groups + g]));
         acc[i][j] = _mm512_fmadd_ps(scaled, scale, acc[i][j]);
       }
       if (F::MINIMA) {
-        const auto minimum = reinterpret_cast<__m512>(load_float16(s.minima + at));
+        const auto minimum = reinterpret_cast<__m512>(load_float16(minima + j * TILE));
         for (int i = 0; i < MR; ++i) {
           const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(offsets[i * all_groups + g]));
           acc[i][j] = _mm512_fnmadd_ps(total, minimum, acc[i][j]);
         }
       }
     }
+    if (--left) continue;
+    left = w.sharing, weight_scales += s.step * TILE, minima += s.step * TILE;
   }
   if (!s.ends) {
     for (int i = 0; i < MR; ++i)
@@ -243,7 +254,7 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t lines = w.k / F::PER_LINE, groups = w.k / w.group, panel = tile / PANEL_TILES;
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64;
-  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE;
+  const int64_t scales_at = (panel * PANEL_TILES * (groups / w.sharing) + inside) * TILE;
   const auto* scales = static_cast<const typename F::Scale*>(w.scales) + scales_at;
   const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
@@ -255,8 +266,9 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
     const int64_t line = group * w.group / F::PER_LINE, bytes = count * w.group / F::PER_LINE * width * 64;
     const uint8_t* next = base + line * width * 64 + bytes;
     Ahead ahead{next, next + least(bytes, end_of_weight - next), strips > 1 ? width : 0, strips, true};
-    StripQuantized<F> s{&w, &p, x, base + (line * width + inside) * 64, scales + group * width * TILE,
-                     w.minima + scales_at + group * width * TILE, width, group, count, partial, group == 0, group + count == groups};
+    const int64_t at = scales_of(w, group, width), left = w.sharing - group % w.sharing;
+    StripQuantized<F> s{&w, &p, x, base + (line * width + inside) * 64, scales + at, w.minima + scales_at + at, width, group,
+                        count, left, partial, group == 0, group + count == groups};
     for (int64_t i = 0, m = begin; i < strips; ++i) {
       const int64_t until = begin + (end - begin) * (i + 1) / strips;
       s.partial = partial + i * STRIP_QUANTISED * PANEL_TILES * TILE;

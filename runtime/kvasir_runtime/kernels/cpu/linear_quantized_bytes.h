@@ -133,12 +133,13 @@ KVASIR_INLINE Ints add_byte_pairs(Ints sum, Ints u, Ints x) {
 }
 #endif
 
-// Rows of a strip, of a group: bytes from row to row of the values, numbers of groups.
+// Rows of a strip, from a group on: bytes from row to row of the values, numbers of groups.
 struct StripRows {
   const uint8_t* values;
   const float* scales;
   const int32_t* offsets;
   int64_t stride, groups;
+  int64_t left;  // groups from here on with the scales of the first
 };
 
 // The same line of the next block, which is asked for meanwhile; one row alone is read fastest by the processor's own
@@ -222,14 +223,15 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
   constexpr int VECTORS = NT * TILE_VECTORS;
   const int64_t num_lines = w.group / F::PER_LINE, step = width * 64;
   const uint8_t* x = r.values;
+  int64_t left = r.left;
   for (int64_t g = 0; g < groups; ++g) {
     Ints sum[MR][VECTORS];
     group_sums<MR, VECTORS, F>(sum, r, g, lines, step, x, num_lines);
     lines += num_lines * step;
     x += w.group * (are_wide(w) ? 2 : 1);
     for (int v = 0; v < VECTORS; ++v) {
-      const int64_t at = g * width * TILE + v * kLanes;
-      const Floats scale = F::scales(w, scales + at), minimum = F::MINIMA ? load_float16(minima + at) : Floats{};
+      const Floats scale = F::scales(w, scales + v * kLanes);
+      const Floats minimum = F::MINIMA ? load_float16(minima + v * kLanes) : Floats{};
       for (int i = 0; i < MR; ++i) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
         const Floats whole = __builtin_convertvector(sum[i][v], Floats);
@@ -242,6 +244,8 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
         store(to, total);
       }
     }
+    if (--left) continue;
+    left = w.sharing, scales += width * TILE, minima += width * TILE;
   }
 }
 
@@ -263,18 +267,20 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
   const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64 + inside * 64;
   const auto* scales = static_cast<const typename F::Scale*>(w.scales);
-  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE, group_bytes = w.group / F::PER_LINE * width * 64;
+  const int64_t scales_at = (panel * PANEL_TILES * (groups / w.sharing) + inside) * TILE;
+  const int64_t group_bytes = w.group / F::PER_LINE * width * 64;
   const int64_t at_once = end - begin == 1 ? groups : most(1, BLOCK_BYTES / group_bytes);
   const int64_t row_bytes = w.k * (are_wide(w) ? 2 : 1), group_x = w.group * (are_wide(w) ? 2 : 1);
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
   __builtin_memset(sums, 0, (end - begin) * PANEL_WIDTH * 4);
   for (int64_t group = 0; group < groups; group += at_once) {
-    const int64_t count = least(at_once, groups - group), at = scales_at + group * width * TILE;
+    const int64_t count = least(at_once, groups - group), at = scales_at + scales_of(w, group, width);
+    const int64_t left = w.sharing - group % w.sharing;
     const uint8_t* from = base + group * group_bytes;
     for (int64_t i = 0, m = begin; i < strips; ++i) {
       const int64_t until = begin + (end - begin) * (i + 1) / strips;
       const StripRows r{x.values + m * row_bytes + group * group_x, x.scales + m * groups + group,
-                        x.offsets + m * groups + group, row_bytes, groups};
+                        x.offsets + m * groups + group, row_bytes, groups, left};
       float* to = sums + (m - begin) * PANEL_WIDTH;
       switch (until - m) {
         case 1: add_quantized_tiles<1, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;

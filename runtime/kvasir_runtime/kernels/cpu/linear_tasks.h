@@ -26,17 +26,21 @@ struct Ahead {
 
   // Called before `lines` times `width` lines are used.
   KVASIR_INLINE void fetch(int64_t lines) {
-    owed += lines * width;
-    if (owed < strips) return;
-    const int64_t count = owed / strips, left = (end - next + 63) / 64;
-    owed -= count * strips;
     const uint8_t* from = next;
-    const uint8_t* to = from + (count < left ? count : left) * 64;
-    next = to;
-    for (; from < to; from += 64) {
+    for (int64_t count = due(lines); count > 0; --count, from += 64) {
       if (near) __builtin_prefetch(from);
       else __builtin_prefetch(from, 0, 2);
     }
+  }
+
+  // The same for a caller that fetches them itself: how many lines from `next` on, which is then behind them.
+  KVASIR_INLINE int64_t due(int64_t lines) {
+    owed += lines * width;
+    if (owed < strips) return 0;
+    const int64_t count = owed / strips, left = (end - next + 63) / 64;
+    owed -= count * strips;
+    next += least(count, left) * 64;
+    return least(count, left);
   }
 };
 

@@ -13,6 +13,8 @@ from kvasir_runtime.kernels.gpu.options import options
 _BLOCK = 2048
 KINDS: Final[dict[Activation, int]] = {"silu": 1, "gelu": 2, "clamped": 3}
 """Of `activated`; 0 is no gate."""
+RELU2: Final = 4
+"""An activation without a gate, of `moe_product`."""
 _CLAMP, _SLOPE = constexpr(CLAMP), constexpr(SLOPE)
 
 

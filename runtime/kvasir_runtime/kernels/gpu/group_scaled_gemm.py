@@ -1,12 +1,13 @@
-"""Products with a weight whose groups of columns have scales: int8, int4 with minima, and e4m3 in blocks of 128.
+"""Products with a weight whose groups of columns have scales: int8, int4 with minima, e2m1, and e4m3 in blocks of 128.
 
 Numbers go to the tensor cores as they are, a group at a time, and what a group gives is scaled in float32: scales stay
 exact, and a step costs a multiplication for each result instead of one for each number. Minima, and what the bit tricks
 of `gpu.numbers` add, are taken off by the sum of x over the group, which a product with ones gives in place.
 
 The builder repacks: what a step reads lies together, step after step, as
-    values (steps, rows, bytes): int8 64 columns; int4 64, the first 32 in low halves; e4m3 128
-    words  (planes, steps, rows): int8, int4 two float16 scales in an int32, then for int4 two minima; e4m3 a float32
+    values (steps, rows, bytes): int8 64 columns; int4 and MXFP4 64, NVFP4 32, the first half in low halves; e4m3 128
+    words  (planes, steps, rows): int8, int4 two float16 scales in an int32, then for int4 two minima; e2m1 two scales
+           of the file, a byte each, in an int16; e4m3 a float32
 Float16 scales are relative to a power of two for each row, which wide ones of Q4_K need. Somewhat more tokens than a
 launch takes have a few of them; many take the weight in their own type, unpacked a piece at a time, and the vendor's
 library.
@@ -22,21 +23,27 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import act_and_mul, small_gemm, tuning_table
-from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset, ones
+from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, offset, ones, short_scale
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
-from kvasir_runtime.kernels.quantized import QuantizedWeight
+from kvasir_runtime.kernels.quantized import NVFP4_GROUP, QuantFormat, QuantizedWeight
 
-INT8, INT4, E4M3 = 8, 4, 1
-_STEPS: Final = {INT8: (64, 64), INT4: (64, 32), E4M3: (128, 128)}
+INT8, INT4, E4M3, MXFP4, NVFP4 = 8, 4, 1, 32, 16
+_STEPS: Final = {INT8: (64, 64), INT4: (64, 32), E4M3: (128, 128), MXFP4: (64, 32), NVFP4: (32, 16)}
 """Columns and bytes of a step of each kind; groups of integers are taken 32 columns at a time, two a step."""
-_KINDS: Final[dict[int, tuning_table.Kind]] = {INT8: "int8", INT4: "int4", E4M3: "fp8_blocks"}
+_KINDS: Final[dict[int, tuning_table.Kind]] = {
+    INT8: "int8",
+    INT4: "int4",
+    E4M3: "fp8_blocks",
+    MXFP4: "mxfp4",
+    NVFP4: "nvfp4",
+}
 _PIECE = 32 << 20  # elements that are unpacked at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScaledLinear:
-    """A layer, called with x. See the module for values and words; units: (rows,) float32; kind: INT8, INT4 or E4M3."""
+    """A layer, called with x. See the module for values and words; units: (rows,) float32; kind: of _KINDS."""
 
     kind: int
     values: Tensor
@@ -55,12 +62,21 @@ class GroupScaledLinear:
 
 def takes(weight: QuantizedWeight) -> bool:
     """Whether groups are of a kind that there are steps for."""
+    if weight.format.e2m1:
+        return True
     return weight.format.group == 128 if weight.format.floating else weight.format.group in (32, 64, 128, 256)
+
+
+def kind_of(format_: QuantFormat) -> int:
+    """Of _KINDS, of what `takes` takes."""
+    if format_.e2m1:
+        return NVFP4 if format_.group == NVFP4_GROUP else MXFP4
+    return E4M3 if format_.floating else format_.bits
 
 
 def build(weight: QuantizedWeight, bias: Tensor | None, *, gated: bool) -> GroupScaledLinear:
     """A layer by the table of the weight's card."""
-    kind = E4M3 if weight.format.floating else weight.format.bits
+    kind = kind_of(weight.format)
     (rows, columns), (_, step_bytes) = weight.shape, _STEPS[kind]
     card = tuning_table.tuning_of(weight.values.device)
     shape = GemmShape(rows=rows, columns=columns, step_bytes=step_bytes, gated=gated)
@@ -83,15 +99,24 @@ def packed(weight: QuantizedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor]:
     if kind == E4M3:
         values, words = weight.values.view(torch.int8), weight.scales.float().unsqueeze(0)
         units = torch.ones(rows, dtype=torch.float32, device=values.device)
+    elif weight.units is not None:
+        values = _by_halves(_filled(quantized.codes(weight), steps * step_columns), step_columns)
+        words = _filled(weight.scales.view(torch.uint8), 2 * steps).view(torch.int16).unsqueeze(0)
+        units = 2 * weight.units.view(-1)  # which are of halves
     else:
         q = _filled(quantized.numbers(weight), steps * step_columns)
-        halves = q.view(rows, steps, 2, 32)
-        values = q if kind == INT8 else (halves[:, :, 0] | (halves[:, :, 1] << 4))
+        values = q if kind == INT8 else _by_halves(q, step_columns)
         by_row = quantized.row_units(weight)
         planes = [weight.scales] if weight.minima is None else [weight.scales, weight.minima]
         words = torch.stack([_pairs(plane.float() / by_row, weight.format.group, steps) for plane in planes])
         units = by_row.view(-1)
     return _by_step(values.view(rows, steps, step_bytes)), words.transpose(1, 2).contiguous(), units.contiguous()
+
+
+def _by_halves(q: Tensor, columns: int) -> Tensor:
+    """Numbers of 4 bits, (rows, steps * columns) int8, in pairs: those of the first half of a step in low halves."""
+    halves = q.view(q.shape[0], -1, 2, columns // 2)
+    return halves[:, :, 0] | (halves[:, :, 1] << 4)
 
 
 def _by_step(values: Tensor) -> Tensor:
@@ -191,6 +216,11 @@ def _added(
         acc += tl.dot(tile.to(DTYPE), left, input_precision=PRECISION) * _low(word)[:, None]
         other = _numbers(values, n, inside, 64, 32, 32).to(DTYPE)
         acc += tl.dot(other, right, input_precision=PRECISION) * _high(word)[:, None]
+    elif KIND == 32 or KIND == 16:
+        low, high = word.to(tl.int32) & 255, (word.to(tl.int32) >> 8) & 255
+        first, second = e2m1(tile, DTYPE, False, COMPILED), e2m1(tile, DTYPE, True, COMPILED)
+        acc += tl.dot(first, left, input_precision=PRECISION) * short_scale(low, KIND == 16)[:, None]
+        acc += tl.dot(second, right, input_precision=PRECISION) * short_scale(high, KIND == 16)[:, None]
     else:
         least = tl.load(words + plane + n, mask=inside, other=0)
         acc += tl.dot(nibbles(tile, DTYPE, False, COMPILED), left, input_precision=PRECISION) * _low(word)[:, None]
@@ -269,13 +299,18 @@ def _unpack(
         result = e4m3(tile, tl.float32, False) * word[:, None]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside[:, None] & (at < columns)[None, :])
     else:
-        low, high = _low(word) * by_row, _high(word) * by_row
-        if KIND == 8:
-            first_half = tile.to(tl.float32) * low[:, None]
+        if KIND == 32 or KIND == 16:
+            low = short_scale(word.to(tl.int32) & 255, KIND == 16) * by_row
+            high = short_scale((word.to(tl.int32) >> 8) & 255, KIND == 16) * by_row
+            first_half = e2m1(tile, tl.float32, False, False) * low[:, None]
+            second_half = e2m1(tile, tl.float32, True, False) * high[:, None]
+        elif KIND == 8:
+            first_half = tile.to(tl.float32) * (_low(word) * by_row)[:, None]
             tile = _numbers(values + place * BYTES, n, inside, BYTES, WIDTH, WIDTH)
-            second_half = tile.to(tl.float32) * high[:, None]
+            second_half = tile.to(tl.float32) * (_high(word) * by_row)[:, None]
         else:
             least = tl.load(words + plane + place + n, mask=inside, other=0)
+            low, high = _low(word) * by_row, _high(word) * by_row
             first_half = (tile & 15).to(tl.float32) * low[:, None] - (_low(least) * by_row)[:, None]
             second_half = ((tile >> 4) & 15).to(tl.float32) * high[:, None] - (_high(least) * by_row)[:, None]
         tl.store(target, first_half.to(out.dtype.element_ty), mask=inside[:, None] & (at < columns)[None, :])

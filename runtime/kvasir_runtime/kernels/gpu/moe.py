@@ -18,12 +18,12 @@ from torch import Tensor
 from kvasir_runtime.kernels import moe
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.gpu import linear, moe_align, moe_tiles
-from kvasir_runtime.kernels.gpu.act_and_mul import KINDS
+from kvasir_runtime.kernels.gpu.act_and_mul import KINDS, RELU2
 from kvasir_runtime.kernels.gpu.moe_product import Bank, bank, product
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.linear import Linear, Weight
-from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, Routing
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts, Routing
 
 _SUMMED = 2048
 
@@ -39,16 +39,17 @@ class FusedMoe:
     bias: Tensor | None
     gate: int
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, read: Tensor | None = None) -> Tensor:
         """kernels.moe."""
+        logits, x = self.router(x), x if read is None else read
         tokens, hidden = x.shape
         if not tokens:
             return torch.empty_like(x)
         inner, top_k = self.down.columns, self.routing.top_k
         pairs = tokens * top_k
-        up = self._tiles(x, pairs, self.gate_up, inner, gated=True)
+        up = self._tiles(x, pairs, self.gate_up, inner, gated=self.gate != RELU2)
         down = self._tiles(x, pairs, self.down, hidden, gated=False)
-        lists = moe_align.align(*self._ranked(self.router(x)), self.routing, up.block_m)
+        lists = moe_align.align(*self._ranked(logits), self.routing, up.block_m)
         between = x.new_empty((pairs, inner))
         rows_of = top_k
         if self.routing.scaled_inputs:  # a row of its own for each pair
@@ -79,7 +80,7 @@ def build(
     routing: Routing,
     biases: ExpertBiases = NO_BIASES,
     activation: Activation = "silu",
-) -> Linear:
+) -> RoutedExperts:
     """kernels.moe."""
     experts = router.shape[0]
     return FusedMoe(
@@ -88,7 +89,7 @@ def build(
         down=bank(down, biases.down, experts),
         routing=routing,
         bias=biases.choice,
-        gate=KINDS[activation],
+        gate=RELU2 if activation == "relu2" else KINDS[activation],
     )
 
 

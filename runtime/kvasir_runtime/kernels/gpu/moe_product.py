@@ -1,7 +1,8 @@
 """The grouped product of experts: each program has one expert, some of its pairs (see `moe_align`) and some outputs.
 
 Weights of few bits become numbers of x's type in registers: e4m3 with a scale for each row exactly, its scale behind
-the sum; others times the scale of their group, rounded once. They stay as `kernels.quantized` holds them.
+the sum; others times the scale of their group, rounded once, which changes none of e2m1, whose unit of a row is behind
+the sum too. They stay as `kernels.quantized` holds them.
 """
 
 from dataclasses import dataclass
@@ -11,34 +12,37 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
-from kvasir_runtime.kernels.gpu.act_and_mul import activated
-from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset
+from kvasir_runtime.kernels.gpu.act_and_mul import RELU2, activated
+from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, offset, short_scale
 from kvasir_runtime.kernels.gpu.moe_align import Lists
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.linear import Weight
-from kvasir_runtime.kernels.quantized import QuantizedWeight
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 _PLAIN: Final = 0
-_INT8, _INT4, _E4M3, _E4M3_ROWS = 8, 4, 2, 1
+_INT8, _INT4, _E4M3, _E4M3_ROWS, _E2M1 = 8, 4, 2, 1, 3
+_RELU2 = constexpr(RELU2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bank:
     """One matrix of all experts.
 
-    values: (experts, rows, columns), bytes where kind is of few bits, two numbers in one for _INT4
-    scales, minima: (experts, rows, groups); columns: of the matrix; group: columns that share a scale
-    bias: (experts * rows,)
+    values: (experts, rows, columns), bytes where kind is of few bits, two numbers in one for _INT4 and _E2M1
+    scales, minima: (experts, rows, groups), of _E2M1 bytes; columns: of the matrix; group: columns that share a scale
+    units: (experts * rows,) float32, of whole rows. bias: (experts * rows,)
     """
 
     kind: int
     values: Tensor
-    scales: Tensor | None
-    minima: Tensor | None
     bias: Tensor | None
     columns: int
     group: int
+    scales: Tensor | None = None
+    minima: Tensor | None = None
+    units: Tensor | None = None
 
     @property
     def short(self) -> bool:
@@ -48,16 +52,31 @@ class Bank:
 
 def bank(weight: Weight, bias: Tensor | None, experts: int) -> Bank:
     """Of experts that lie one below the other; their memory is not copied."""
+    columns = weight.shape[1]
     if not isinstance(weight, QuantizedWeight):
-        values = weight.view(experts, -1, weight.shape[1])
-        columns = weight.shape[1]
-        return Bank(kind=_PLAIN, values=values, scales=None, minima=None, bias=bias, columns=columns, group=columns)
-    columns, format_ = weight.shape[1], weight.format
-    scales, minima = (_by_expert(tensor, experts) for tensor in (weight.scales, weight.minima))
-    kind = format_.bits if not format_.floating else _E4M3_ROWS if format_.by_row else _E4M3
-    values = weight.values.view(torch.int8).view(experts, weight.shape[0] // experts, -1)
-    group = format_.group or columns
-    return Bank(kind=kind, values=values, scales=scales, minima=minima, bias=bias, columns=columns, group=group)
+        return Bank(kind=_PLAIN, values=weight.view(experts, -1, columns), bias=bias, columns=columns, group=columns)
+    kind, scales, units = _kind(weight.format), weight.scales, None
+    if kind == _E2M1:
+        assert weight.units is not None
+        scales, units = scales.view(torch.uint8), 2 * weight.units.view(-1)  # which are of halves
+    elif kind == _E4M3_ROWS:
+        units = scales.view(-1).float()
+    return Bank(
+        kind=kind,
+        values=weight.values.view(torch.int8).view(experts, weight.shape[0] // experts, -1),
+        scales=_by_expert(scales, experts),
+        minima=_by_expert(weight.minima, experts),
+        units=units,
+        bias=bias,
+        columns=columns,
+        group=weight.format.group or columns,
+    )
+
+
+def _kind(format_: QuantFormat) -> int:
+    if not format_.floating:
+        return format_.bits
+    return _E2M1 if format_.e2m1 else _E4M3_ROWS if format_.by_row else _E4M3
 
 
 def _by_expert(tensor: Tensor | None, experts: int) -> Tensor | None:
@@ -67,17 +86,18 @@ def _by_expert(tensor: Tensor | None, experts: int) -> Tensor | None:
 def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles, *, rows_of: int, gate: int) -> None:
     """One grouped product: out[pair] of row pair // rows_of of x, behind a gate or times the pair's share.
 
-    gate: of act_and_mul.KINDS, 0 without.
+    gate: of act_and_mul.KINDS, or RELU2, an activation without one; 0 without either.
 
     x: (rows, inputs); weight: of outputs, or twice as many if gated, by inputs; out: (pairs, outputs)
     """
     outputs, inputs = out.shape[1], weight.columns
     grid = (lists.num_blocks * -(-outputs // chosen.block_n),)
     _product[grid](
-        x, weight.values, weight.scales, weight.minima, weight.bias, lists.shares, out, lists.pairs, lists.experts,
-        lists.rows,
-        lists.num_blocks, OUTPUTS=outputs, INPUTS=inputs, ROWS_OF=rows_of, GATE=gate, TOGETHER=chosen.together,
-        KIND=weight.kind, GROUP=weight.group, BIASED=weight.bias is not None, OFFSET=offset(x.dtype),
+        x, weight.values, weight.scales, weight.minima, weight.units, weight.bias, lists.shares, out, lists.pairs,
+        lists.experts, lists.rows, lists.num_blocks,
+        OUTPUTS=outputs, INPUTS=inputs, ROWS_OF=rows_of, GATE=gate, TOGETHER=chosen.together,
+        KIND=weight.kind, GROUP=weight.group, SCALED=weight.units is not None, BIASED=weight.bias is not None,
+        OFFSET=offset(x.dtype),
         COMPILED=isinstance(_product, triton.JITFunction),
         BLOCK_M=lists.block_m, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, EVEN=inputs % chosen.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -87,10 +107,11 @@ def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def _product(
-    x, values, scales, minima, bias, shares, out, pairs, experts, rows, num_blocks,
+    x, values, scales, minima, units, bias, shares, out, pairs, experts, rows, num_blocks,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS_OF: tl.constexpr, GATE: tl.constexpr, TOGETHER: tl.constexpr,
-    KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, OFFSET: tl.constexpr, COMPILED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, OFFSET: tl.constexpr,
+    COMPILED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     columns: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
@@ -105,7 +126,8 @@ def _product(
         left = x + (pair // ROWS_OF).to(tl.int64)[:, None] * INPUTS + k[None, :]
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         wanted = n < OUTPUTS
-        height: tl.constexpr = OUTPUTS * (2 if GATE > 0 else 1)
+        gated: tl.constexpr = GATE > 0 and GATE != _RELU2
+        height: tl.constexpr = OUTPUTS * (2 if gated else 1)
         row = tl.load(experts + block).to(tl.int64) * height + n
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         other = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -117,22 +139,24 @@ def _product(
                 INPUTS, KIND, GROUP, OFFSET, COMPILED, BLOCK_N, BLOCK_K, EVEN,
             )  # fmt: skip
             total = tl.dot(a, b, total, input_precision=PRECISION)
-            if GATE > 0:
+            if gated:
                 b = _tile(
                     values, scales, minima, row + OUTPUTS, wanted, start, x.dtype.element_ty,
                     INPUTS, KIND, GROUP, OFFSET, COMPILED, BLOCK_N, BLOCK_K, EVEN,
                 )  # fmt: skip
                 other = tl.dot(a, b, other, input_precision=PRECISION)
-        if KIND == 1:
-            total *= tl.load(scales + row, mask=wanted, other=0.0)[None, :]
-            if GATE > 0:
-                other *= tl.load(scales + row + OUTPUTS, mask=wanted, other=0.0)[None, :]
+        if SCALED:
+            total *= tl.load(units + row, mask=wanted, other=0.0)[None, :]
+            if gated:
+                other *= tl.load(units + row + OUTPUTS, mask=wanted, other=0.0)[None, :]
         if BIASED:
             total += tl.load(bias + row, mask=wanted, other=0.0).to(tl.float32)[None, :]
-            if GATE > 0:
+            if gated:
                 other += tl.load(bias + row + OUTPUTS, mask=wanted, other=0.0).to(tl.float32)[None, :]
-        if GATE > 0:
+        if gated:
             total = activated(total, other, GATE)
+        elif GATE == _RELU2:
+            total = tl.maximum(total, 0.0) * tl.maximum(total, 0.0)
         else:
             total *= tl.load(shares + pair, mask=here, other=0.0)[:, None]
         target = out + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
@@ -146,9 +170,10 @@ def _tile(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Columns from start on of the weight's rows, as (columns, rows) of dtype."""
-    width: tl.constexpr = BLOCK_K // 2 if KIND == 4 else BLOCK_K
-    stride: tl.constexpr = INPUTS // 2 if KIND == 4 else INPUTS
-    at = (start // 2 if KIND == 4 else start) + tl.arange(0, width)
+    each_byte: tl.constexpr = 2 if KIND == 4 or KIND == 3 else 1
+    width: tl.constexpr = BLOCK_K // each_byte
+    stride: tl.constexpr = INPUTS // each_byte
+    at = start // each_byte + tl.arange(0, width)
     mask = wanted[:, None] if EVEN else wanted[:, None] & (at < stride)[None, :]
     tile = tl.load(values + row[:, None] * stride + at[None, :], mask=mask, other=0)
     if KIND == 1:
@@ -159,8 +184,15 @@ def _tile(
         group = start // GROUP + tl.arange(0, BLOCK_K // each)
         place = row[:, None] * groups + group[None, :]
         known = wanted[:, None] & (group < groups)[None, :]
-        scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)[:, :, None]
-        if KIND == 4:
+        if KIND == 3:
+            scale = short_scale(tl.load(scales + place, mask=known, other=0).to(tl.int32), GROUP == 16)[:, :, None]
+        else:
+            scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)[:, :, None]
+        if KIND == 3:
+            low, high = e2m1(tile, dtype, False, COMPILED), e2m1(tile, dtype, True, COMPILED)
+            exact: tl.constexpr = tl.float32 if dtype == tl.float16 else dtype  # float16 lacks the scales' exponents
+            wide = tl.interleave(low, high).to(exact).reshape(BLOCK_N, BLOCK_K // each, each) * scale.to(exact)
+        elif KIND == 4:
             low, high = nibbles(tile, dtype, False, COMPILED), nibbles(tile, dtype, True, COMPILED)
             least = tl.load(minima + place, mask=known, other=0.0).to(tl.float32)[:, :, None]
             wide = tl.interleave(low, high).to(tl.float32).reshape(BLOCK_N, BLOCK_K // each, each)

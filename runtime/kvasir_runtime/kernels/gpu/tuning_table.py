@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import torch
 
-Kind = Literal["bits16", "fp8", "fp8_blocks", "int8", "int4"]
+Kind = Literal["bits16", "fp8", "fp8_blocks", "int8", "int4", "mxfp4", "nvfp4"]
 """Of a weight: 16-bit numbers, e4m3 with a scale for each row, the rest with one for each group of columns."""
 
 
@@ -88,6 +88,8 @@ _HOPPER: Final[Mapping[Kind, Mapping[int, GemmTuning]]] = {
     "fp8_blocks": {0: GemmTuning(columns=128, programs=4, passes=3, tiles=_tiles((32, 32, 2, 55), (64, 32, 4, 75)))},
     "int8": {0: GemmTuning(columns=64, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
     "int4": {0: GemmTuning(columns=64, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
+    "mxfp4": {0: GemmTuning(columns=64, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
+    "nvfp4": {0: GemmTuning(columns=32, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
 }
 
 # Without wgmma all products take registers; 163 KiB, later 99 KiB, for the programs of a processor together.
@@ -97,6 +99,8 @@ _AMPERE: Final[Mapping[Kind, Mapping[int, GemmTuning]]] = {
     "fp8_blocks": {0: GemmTuning(columns=128, programs=3, passes=3, tiles=_tiles((32, 32, 2, 40), (64, 32, 4, 75)))},
     "int8": {0: GemmTuning(columns=64, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
     "int4": {0: GemmTuning(columns=64, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
+    "mxfp4": {0: GemmTuning(columns=64, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
+    "nvfp4": {0: GemmTuning(columns=32, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
 }
 _ADA: Final[Mapping[Kind, Mapping[int, GemmTuning]]] = {
     "bits16": {0: GemmTuning(columns=64, programs=2, tiles=_tiles((32, 64, 4, 48), (64, 64, 4, 48)))},
@@ -104,6 +108,8 @@ _ADA: Final[Mapping[Kind, Mapping[int, GemmTuning]]] = {
     "fp8_blocks": {0: GemmTuning(columns=128, programs=2, passes=3, tiles=_tiles((32, 32, 2, 32), (64, 32, 4, 48)))},
     "int8": {0: GemmTuning(columns=64, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
     "int4": {0: GemmTuning(columns=64, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
+    "mxfp4": {0: GemmTuning(columns=64, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
+    "nvfp4": {0: GemmTuning(columns=32, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
 }
 
 TUNED_GPUS: Final = (

@@ -16,7 +16,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -98,15 +98,18 @@ class FileStore:
         finally:
             self._guard.release()
 
-    def put(self, blocks: Sequence[tuple[bytes, memoryview]]) -> int:
-        """Keep blocks, each with its key; those that are there already are kept longer. How many were copied."""
+    def put(self, blocks: Sequence[tuple[bytes, memoryview]], crcs: Mapping[bytes, int] | None = None) -> int:
+        """Keep blocks, each with its key; those that are there already are kept longer. How many were copied.
+
+        crcs: checksums that are known, by key; of other blocks they are computed.
+        """
         if self._forgetting:
             return 0
         fresh: list[_Reserved] = []
         try:
             with self._locked(LOCK_S):
                 self._reserve(blocks, fresh)
-            written = self._write_slots(fresh)
+            written = self._write_slots(fresh, crcs or {})
             with self._locked(LOCK_S):
                 return self._fill(written)
         except OSError as error:
@@ -268,7 +271,7 @@ class FileStore:
             self._enter(slot, EMPTY, 0)
         self._save()
 
-    def _write_slots(self, fresh: list[_Reserved]) -> list[tuple[_Reserved, int]]:
+    def _write_slots(self, fresh: list[_Reserved], crcs: Mapping[bytes, int]) -> list[tuple[_Reserved, int]]:
         """Those that could be written, with their checksums."""
         written = []
         header = self._header
@@ -278,7 +281,8 @@ class FileStore:
             except OSError as error:
                 self._warn("blocks are not kept in the KV cache's file", error)
             else:
-                written.append((one, crc32(one.content, crc32(one.key))))
+                known = crcs.get(one.key)
+                written.append((one, crc32(one.content, crc32(one.key)) if known is None else known))
         return written
 
     def _fill(self, written: list[tuple[_Reserved, int]]) -> int:

@@ -16,6 +16,7 @@ from kvasir_api.hashes import block_root, prompt_block_hashes, split_block_hashe
 from kvasir_runtime.core.peer_fetches import MOST_FETCHES
 from kvasir_runtime.core.plan import BlockFetch, FetchResult
 from kvasir_runtime.runner.kv_offload.file_store import FileStore
+from kvasir_runtime.runner.kv_offload.renamed_crc import renamed
 from kvasir_runtime.runner.kv_transfer.interface import BlockPeer, BlockQuery, Connect, PeerError
 
 LOG = logging.getLogger(__name__)
@@ -46,13 +47,15 @@ class _Idle(NamedTuple):
 class _Received(NamedTuple):
     """What came of a fetch. damaged: blocks whose checksum is wrong. error: why it ended early, if it did. moved_s:
     seconds in which content was read and kept, without those in which the peer computed it. was_silent: it ended early
-    because the peer let its time go by, as it would on another connection."""
+    because the peer let its time go by, as it would on another connection. is_late: the peer was computing when
+    the time of the fetch was over, which is no failure."""
 
     keys: tuple[bytes, ...]
     damaged: int
     error: str
     moved_s: float = 0.0
     was_silent: bool = False
+    is_late: bool = False
 
 
 class BlockFetcher:
@@ -153,7 +156,7 @@ class BlockFetcher:
         except Exception:
             LOG.exception("a fetch of blocks from another replica failed")
             received = _Received((), 0, "")
-        if received.error and fetch.number not in self._cancelled:
+        if received.error and not received.is_late and fetch.number not in self._cancelled:
             self._warn(fetch.peer, received.error)
         elif received.damaged:
             self._warn(fetch.peer, f"{received.damaged} blocks came damaged")
@@ -161,7 +164,7 @@ class BlockFetcher:
             number=fetch.number,
             keys=received.keys,
             seconds=time.monotonic() - begun if fetch.prefill is None else received.moved_s,
-            failed=bool(received.error) or received.damaged > len(received.keys),
+            failed=(bool(received.error) and not received.is_late) or received.damaged > len(received.keys),
         )
 
     def _fetched(self, fetch: BlockFetch, deadline: float) -> _Received:
@@ -196,7 +199,8 @@ class BlockFetcher:
                 if crc32(batch.place(), crc32(wanted[index])) != block_crc:
                     damaged += 1
                     continue
-                batch.add(fetch.blocks[index].key)
+                key, size = fetch.blocks[index].key, self._store.block_bytes
+                batch.add(key, renamed(block_crc, key=wanted[index], new_key=key, block_bytes=size))
                 if batch.is_full:
                     begun = time.monotonic()
                     kept += self._keep(batch)
@@ -210,7 +214,8 @@ class BlockFetcher:
         else:
             self._put_idle(fetch.peer, connection)
         kept += self._keep(batch)
-        return _Received(tuple(kept), damaged, error, connection.content_s + kept_s, was_silent)
+        is_late = was_silent and fetch.prefill is not None and time.monotonic() >= deadline
+        return _Received(tuple(kept), damaged, error, connection.content_s + kept_s, was_silent, is_late)
 
     def _begin(self, number: int, connection: BlockPeer) -> None:
         """From here on another thread may end the connection."""
@@ -227,9 +232,9 @@ class BlockFetcher:
 
     def _keep(self, batch: "_Batch") -> list[bytes]:
         """The keys of those that the file holds now."""
-        blocks = batch.take()
+        blocks, crcs = batch.take()
         with self._storing:
-            self._store.put(blocks)
+            self._store.put(blocks, crcs)
             held = self._store.located([key for key, _ in blocks])
         return [key for (key, _), slot in zip(blocks, held, strict=True) if slot is not None]
 
@@ -261,31 +266,31 @@ class BlockFetcher:
 
 
 class _Batch:
-    """Memory for some blocks, and the keys of those that are in it."""
+    """Memory for some blocks, and the keys and checksums of those that are in it."""
 
     def __init__(self, block_bytes: int) -> None:
         count = max(1, min(BATCH_BLOCKS, BATCH_BYTES // block_bytes))
         memory = memoryview(bytearray(count * block_bytes))
         self._places = [memory[index * block_bytes : (index + 1) * block_bytes] for index in range(count)]
-        self._keys: list[bytes] = []
+        self._crcs: dict[bytes, int] = {}
 
     @property
     def is_full(self) -> bool:
         """Whether there is no place for another one."""
-        return len(self._keys) == len(self._places)
+        return len(self._crcs) == len(self._places)
 
     def place(self) -> memoryview:
         """Where the next block goes."""
-        return self._places[len(self._keys)]
+        return self._places[len(self._crcs)]
 
-    def add(self, key: bytes) -> None:
-        """The block in the next place is right."""
-        self._keys.append(key)
+    def add(self, key: bytes, block_crc: int) -> None:
+        """The block in the next place is right. block_crc: its checksum under this key, which no other block has."""
+        self._crcs[key] = block_crc
 
-    def take(self) -> list[tuple[bytes, memoryview]]:
-        """What is in it; the places are filled again afterwards."""
-        taken, self._keys = list(zip(self._keys, self._places, strict=False)), []
-        return taken
+    def take(self) -> tuple[list[tuple[bytes, memoryview]], dict[bytes, int]]:
+        """What is in it, with the checksums; the places are filled again afterwards."""
+        crcs, self._crcs = self._crcs, {}
+        return list(zip(crcs, self._places, strict=False)), crcs
 
 
 def _words(error: Exception) -> str:

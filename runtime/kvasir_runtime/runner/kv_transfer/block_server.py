@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvasir_runtime.core.peer_fetches import MOST_PREFILL_S
+from kvasir_api.kv_transfer import MOST_PREFILL_S
 from kvasir_runtime.nodes import key_proof
 from kvasir_runtime.nodes.link import Link, LinkError
 from kvasir_runtime.nodes.listening import Acceptor

@@ -190,6 +190,7 @@ def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, d
         quantization=loaded.quantization,
         work=loaded.work,
         attentions=tuple(group.attention for group in spec.cache_groups),
+        rank_sizes=() if ops.collectives is None else loaded.rank_sizes,
     )
 
 

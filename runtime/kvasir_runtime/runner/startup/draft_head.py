@@ -109,9 +109,9 @@ def load(
     spec, dtype = files.spec, target.dtype
     shapes, kinds = spec.parameter_shapes, loader.kinds(files.folder, drafts=files.drafts)
     formats = quant_formats.formats(
-        options.quantization, spec.layer, shapes, files.places, kinds, floating=quant_formats.PROCESSORS
+        options.quantization, spec.layer, shapes, files.places, kinds, device=quant_formats.PROCESSORS
     )
-    weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
+    weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize, quant_formats.PROCESSORS)
     check_memory(facts.weights_bytes + weights_bytes, device, files.folder)
     cache_dtype = placement.cache_dtype_of(options, spec.layer, dtype, device)
     with torch.inference_mode():

@@ -24,6 +24,7 @@ from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models import registry
 from kvasir_runtime.models.config import ModelConfig, read_document, read_longest_text
 from kvasir_runtime.models.family import Family
+from kvasir_runtime.rank_states import RankSize
 from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, model_parts, placement
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
@@ -39,7 +40,7 @@ class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
     model: this rank's part; weights_bytes: of all ranks together; other_bytes: what the largest stage has of them more
-    than this one. token_bytes: of the KV cache, of one token in the stage that has most.
+    than this one. rank_sizes: of a rank in each stage.
 
     folder: of its checkpoint. quantization: which weights are stored in which format, for the banner.
     host_weights_bytes: of weights_bytes, what is on the host; weights_copy_s: seconds in which that is copied to the
@@ -53,13 +54,18 @@ class LoadedModel:
     cache_dtype: torch.dtype
     max_model_len: int
     weights_bytes: int
-    token_bytes: int
+    rank_sizes: tuple[RankSize, ...]
     host_weights_bytes: int
     weights_copy_s: float
     quantization: str
     work: StepWork | None
     other_bytes: int = 0
     through_transformers: bool = False
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the KV cache, of one token in the stage that has most."""
+        return max(size.kv_bytes_per_token for size in self.rank_sizes)
 
     def kernels(self, ops: Ops) -> str:
         """What computes it, for the banner; blocks on disk that another version wrote are not read."""
@@ -93,7 +99,7 @@ def load_model(
     spec, formats, total_bytes = part.spec, part.formats, part.num_bytes
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)
-    layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers)
+    layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers, part.device)
     on_host = _layers_on_host(options, layer_bytes, copies)
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
@@ -124,7 +130,7 @@ def load_model(
         max_model_len=limit,
         weights_bytes=part.all_bytes,
         other_bytes=max(part.stage_bytes) - total_bytes,
-        token_bytes=token_bytes,
+        rank_sizes=part.rank_sizes(options, cache_dtype),
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
@@ -168,7 +174,7 @@ def _through_transformers(
         cache_dtype=cache_dtype,
         max_model_len=found.max_model_len,
         weights_bytes=weights_bytes,
-        token_bytes=token_bytes,
+        rank_sizes=(RankSize(weights_bytes, token_bytes),),
         host_weights_bytes=0,
         weights_copy_s=0.0,
         quantization="",

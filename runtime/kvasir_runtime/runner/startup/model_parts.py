@@ -2,7 +2,7 @@
 `load_model`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +18,25 @@ from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place
 from kvasir_runtime.models.sharded_places import sharded_places
+from kvasir_runtime.rank_states import RankSize
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import kinds as stored_kinds
-from kvasir_runtime.weights.quant_formats import Kinds
+from kvasir_runtime.weights.quant_formats import PROCESSORS, DeviceFormats, Kinds
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """spec, places, formats: of this process. num_bytes: of its weights; stage_bytes: of each stage's, in a rank like
-    this one. stages: the specs of a rank like this one in each stage; this one alone where there is one.
+    """spec, places, formats: of this process; device: where it is. num_bytes: of its weights; stage_bytes: of each
+    stage's, in a rank like this one. stages: the specs of a rank like this one in each stage; this one alone where
+    there is one.
     """
 
     spec: DecoderSpec
     places: dict[str, Place]
     formats: dict[str, QuantFormat]
+    device: DeviceFormats
     num_bytes: int
     stages: tuple[DecoderSpec, ...]
     stage_bytes: tuple[int, ...]
@@ -45,8 +48,15 @@ class ModelPart:
 
     def token_bytes(self, options: ServeOptions, cache_dtype: torch.dtype) -> int:
         """Of the KV cache, of one token in the stage that has most."""
+        return max(size.kv_bytes_per_token for size in self.rank_sizes(options, cache_dtype))
+
+    def rank_sizes(self, options: ServeOptions, cache_dtype: torch.dtype) -> tuple[RankSize, ...]:
+        """Of a rank like this one in each stage."""
         size = block_size(options, self.spec, cache_dtype)
-        return max(spec.kv_bytes_per_token(*_row_bytes(cache_dtype), size) for spec in self.stages)
+        return tuple(
+            RankSize(num_bytes, spec.kv_bytes_per_token(*_row_bytes(cache_dtype), size))
+            for num_bytes, spec in zip(self.stage_bytes, self.stages, strict=True)
+        )
 
     def host_bytes(self, options: ServeOptions) -> int:
         """Of the weights of the ranks on this node."""
@@ -70,18 +80,19 @@ def part_of(
     rank, stage = _rank(options, ops)
     part, places = _divided(family, whole, rank)
     kinds = stored_kinds(folder)
-    floating = quant_formats.CARDS if cuda else quant_formats.PROCESSORS
-    formats = _formats(options, kinds, whole, part, places, floating)
+    device = quant_formats.CARDS if cuda else PROCESSORS
+    formats = _formats(options, kinds, whole, part, places, device)
     specs = [part]
     if options.pipeline_parallel_size > 1:
         specs = _stages(options, kinds, family, whole, part, element_bytes)
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
-    sizes = [quant_formats.num_bytes(*pair, element_bytes) for pair in zip(shapes, of_stages, strict=True)]
+    sizes = [quant_formats.num_bytes(*pair, element_bytes, device) for pair in zip(shapes, of_stages, strict=True)]
     return ModelPart(
         spec=specs[stage],
         places=places,
         formats=of_stages[stage],
+        device=device,
         num_bytes=sizes[stage],
         stages=tuple(specs),
         stage_bytes=tuple(sizes),
@@ -120,14 +131,12 @@ def _stages(
 ) -> list[DecoderSpec]:
     """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
     shapes = parameter_shapes(whole)
-    formats = quant_formats.formats(
-        options.quantization, whole, shapes, family.places(whole), kinds, floating=quant_formats.PROCESSORS
-    )
-    of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers)
-    beside = quant_formats.num_bytes(shapes, formats, element_bytes) - sum(of_layers)
+    formats = quant_formats.formats(options.quantization, whole, shapes, family.places(whole), kinds, device=PROCESSORS)
+    of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers, PROCESSORS)
+    beside = quant_formats.num_bytes(shapes, formats, element_bytes, PROCESSORS) - sum(of_layers)
     count = options.pipeline_parallel_size
     try:
-        return [stages.staged(part, layers) for layers in stages.divided(of_layers, beside, count)]
+        return [stages.staged(part, layers) for layers in stages.divided(of_layers, beside, count, whole.joined)]
     except ValueError as error:
         raise StartError(f"--pipeline-parallel-size {count} is not possible: {error}") from error
 
@@ -148,14 +157,14 @@ def _formats(
     whole: DecoderSpec,
     part: DecoderSpec,
     places: Mapping[str, Place],
-    floating: Collection[str],
+    device: DeviceFormats,
 ) -> dict[str, QuantFormat]:
     """Of a rank's weights. Raises StartError where its part of one is no whole groups of columns that lie side by side,
     as the weight is: it would be held in more bits than requested.
     """
     shapes = (parameter_shapes(whole), parameter_shapes(part))
     wanted, found = (
-        quant_formats.formats(options.quantization, spec, of_spec, places, kinds, floating=floating)
+        quant_formats.formats(options.quantization, spec, of_spec, places, kinds, device=device)
         for spec, of_spec in zip((whole, part), shapes, strict=True)
     )
     cut = wanted.keys() - found.keys()

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.nodes import rendezvous
 from kvasir_runtime.nodes.handshake import Membership
-from kvasir_runtime.nodes.rendezvous import NodeLinks
+from kvasir_runtime.nodes.rendezvous import NodeLinks, OnWait
 from kvasir_runtime.runner.startup import startup_cache_key
 from kvasir_runtime.weights import safetensors_checkpoint
 
@@ -35,9 +34,7 @@ _MOST_APART_BYTES: Final = 4 << 20
 """Of samples of a tensor: every tensor has some, since a fine-tune may change few of them."""
 
 
-def joined(
-    options: ServeOptions, folder: Path, on_wait: Callable[[str], None], join_s: float = rendezvous.JOIN_S
-) -> NodeLinks:
+def joined(options: ServeOptions, folder: Path, on_wait: OnWait, join_s: float = rendezvous.JOIN_S) -> NodeLinks:
     """The links of this node, once all nodes have joined. folder: of the model. on_wait: called about every second.
 
     Raises StartError where the options or the nodes do not fit together, and RankLostError where a node is missing.

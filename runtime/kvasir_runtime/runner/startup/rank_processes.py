@@ -63,8 +63,8 @@ def start(
         return _node(options, threads, lambda local: local)
     folder = source.resolve(options.model)
 
-    def on_wait(message: str) -> None:
-        on_progress(Progress(phase="starting", progress_fraction=0.0, message=message))
+    def on_wait(message: str, missing: tuple[int, ...]) -> None:
+        on_progress(Progress(phase="starting", progress_fraction=0.0, message=message, missing_nodes=missing))
 
     links = node_group.joined(options, folder, on_wait)
     if options.local_ranks == 1:

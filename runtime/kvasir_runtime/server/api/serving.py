@@ -76,6 +76,8 @@ async def respond(
         app_state.end_request()
         on_end()
 
+    if app_state.options.speculation != "off" and any(one.beam is not None for one in prepared.request.requests):
+        request.scope["state"]["no_drafts"] = ("beam search",)
     labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
     serializer = prepared.serializer(prepared.request, prepared.request.created, served_model.fingerprint, labels)
     context = serving_context(request, app_state, served_model)

@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -91,6 +91,12 @@ class WarmedPrefixes:
     seconds: float = 0.0
     silent: int = 0
 
+    @property
+    def words(self) -> str:
+        """For the log."""
+        what = f"computed {self.prefixes} prefixes of peers, {self.tokens} tokens in {self.seconds:.1f} s"
+        return f"{what}; {self.silent} peers gave no usable answer"
+
 
 def shared(hot: FrozenPrefixes, tokenizer: Tokenizer, count: int, kv_transfer_port: int) -> bytes:
     """The document for a peer. Takes some hundredths of a second: not for the event loop."""
@@ -127,20 +133,28 @@ async def warm(
     peers: base URLs with the token of the call to each, empty for none.
     tls_dir: of `--tls-dir`; its ca.crt verifies peers that speak TLS. Raises OSError where that is none."""
     began = time.monotonic()
-    peers = dict(list(peers.items())[: names.MOST_PEERS])
-    answers = await _fetch(peers, min(MOST_ASK_S, limit_s / 4), _verified(tls_dir))
+    asked = dict(list(peers.items())[: names.MOST_PEERS])
+    limit_ask_s = min(MOST_ASK_S, limit_s / 4)
+    found, silent = await offers(asked, facts, tokenizer, limit_s=limit_ask_s, tls_dir=tls_dir)
+    prompts = chosen(found, int(MOST_CACHE_FRACTION * facts.capacity_tokens))
+    left_s = limit_s - (time.monotonic() - began)
+    done, tokens = await _computed(prompts, client, left_s) if prompts else (0, 0)
+    return WarmedPrefixes(prefixes=done, tokens=tokens, seconds=time.monotonic() - began, silent=silent)
+
+
+async def offers(
+    peers: Mapping[str, str], facts: EngineFacts, tokenizer: Tokenizer, *, limit_s: float, tls_dir: str = ""
+) -> tuple[list[OfferedPrefix], int]:
+    """What peers offer, and how many gave no usable answer within limit_s seconds. Arguments as of `warm`."""
+    answers = await _fetch(peers, limit_s, _verified(tls_dir))
     digest = tokenizer_digest(tokenizer)
     usable = [
         (base, answer)
         for base, answer in zip(peers, answers, strict=True)
         if answer is not None and answer.tokenizer == digest
     ]
-    prompts = chosen([p for base, answer in usable for p in offered_by(base, answer, facts)], facts)
-    left_s = limit_s - (time.monotonic() - began)
-    done, tokens = await _computed(prompts, client, left_s) if prompts else (0, 0)
-    return WarmedPrefixes(
-        prefixes=done, tokens=tokens, seconds=time.monotonic() - began, silent=len(answers) - len(usable)
-    )
+    found = [prefix for base, answer in usable for prefix in offered_by(base, answer, facts)]
+    return found, len(answers) - len(usable)
 
 
 def offered_by(base: str, answer: SharedPrefixes, facts: EngineFacts) -> list[OfferedPrefix]:
@@ -167,12 +181,20 @@ def offered(prefixes: Sequence[SharedPrefix], facts: EngineFacts) -> list[Offere
     return list(found.values())
 
 
-def chosen(prefixes: Sequence[OfferedPrefix], facts: EngineFacts) -> list[ChosenPrefix]:
-    """What to compute, hottest first, within the share of the cache; tokens that several begin with count once."""
-    left = int(MOST_CACHE_FRACTION * facts.capacity_tokens)
+def chosen(
+    prefixes: Sequence[OfferedPrefix],
+    most_tokens: int,
+    *,
+    is_first: Callable[[OfferedPrefix], bool] = lambda _: True,
+) -> list[ChosenPrefix]:
+    """What to compute or fetch, hottest first, within so many tokens; those that several begin with count once.
+
+    is_first: whether a prefix comes before all that are not.
+    """
+    left = most_tokens
     found: list[ChosenPrefix] = []
     trees: dict[Any, Any] = {}
-    for prefix in sorted(prefixes, key=lambda p: -p.hits * len(p.ids)):
+    for prefix in sorted(prefixes, key=lambda p: (not is_first(p), -p.hits * len(p.ids))):
         new = _behind_known(trees.get(prefix.salt, {}), prefix.ids)
         if 0 < new <= left:
             left -= new
