@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 import msgspec
 
-from kvasir_api.command import click_options, parse
+from kvasir_api.option_parser import click_options, parse
 from kvasir_api.served_names import reserved_names
 from kvasir_gateway import choice_records
 from kvasir_gateway.choose import ChoicePolicy
@@ -95,6 +95,7 @@ def bootstrap(**values: Any) -> None:
         port=options.port,
         max_body_bytes=options.max_body_bytes,
         max_connections=options.max_connections,
+        max_heap_bytes=options.max_heap_bytes,
         idle_timeout_s=options.idle_timeout,
         tls_directory=PurePosixPath(Path(options.tls_dir).absolute()) if options.tls_dir else None,
         cors_origins=options.cors_origins,

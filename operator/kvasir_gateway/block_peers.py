@@ -3,7 +3,7 @@
 Joins readings and the prefix index for `handover`. Part of the router, which alone calls it. Pure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import Candidate, ChoicePolicy, RequestSize
 from kvasir_gateway.handover import HandedPrompts, Handover, HandoverFacts, handover
+from kvasir_gateway.parsed_objects import Endpoint
 from kvasir_gateway.prefix import EndpointPrefixes
 from kvasir_gateway.routing_table import RoutedService, StateReading
 
@@ -79,10 +80,10 @@ class BlockPeers:
         now_s: float,
     ) -> PeerChoice:
         """The one to name to the chosen endpoint, of its revision: two revisions exchange no blocks."""
-        service = _with_revision_of(service, chosen.address)
-        header, held = self._holder(service, chosen.address, prompt, readings, now_s)
-        reading, among = readings.get(chosen.address), prefilling(service)
-        if not among.endpoints or reading is None or not _hands_over(reading):
+        alike = _of_same_revision(service, chosen.address)
+        header, held = self._holder(alike, chosen.address, prompt, readings, now_s)
+        reading, prefill_addresses = readings.get(chosen.address), {e.address for e in alike if e.is_prefill}
+        if not prefill_addresses or reading is None or not _hands_over(reading):
             return PeerChoice(header=header)
         kv = reading.state.kv
         facts = HandoverFacts(
@@ -90,7 +91,7 @@ class BlockPeers:
             bytes_per_s=max(0.0, reading.state.kv_host.fetch_bytes_per_s),
             cached_tokens=held * PIECE_BYTES / BYTES_PER_TOKEN,
         )
-        prefill = self._prefill(among, chosen.address, prompt, readings, now_s)
+        prefill = self._prefill(service.within(prefill_addresses), chosen.address, prompt, readings, now_s)
         handed = handover(chosen, prefill, request, facts, policy=self._policy)
         if handed is None or not handed.pays:
             return PeerChoice(header=header, handed=handed)
@@ -116,7 +117,7 @@ class BlockPeers:
 
     def _holder(
         self,
-        service: RoutedService,
+        endpoints: Sequence[Endpoint],
         chosen: str,
         prompt: RoutedPrompt,
         readings: Mapping[str, StateReading],
@@ -130,7 +131,7 @@ class BlockPeers:
             return "", 0
         own = self._prefixes.matched(chosen, prompt.route_hashes(reading.state))
         most, found = own + LEAST_PIECES - 1, ""
-        for endpoint in service.endpoints:
+        for endpoint in endpoints:
             reading = readings.get(endpoint.address)
             if reading is None or endpoint.address == chosen or not _gives_blocks(reading, now_s):
                 continue
@@ -140,21 +141,18 @@ class BlockPeers:
         return found, most if found else own
 
 
-def prefilling(service: RoutedService) -> RoutedService:
-    """With the endpoints alone that compute prompts for the others."""
-    return service.within({endpoint.address for endpoint in service.endpoints if endpoint.is_prefill})
-
-
 def decoding(service: RoutedService, found: list[Candidate]) -> list[Candidate]:
     """Of the candidates of a service those that requests go to while one of them serves; else all."""
     prefill = {endpoint.address for endpoint in service.endpoints if endpoint.is_prefill}
     return [candidate for candidate in found if candidate.address not in prefill] or found
 
 
-def _with_revision_of(service: RoutedService, address: str) -> RoutedService:
-    """With the endpoints alone that have the revision of the one with this address."""
-    own = {endpoint.revision for endpoint in service.endpoints if endpoint.address == address}
-    return service.within({endpoint.address for endpoint in service.endpoints if endpoint.revision in own})
+def _of_same_revision(service: RoutedService, address: str) -> Sequence[Endpoint]:
+    """The endpoints that have the revision of the one with this address: all of them but in a rollout."""
+    own = next((endpoint.revision for endpoint in service.endpoints if endpoint.address == address), None)
+    if all(endpoint.revision == own for endpoint in service.endpoints):
+        return service.endpoints
+    return [endpoint for endpoint in service.endpoints if endpoint.revision == own]
 
 
 def _gives_blocks(reading: StateReading, now_s: float) -> bool:

@@ -142,7 +142,8 @@ def _prompt(handed: Handover | None) -> list[str]:
         return []
     there = f"{handed.there_s:.4f} s there and {handed.move_s:.4f} s to move it, in place of {handed.stay_s:.4f} s"
     done = f"computed by {handed.address}" if handed.pays else f"stays; at {handed.address} it would be computed"
-    return [f"  prompt {done}, about {handed.tokens:.0f} tokens: {there}"]
+    late = f", {handed.late_s:.4f} s later than it is waited for" if handed.late_s else ""
+    return [f"  prompt {done}, about {handed.tokens:.0f} tokens: {there}{late}"]
 
 
 def _room(choice: EndpointChoice) -> str:

@@ -256,10 +256,23 @@ def cost_of(
     )
 
 
+def with_speeds(known: Sequence[Candidate], policy: ChoicePolicy) -> list[Candidate]:
+    """Pods of one kind are equally fast: what each measured also depends on what it happened to compute, and cold
+    prompts would all go to the one that measured most. known: those with a load."""
+    loads = [c.load for c in known if c.load is not None]
+    by_kind = {
+        kind: {name: _speed(name, kind, loads, policy) for name in _SPEEDS} for kind in {load.kind for load in loads}
+    }
+    return [
+        structs.replace(candidate, load=structs.replace(load, **by_kind[load.kind]))
+        for candidate, load in zip(known, loads, strict=True)
+    ]
+
+
 def _by_cost(
     known: list[Candidate], unread: list[Candidate], request: RequestSize, policy: ChoicePolicy, seed: int
 ) -> EndpointChoice:
-    known = _with_speeds(known, policy)
+    known = with_speeds(known, policy)
     costs = {c.address: _cost(c, request, policy) for c in known}
     ranked = sorted(known, key=lambda c: costs[c.address].total_s)
     most_s = costs[ranked[0].address].total_s * (1 + policy.tie_fraction) + 1e-6
@@ -311,19 +324,6 @@ def _copied(
     if excess_s <= 0 or rent_s < price_s:
         return None, rent_s
     return best, 0.0
-
-
-def _with_speeds(known: list[Candidate], policy: ChoicePolicy) -> list[Candidate]:
-    """Pods of one kind are equally fast: what each measured also depends on what it happened to compute, and cold
-    prompts would all go to the one that measured most."""
-    loads = [c.load for c in known if c.load is not None]
-    by_kind = {
-        kind: {name: _speed(name, kind, loads, policy) for name in _SPEEDS} for kind in {load.kind for load in loads}
-    }
-    return [
-        structs.replace(candidate, load=structs.replace(load, **by_kind[load.kind]))
-        for candidate, load in zip(known, loads, strict=True)
-    ]
 
 
 def _speed(name: str, kind: str, loads: Sequence[EndpointLoad], policy: ChoicePolicy) -> float:

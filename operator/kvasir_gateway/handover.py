@@ -2,8 +2,8 @@
 it do not wait: a comparison of two costs in seconds.
 
 Handing over pays where the prompt is long, the chosen replica decodes much, the other one is idle and blocks move fast;
-with short prompts, or a queue before the other one, the request stays where it is. Called by the router once per
-request. Pure; knows no clock, no readings and no Kubernetes.
+with short prompts, or a queue before the other one that is longer than the chosen one waits, the request stays where it
+is. Called by the router once per request. Pure; knows no clock, no readings and no Kubernetes.
 """
 
 from collections import deque
@@ -12,7 +12,16 @@ from typing import Final
 
 import msgspec
 
-from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointCost, RequestSize, cost_of, has_room
+from kvasir_api.kv_transfer import prefill_within_s
+from kvasir_gateway.choose import (
+    Candidate,
+    ChoicePolicy,
+    EndpointCost,
+    RequestSize,
+    cost_of,
+    has_room,
+    with_speeds,
+)
 
 HANDOVER_S: Final = 0.03
 """Of a connection, of looking for computed blocks, and of the copies to and from the hosts."""
@@ -35,13 +44,14 @@ class HandoverFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt that another replica may compute. address: its. tokens: that it has to compute. In seconds, for this
     request and all others: stay_s: what computing it costs where the answer is. there_s: at the other one; move_s: of
-    the blocks."""
+    the blocks. late_s: by which the blocks come later than the replica with the answer waits for them."""
 
     address: str
     tokens: float
     stay_s: float
     there_s: float
     move_s: float
+    late_s: float = 0.0
 
     @property
     def saved_s(self) -> float:
@@ -51,7 +61,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pays(self) -> bool:
         """Whether the other replica computes the prompt."""
-        return self.saved_s > 0
+        return self.saved_s > 0 and not self.late_s
 
 
 class HandedPrompts:
@@ -90,17 +100,28 @@ def handover(
     missing = request.prompt_tokens - facts.cached_tokens
     if chosen.load is None or missing < LEAST_TOKENS:
         return None
-    stay_s = _prompt_s(cost_of(chosen, request, uncached_tokens=missing, policy=policy))
+    chosen, *others = with_speeds([chosen, *(c for c in prefill if c.load is not None)], policy)
+    stay = cost_of(chosen, request, uncached_tokens=missing, policy=policy)
     move_s = HANDOVER_S + missing * max(0.0, facts.kv_bytes_per_token) / (facts.bytes_per_s or BYTES_PER_S)
-    found: Handover | None = None
-    for candidate in prefill:
-        if candidate.load is None or not has_room(candidate, request, policy):
+    within_s = prefill_within_s(stay.compute_s)
+    found: list[Handover] = []
+    for candidate in others:
+        if not has_room(candidate, request, policy):
             continue
         tokens = max(1.0, request.prompt_tokens - candidate.cached_tokens)
-        there_s = _prompt_s(cost_of(candidate, request, uncached_tokens=tokens, policy=policy))
-        if found is None or there_s < found.there_s:
-            found = Handover(address=candidate.address, tokens=tokens, stay_s=stay_s, there_s=there_s, move_s=move_s)
-    return found
+        there = cost_of(candidate, request, uncached_tokens=tokens, policy=policy)
+        comes_s = there.wait_s + min(there.compute_s + move_s, within_s / 4)  # of a longer prompt a part comes in time
+        found.append(
+            Handover(
+                address=candidate.address,
+                tokens=tokens,
+                stay_s=_prompt_s(stay),
+                there_s=_prompt_s(there),
+                move_s=move_s,
+                late_s=max(0.0, comes_s - within_s),
+            )
+        )
+    return min(found, key=lambda one: (one.late_s > 0, one.there_s), default=None)
 
 
 def _prompt_s(cost: EndpointCost) -> float:

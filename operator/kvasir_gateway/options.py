@@ -116,6 +116,14 @@ class BootstrapOptions(GatewayOptions):
         le=MAX_ANSWER_S,
     )
     max_connections: int = option(20_000, "Connections of clients at once; further ones are refused.", ge=1, le=1 << 20)
+    max_heap_bytes: int = option(
+        768 << 20,
+        "Memory that Envoy has for bodies and streams; new requests are refused while 95 % are used. Its container "
+        "needs a third more.",
+        unit="bytes",
+        ge=64 << 20,
+        le=1 << 40,
+    )
     tls_dir: str = option(
         "",
         "Directory with tls.crt and tls.key, read again when they are replaced: clients use HTTPS then. "

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kvasir_api import names
-from kvasir_gateway.envoy import edge_tls, local_replies, routes
+from kvasir_gateway.envoy import edge_tls, local_replies, overload, routes
 from kvasir_gateway.envoy.routes import BACKENDS, RELAY, RouteSettings
 from kvasir_gateway.hold_queue import MAX_ANSWER_S, MAX_HOLD_S
 
@@ -34,7 +34,6 @@ MAX_RETRIES = 1024
 """Limits of a cluster far above need: the pods' queues and the connections limit the load, not Envoy's defaults."""
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 TYPES = "type.googleapis.com/envoy"
-CONNECTIONS = f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
 OWN_HEADERS = (
     names.HEADER_DESTINATION,
     names.HEADER_CLUSTER,
@@ -67,7 +66,8 @@ class BootstrapSettings:
     directory: shared by Envoy and picker: files and sockets. message_timeout_s: how long the picker may take to choose.
     idle_timeout_s: silence of a stream that is still alive; the first token of a long prompt may take minutes.
     tls_directory: with the certificate, None for plain HTTP. cors_origins: see RouteSettings. serves_without_picker:
-    requests that no picker answers go to the model's service by least requests; else they are refused.
+    requests that no picker answers go to the model's service by least requests; else they are refused. max_heap_bytes:
+    of Envoy, close to which it refuses new requests.
     """
 
     directory: PurePosixPath
@@ -75,6 +75,7 @@ class BootstrapSettings:
     port: int = names.PORT_GATEWAY
     max_body_bytes: int = 8 << 20
     max_connections: int = 20_000
+    max_heap_bytes: int = 768 << 20
     idle_timeout_s: int = 300
     request_timeout_s: int = 120
     message_timeout_s: int = 5
@@ -106,7 +107,7 @@ def bootstrap(settings: BootstrapSettings) -> Config:
             "clusters": _own_clusters(directory),
         },
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _stats()}}},
-        **_connection_limits(settings),
+        **overload.limits(max_connections=settings.max_connections, max_heap_bytes=settings.max_heap_bytes),
     }
 
 
@@ -122,21 +123,6 @@ def _clusters() -> Config:
             "transport_api_version": "V3",
             "grpc_services": [{"envoy_grpc": {"cluster_name": PICKER, "retry_policy": pauses}}],
         },
-    }
-
-
-def _connection_limits(settings: BootstrapSettings) -> Config:
-    """Of the clients' listener alone: clients that take all connections leave the relay its own.
-
-    Not by `ignore_global_conn_limit` of the inner listener: each connection that closes there would give back one of
-    the clients' that it never took. The monitor limits nothing; without it Envoy warns.
-    """
-    limit = f"envoy.resource_limits.listener.{names.PORT_HTTP_NAME}.connection_limit"
-    monitor = {"@type": CONNECTIONS, "max_active_downstream_connections": 1 << 31}
-    name = "envoy.resource_monitors.global_downstream_max_connections"
-    return {
-        "layered_runtime": {"layers": [{"name": "limits", "static_layer": {limit: settings.max_connections}}]},
-        "overload_manager": {"resource_monitors": [{"name": name, "typed_config": monitor}]},
     }
 
 
@@ -227,6 +213,8 @@ def _connection_manager(settings: BootstrapSettings, stat_prefix: str, removed: 
         "@type": f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": stat_prefix,
         "codec_type": "AUTO",
+        # As old proxies speak it, nginx by default; the end of a connection is the end of a stream there.
+        "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": names.GATEWAY},
         "use_remote_address": True,
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,

@@ -41,7 +41,7 @@ KEEPALIVE_PROBES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedCluster:
-    """content: the message. version: a hash of it. reachable: it has an address; else Envoy has no host to use."""
+    """content: the message. version: a hash of it. reachable: it has an address for new requests."""
 
     content: bytes
     version: str
@@ -54,22 +54,29 @@ def encoded(cluster: pb.Cluster) -> EncodedCluster:
     return EncodedCluster(
         content=content,
         version=hashlib.sha256(content).hexdigest()[:16],
-        reachable=any(group.lb_endpoints for group in cluster.load_assignment.endpoints),
+        reachable=bool(cluster.load_assignment.endpoints[0].lb_endpoints),
     )
 
 
 def cluster(
-    name: str, addresses: Iterable[str], *, last_resort: Container[str] = (), tls: UpstreamTls | None = None
+    name: str,
+    addresses: Iterable[str],
+    *,
+    last_resort: Container[str] = (),
+    leaving: Iterable[str] = (),
+    tls: UpstreamTls | None = None,
 ) -> pb.Cluster:
     """A cluster with the addresses that may be used; Envoy never falls back to others, which are absent.
 
-    last_resort: of these, those that Envoy may use only where the picker names them, while there are others. tls: None
-    where none of them speaks it. Raises ValueError for an address that is no IP address with a port.
+    last_resort: of these, those that Envoy may use only where the picker names them, while there are others. leaving:
+    further ones, for requests that the picker sent there before they left. tls: None where none of them speaks it.
+    Raises ValueError for an address that is no IP address with a port.
     """
     made = pb.Cluster()
     made.CopyFrom(_common())
     made.name = made.load_assignment.cluster_name = name
-    made.load_assignment.endpoints.extend(_endpoints(list(addresses), last_resort, tls.server_names if tls else {}))
+    server_names = tls.server_names if tls else {}
+    made.load_assignment.endpoints.extend(_endpoints(list(addresses), last_resort, list(leaving), server_names))
     if tls:
         made.connect_timeout.FromSeconds(TLS_CONNECT_S)
         made.transport_socket_matches.extend(upstream_tls.socket_matches(tls))
@@ -126,12 +133,15 @@ def _http_options() -> Any:
 
 
 def _endpoints(
-    addresses: Iterable[str], last_resort: Container[str], server_names: Mapping[str, str]
+    addresses: Iterable[str], last_resort: Container[str], leaving: Iterable[str], server_names: Mapping[str, str]
 ) -> Iterable[pb.LocalityLbEndpoints]:
-    """By priority: without the picker's word, as for a second try, Envoy goes to the first one that has a host."""
-    first = [_endpoint(one, server_names.get(one, "")) for one in addresses if one not in last_resort]
-    last = [_endpoint(one, server_names.get(one, "")) for one in addresses if one in last_resort]
-    found = [hosts for hosts in (first, last) if hosts] or [[]]
+    """By priority: without the picker's word, as for a second try, Envoy goes to the first one that has a host. The
+    first group is empty where no address takes new requests."""
+    first = [one for one in addresses if one not in last_resort]
+    last = [one for one in addresses if one in last_resort]
+    found = [[_endpoint(one, server_names.get(one, "")) for one in group] for group in (first, last, leaving) if group]
+    if not (first or last):
+        found.insert(0, [])
     return [pb.LocalityLbEndpoints(priority=priority, lb_endpoints=hosts) for priority, hosts in enumerate(found)]
 
 

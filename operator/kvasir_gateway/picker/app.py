@@ -64,28 +64,26 @@ async def run(
     stop: asyncio.Event,
 ) -> None:
     """Serve until stop is set, or until a loop fails, which is raised. state_port: listens already."""
-    metrics, feed = GatewayMetrics(), PlacementFeed(objects.gateways)
+    metrics, feed, directory = GatewayMetrics(), PlacementFeed(objects.gateways), settings.directory
     picker = _picker(settings, metrics, feed)
     ended = EndedRequestReader(picker.tenants.audit, partial(_ops_urls, picker), tls=states.tls)
-    holder, admin = RequestHolder(picker), EnvoyAdmin(settings.directory)
+    holder, admin = RequestHolder(picker), EnvoyAdmin(directory)
     loops = SyncLoops(
         picker=picker,
         objects=objects,
         states=states,
         admin=admin,
-        directory=settings.directory,
+        directory=directory,
         clock=time.monotonic,
         reading_period_s=settings.reading_period_s,
         reserved_names=settings.reserved_names,
     )
-    ext_proc = ExtProcServer(
-        picker, holder, loops.clusters, directory=settings.directory, max_body_bytes=settings.bounds.max_body_bytes
-    )
+    most_bytes = settings.bounds.max_body_bytes
+    ext_proc = ExtProcServer(picker, holder, loops.clusters, directory=directory, max_body_bytes=most_bytes)
     state_server = StateServer(picker=picker, metrics=metrics, health=loops.health, feed=feed, listening=state_port)
     peers = _peers(picker, feed, objects)
-    drain_server = DrainServer(
-        picker=picker, health=loops.health, admin=admin, directory=settings.directory, settle_s=settings.drain_settle_s
-    )
+    settle_s = settings.drain_settle_s
+    drain_server = DrainServer(picker=picker, health=loops.health, admin=admin, directory=directory, settle_s=settle_s)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(state_port.close)
         stack.push_async_callback(admin.close)
@@ -94,13 +92,12 @@ async def run(
         await ext_proc.start()
         # Only now, since stop removes the socket: where start failed, the socket is another picker's.
         stack.push_async_callback(ext_proc.stop, STOP_GRACE_S)
-        await _serve_other_proxies(settings, picker, stack)
-        held_server = HeldServer(picker, settings.directory)
+        held_server = HeldServer(picker, directory)
         await held_server.start()
         stack.push_async_callback(held_server.stop)
         await drain_server.start()
         stack.push_async_callback(drain_server.stop)
-        LOG.info("picker at %s, /state on %s:%d", settings.directory, *state_port.getsockname()[:2])
+        LOG.info("picker at %s, /state on %s:%d", directory, *state_port.getsockname()[:2])
 
         async def route() -> None:
             """No request is routed before it is known which need a key."""
@@ -108,9 +105,14 @@ async def run(
             loops.health.tenants_read = True
             await loops.run()
 
-        await _until(
-            stop, (route, partial(tenants.run, picker.tenants.take, loops.verify), holder.run, peers.run, ended.run)
-        )
+        async def answer() -> None:
+            """Until services are known each of their names would be refused as unknown: as if there were no picker."""
+            await loops.health.synced.wait()
+            await ext_proc.start_requests()
+            await _serve_other_proxies(settings, picker, stack)
+
+        follow_tenants = partial(tenants.run, picker.tenants.take, loops.verify)
+        await _until(stop, (route, answer, follow_tenants, holder.run, peers.run, ended.run))
 
 
 def _peers(picker: Picker, feed: PlacementFeed, objects: ObjectSource) -> PeerGateways:

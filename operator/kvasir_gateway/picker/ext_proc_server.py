@@ -35,6 +35,19 @@ CONTINUE = proc.ProcessingResponse(request_headers=proc.HeadersResponse()).Seria
 WAIT = proc.ProcessingResponse(override_message_timeout=Duration(seconds=MAX_HOLD_S)).SerializeToString()
 REFERRED = "internal_redirect"
 """Details of a try that a replica sent back: the request goes on with the same id."""
+CLIENT_LEFT = "downstream_connection_termination", "downstream_remote_reset"
+"""Flags of an answer that its client did not read to its end: it closed the connection, or with HTTP/2 the stream."""
+CUT = (
+    "upstream_request_timeout",
+    "local_reset",
+    "upstream_remote_reset",
+    "upstream_connection_termination",
+    "stream_idle_timeout",
+    "upstream_max_stream_duration_reached",
+    "duration_timeout",
+    "upstream_protocol_error",
+)
+"""Flags of an answer that broke, whatever its status: by its replica, or for it took too long."""
 FRAME_BYTES = 1 << 16
 """Room for the fields around the body in its message."""
 MOST_VERSIONS_BYTES = 1 << 24
@@ -66,12 +79,15 @@ class ExtProcServer:
         self._server.add_generic_rpc_handlers((self._log_handler(), clusters.handler()))
 
     async def start(self) -> None:
-        """Listen; the sockets of an earlier process are replaced."""
-        await self._requests.start()
+        """Listen for streams of logs and clusters; the socket of an earlier process is replaced."""
         self._socket.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
         self._socket.chmod(0o660)
+
+    async def start_requests(self) -> None:
+        """Listen for requests; the socket of an earlier process is replaced."""
+        await self._requests.start()
 
     async def stop(self, grace_s: float) -> None:
         """Let running streams end within the grace."""
@@ -96,7 +112,8 @@ class ExtProcServer:
                     self._picker.request_ended(
                         inflight_id,
                         status=entry.response.response_code.value,
-                        client_left=flags.downstream_connection_termination,
+                        client_left=any(getattr(flags, flag) for flag in CLIENT_LEFT),
+                        is_cut=any(getattr(flags, flag) for flag in CUT),
                         address=_host_and_port(upstream.address, upstream.port_value),
                     )
         return alog.StreamAccessLogsResponse()

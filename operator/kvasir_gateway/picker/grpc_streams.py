@@ -353,7 +353,7 @@ class GrpcStreamServer:
         if self._server is not None:
             await http_sites.stop_accepting(self._server)
             self._server.close()
-        self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
         for connection in list(self._connections):
             connection.stop()
         with contextlib.suppress(TimeoutError):

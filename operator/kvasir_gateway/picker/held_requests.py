@@ -46,6 +46,7 @@ class HeldRequests:
     def __init__(self, queue: HoldQueue, rules: HoldRules, metrics: GatewayMetrics) -> None:
         self._queue, self._rules, self._metrics = queue, rules, metrics
         self._waiting: dict[str, RoutableRequest] = {}
+        self._table: RoutingTable | None = None
         self._gave_way: list[HeldRequest] = []
         self._aside: dict[str, tuple[HeldRequest, RoutableRequest]] = {}
         self._wakes, self._turns = WakeForecast(), TurnForecast()
@@ -106,8 +107,7 @@ class HeldRequests:
             del self._aside[held.id]
             request, service = replace(request, avoided=frozenset()), by_key.get(held.service)
             if service is None:
-                error = openai_errors.model_not_found(held.service)
-                yield held.id, self._rules.refuse(held.service, error, request.path)
+                yield held.id, self._rules.refuse(held.service, _not_found(held, request), request.path)
                 continue
             destination = self._rules.destination(service, request, now_s, held.due_s, True)
             if destination is not None:
@@ -124,6 +124,9 @@ class HeldRequests:
         """Held requests that need not wait any more, by id: endpoints can take them, they have waited for too long,
         gave way to another one, or their service is gone."""
         by_key = {service.key: service for service in table.services}
+        if table is not self._table:
+            self._table = table
+            self._follow_routes(table)
         gave_way, self._gave_way = [held for held in self._gave_way if held.id in self._waiting], []
         found: list[tuple[str, Outcome]] = [
             *((held.id, self._end_wait(by_key, held, now_s, "gave_way")) for held in gave_way),
@@ -208,12 +211,12 @@ class HeldRequests:
     ) -> ImmediateResponse:
         """A held request is refused after all."""
         self._queue.remove(held.id)
-        path = self._waiting.pop(held.id).path
+        request = self._waiting.pop(held.id)
         self._metrics.observe_hold(held.service, outcome, now_s - held.since_s)
         service = by_key.get(held.service)
         self._rules.counts(held.service).expired += 1
         if service is None:
-            return self._rules.refuse(held.service, openai_errors.model_not_found(held.service), path)
+            return self._rules.refuse(held.service, _not_found(held, request), request.path)
         waited_s = now_s - held.since_s
         if outcome == "gave_way":
             error = refusals.queue_full(service)
@@ -221,7 +224,18 @@ class HeldRequests:
             error = refusals.busy(service, waited_s=waited_s)
         else:
             error = refusals.nothing_ready(service, waited_s=waited_s)
-        return self._rules.refuse(held.service, error, path)
+        return self._rules.refuse(held.service, error, request.path)
+
+    def _follow_routes(self, table: RoutingTable) -> None:
+        """A route that was edited, or is gone, counts for requests that wait too: its fallbacks may answer them."""
+        for held_id, request in self._waiting.items():
+            if request.route is not None and request.model is not None:
+                self._waiting[held_id] = replace(request, route=table.routes.get(request.model))
+
+
+def _not_found(held: HeldRequest, request: RoutableRequest) -> ApiError:
+    """Its service was deleted. By its client's name of the model: other names of the service are not the client's."""
+    return openai_errors.model_not_found(request.model or held.service)
 
 
 def _headers(held: HeldRequest, request: RoutableRequest, now_s: float) -> dict[str, str]:

@@ -19,11 +19,12 @@ REASONS_OF_FALLBACKS: Final[dict[Unavailability, str]] = {
 }
 
 
-def outcome(status: int, *, client_left: bool) -> str:
-    """One word for how a forwarded request ended. Status 0 means that no answer began."""
+def outcome(status: int, *, client_left: bool, is_cut: bool = False) -> str:
+    """One word for how a forwarded request ended. Status 0 means that no answer began. is_cut: one began, whose end is
+    missing."""
     if client_left:
         return "aborted"
-    if status == 0 or status >= 500:
+    if status == 0 or status >= 500 or is_cut:
         return "server_error"
     return "client_error" if status >= 400 else "ok"
 

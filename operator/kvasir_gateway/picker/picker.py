@@ -368,9 +368,12 @@ class Picker:
         fits = routed.num_taken(routed.choice.addresses[0]) == request.prefix.num_sequences
         return request.is_ours and fits and self._holds.may_hold(service) and self._due_s(service, request) == inf
 
-    def request_ended(self, inflight_id: str, *, status: int, client_left: bool, address: str = "") -> None:
-        """Envoy has logged the end of a request. address: of the replica that had it last, "" for none."""
-        self.ends.ended(inflight_id, status=status, client_left=client_left, address=address)
+    def request_ended(
+        self, inflight_id: str, *, status: int, client_left: bool, is_cut: bool = False, address: str = ""
+    ) -> None:
+        """Envoy has logged the end of a request. is_cut: before its answer was whole. address: of the replica that had
+        it last, "" for none."""
+        self.ends.ended(inflight_id, status=status, client_left=client_left, is_cut=is_cut, address=address)
 
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""

@@ -100,6 +100,11 @@ class RequestAudit:
         if early is not None:
             self.ended(inflight_id, status=early[0], outcome=early[1])
 
+    def not_counted(self, inflight_id: str) -> None:
+        """A limit refuses a request: its prompt's tokens were not taken."""
+        if followed := self._followed.get(inflight_id):
+            followed.counted = 0.0
+
     def forwarded(self, inflight_id: str, address: str, *, relayed: str = "") -> None:
         """It goes to a replica. relayed: the id with which it came first, where this one is the relay's."""
         followed = self._followed.get(relayed or inflight_id)
@@ -127,6 +132,8 @@ class RequestAudit:
             return
         followed.ended_s, followed.status = self._clock(), status
         followed.outcome = outcome if followed.ids else _unforwarded(outcome, status)
+        if not followed.ids and followed.origin.grant is not None and followed.counted:
+            self._settle(followed.origin.grant, -followed.counted)
         if not followed.ids or (followed.used is not None and followed.used.id == followed.ids[-1]):
             self._close(first)
         else:

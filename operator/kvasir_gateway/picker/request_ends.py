@@ -62,9 +62,9 @@ class RequestEnds:
         """The relay has sent it again. inflight_id: with which it came first."""
         self._at_relay.pop(inflight_id, None)
 
-    def ended(self, inflight_id: str, *, status: int, client_left: bool, address: str) -> None:
+    def ended(self, inflight_id: str, *, status: int, client_left: bool, is_cut: bool, address: str) -> None:
         """By the log of Envoy, or the stream of another proxy. address: of the replica that had it, "" for none."""
-        ending = outcome(status, client_left=client_left)
+        ending = outcome(status, client_left=client_left, is_cut=is_cut)
         self._elsewhere.pop(inflight_id, None)
         service, is_retry = self._at_relay.pop(inflight_id, ("", False))
         if service and status == HTTPStatus.TOO_MANY_REQUESTS:  # the relay's own: it was sent on to no replica

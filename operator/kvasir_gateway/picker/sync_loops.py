@@ -7,7 +7,8 @@ status; an error of the gateway itself ends the process.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvasir_api import names
@@ -31,10 +32,10 @@ ENVOY_PERIOD_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class GatewayHealth:
-    """The conditions of readiness."""
+    """The conditions of readiness. synced: a table of all services is there."""
 
     tenants_read: bool = False
-    synced: bool = False
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
     envoy_live: bool = False
     envoy_accepted: bool = False
     draining: bool = False
@@ -45,7 +46,7 @@ class GatewayHealth:
             return "draining"
         if not self.tenants_read:
             return f"no tenants, nor that there are none, could be read from Secret {names.GATEWAY_KEYS_SECRET}"
-        if not self.synced:
+        if not self.synced.is_set():
             return "services and pods are not listed yet"
         if not self.envoy_live:
             return "Envoy does not answer or is not live"
@@ -91,8 +92,11 @@ class SyncLoops:
         while True:
             self._objects.changed.clear()
             self._update()
-            self.health.synced = True
-            await self._objects.changed.wait()
+            self.health.synced.set()
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._service_clusters.settled_in_s(self._clock())):
+                    await self._objects.changed.wait()
             await asyncio.sleep(SETTLE_S)
 
     def _update(self) -> None:
@@ -106,7 +110,9 @@ class SyncLoops:
             reserved_names=self._reserved_names,
             known=self._known,
         )
-        clusters = self._service_clusters.of(table.services, self._authority_file(table, authority))
+        clusters = self._service_clusters.of(
+            table.services, self._authority_file(table, authority), now_s=self._clock()
+        )
         if changes := routing_table.changes(self._picker.table, table):
             LOG.info("%s", changes)
         self._picker.table = table
@@ -159,7 +165,6 @@ class SyncLoops:
                 await self._admin.set_draining(self.health.draining)  # one of the two processes is new
             period_s = ENVOY_PERIOD_S if self.health.envoy_live else min(period_s * 1.5, ENVOY_PERIOD_S)
             try:
-                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the event.
                 async with asyncio.timeout(period_s):
                     await self._poll_now.wait()
                 period_s = FIRST_POLL_S
@@ -175,5 +180,7 @@ class SyncLoops:
             broken = self._picker.ends.envoy_restarted(before_s=self._clock() - status.age_s)
             LOG.warning("Envoy restarted; %d requests in flight broke", broken)
         self._envoy = status.incarnation
-        if self.health.synced and (lost := self._picker.ends.observe_active(status.active, self._picker.table)):
+        if not self.health.synced.is_set():
+            return
+        if lost := self._picker.ends.observe_active(status.active, self._picker.table):
             LOG.warning("the ends of %d requests were lost", lost)

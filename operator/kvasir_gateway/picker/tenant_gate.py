@@ -184,6 +184,8 @@ class TenantGate:
             else:
                 self._running[inflight_id] = _RunningRequest(grant.id, self._clock(), until_s)
             self._share(grant.id, requests=1, tokens=tokens)
+        else:
+            self.audit.not_counted(inflight_id)
         return decision.headers, decision.refusal
 
     def count(

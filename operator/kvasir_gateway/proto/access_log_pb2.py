@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%kvasir_gateway/proto/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\":\n\rResponseFlags\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"\x9a\x01\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\"\xae\x01\n\x15HTTPRequestProperties\x12^\n\x0frequest_headers\x18\r \x03(\x0b\x32\x45.envoy.service.accesslog.v3.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x04\x43ode\x12\r\n\x05value\x18\x01 \x01(\r\"p\n\x16HTTPResponseProperties\x12\x37\n\rresponse_code\x18\x01 \x01(\x0b\x32 .envoy.service.accesslog.v3.Code\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%kvasir_gateway/proto/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\"\xe0\x02\n\rResponseFlags\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x13\n\x0blocal_reset\x18\x04 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12,\n$upstream_max_stream_duration_reached\x18\x14 \x01(\x08\x12\x18\n\x10\x64uration_timeout\x18\x17 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"\x9a\x01\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\"\xae\x01\n\x15HTTPRequestProperties\x12^\n\x0frequest_headers\x18\r \x03(\x0b\x32\x45.envoy.service.accesslog.v3.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x15\n\x04\x43ode\x12\r\n\x05value\x18\x01 \x01(\r\"p\n\x16HTTPResponseProperties\x12\x37\n\rresponse_code\x18\x01 \x01(\x0b\x32 .envoy.service.accesslog.v3.Code\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._loaded_options = None
   _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_RESPONSEFLAGS']._serialized_start=69
-  _globals['_RESPONSEFLAGS']._serialized_end=127
-  _globals['_SOCKETADDRESS']._serialized_start=129
-  _globals['_SOCKETADDRESS']._serialized_end=181
-  _globals['_ADDRESS']._serialized_start=183
-  _globals['_ADDRESS']._serialized_end=259
-  _globals['_ACCESSLOGCOMMON']._serialized_start=262
-  _globals['_ACCESSLOGCOMMON']._serialized_end=416
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=419
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=593
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=540
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=593
-  _globals['_CODE']._serialized_start=595
-  _globals['_CODE']._serialized_end=616
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=618
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=730
-  _globals['_HTTPACCESSLOGENTRY']._serialized_start=733
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=963
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=966
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1175
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=1086
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=1175
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1177
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1203
+  _globals['_RESPONSEFLAGS']._serialized_start=70
+  _globals['_RESPONSEFLAGS']._serialized_end=422
+  _globals['_SOCKETADDRESS']._serialized_start=424
+  _globals['_SOCKETADDRESS']._serialized_end=476
+  _globals['_ADDRESS']._serialized_start=478
+  _globals['_ADDRESS']._serialized_end=554
+  _globals['_ACCESSLOGCOMMON']._serialized_start=557
+  _globals['_ACCESSLOGCOMMON']._serialized_end=711
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=714
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=888
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=835
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=888
+  _globals['_CODE']._serialized_start=890
+  _globals['_CODE']._serialized_end=911
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=913
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1025
+  _globals['_HTTPACCESSLOGENTRY']._serialized_start=1028
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=1258
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=1261
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1470
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=1381
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=1470
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1472
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1498
 # @@protoc_insertion_point(module_scope)

@@ -7,10 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ResponseFlags(_message.Message):
-    __slots__ = ("downstream_connection_termination",)
+    __slots__ = ("upstream_request_timeout", "local_reset", "upstream_remote_reset", "upstream_connection_termination", "downstream_connection_termination", "stream_idle_timeout", "upstream_max_stream_duration_reached", "duration_timeout", "upstream_protocol_error", "downstream_remote_reset")
+    UPSTREAM_REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RESET_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_REMOTE_RESET_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_CONNECTION_TERMINATION_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_CONNECTION_TERMINATION_FIELD_NUMBER: _ClassVar[int]
+    STREAM_IDLE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_MAX_STREAM_DURATION_REACHED_FIELD_NUMBER: _ClassVar[int]
+    DURATION_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_PROTOCOL_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_REMOTE_RESET_FIELD_NUMBER: _ClassVar[int]
+    upstream_request_timeout: bool
+    local_reset: bool
+    upstream_remote_reset: bool
+    upstream_connection_termination: bool
     downstream_connection_termination: bool
-    def __init__(self, downstream_connection_termination: _Optional[bool] = ...) -> None: ...
+    stream_idle_timeout: bool
+    upstream_max_stream_duration_reached: bool
+    duration_timeout: bool
+    upstream_protocol_error: bool
+    downstream_remote_reset: bool
+    def __init__(self, upstream_request_timeout: _Optional[bool] = ..., local_reset: _Optional[bool] = ..., upstream_remote_reset: _Optional[bool] = ..., upstream_connection_termination: _Optional[bool] = ..., downstream_connection_termination: _Optional[bool] = ..., stream_idle_timeout: _Optional[bool] = ..., upstream_max_stream_duration_reached: _Optional[bool] = ..., duration_timeout: _Optional[bool] = ..., upstream_protocol_error: _Optional[bool] = ..., downstream_remote_reset: _Optional[bool] = ...) -> None: ...
 
 class SocketAddress(_message.Message):
     __slots__ = ("address", "port_value")

@@ -31,6 +31,8 @@ UNAVAILABLE: Final = "upstream_unavailable"
 """The code of a request whose replicas could not be reached, or broke before an answer began."""
 GIVEN_BACK: Final = (UNAVAILABLE, openai_errors.DRAINING, openai_errors.ENGINE_FAILED)
 """Codes of requests that another replica may have, since no byte was sent."""
+NO_PICKER: Final = "gateway_unavailable"
+"""The code of a request that the picker gave back when it ended, or that found none: another one starts."""
 MAX_REFUSALS: Final = 30
 PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 2.0
@@ -194,7 +196,10 @@ class RelayedRequest:
         another try. fruitless: tries so far that brought the client nothing."""
         if self._splicer.token:
             return status in {429, 503} and fruitless < MAX_REFUSALS
-        return self._resumes and fruitless < MAX_FAILURES and status == 503 and _code(document) in GIVEN_BACK
+        code = _code(document) if status == 503 else ""
+        if code == NO_PICKER:  # a client that was told how it waits has its status, and would not try again
+            return (self._resumes or self._client.begun) and fruitless < MAX_REFUSALS
+        return self._resumes and fruitless < MAX_FAILURES and code in GIVEN_BACK
 
     async def _response(self) -> aiohttp.ClientResponse:
         """The head of a replica's answer. Meanwhile the client learns how its request waits."""
