@@ -93,6 +93,23 @@ class StateReader:
         path = f"{names.PATH_PEERS}?{urlencode(named)}"
         return await self._confirmed(base, "POST", path, sign, deadline_s)
 
+    async def prefetch(
+        self,
+        base: str,
+        leaving: str,
+        token: str,
+        *,
+        share: int = 0,
+        shares: int = 1,
+        sign: Sign = unsigned,
+        deadline_s: float = 1.0,
+    ) -> bool:
+        """Name a replica that leaves to one that stays, with the token for its call there, and which share of what is
+        there it is to fetch first. False as of `introduce`."""
+        fields = {"address": leaving, "token": token, "share": share, "shares": shares}
+        path = f"{names.PATH_PREFETCH}?{urlencode(fields)}"
+        return await self._confirmed(base, "POST", path, sign, deadline_s)
+
     async def give_keys(self, base: str, sealed: str, *, sign: Sign = unsigned, deadline_s: float = 1.0) -> bool:
         """Give a runtime its keys of continuation tokens (`kvasir_api.sealed_keys`). False as of `introduce`."""
         path = f"{names.PATH_CONTINUATION_KEYS}?{urlencode({'sealed': sealed})}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from kvasir_api.command import click_options, parse
+from kvasir_api.option_parser import click_options, parse
 from kvasir_kube import process
 from kvasir_operator.options import OperatorOptions
 

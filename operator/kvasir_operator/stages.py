@@ -93,7 +93,7 @@ class Resolved:
     node for its pods, those of this moment included. reductions: rungs of spec.reductions that were taken, likewise.
     reductions_left: those that would reduce something more. held: the revision that the service keeps until it is its
     turn to take that one, None where it takes it at once. waits: why it is not its turn yet; revision is the held one
-    then.
+    then. nodes: pods of a replica where spec.parallelism chose them, None where it did not.
     """
 
     observed: Observed
@@ -105,6 +105,7 @@ class Resolved:
     reductions_left: tuple[Reduction, ...] = ()
     held: Revision | None = None
     waits: str = ""
+    nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ def on_accelerator(spec: InferenceServiceSpec) -> bool:
 def inspected(spec: InferenceServiceSpec) -> bool:
     """Whether the spec requests an inspection of the model before replicas start."""
     wish = spec.model.inspect
-    return wish == "Always" or (wish == "Auto" and (on_accelerator(spec) or model_uri.is_fetched(spec.model.uri)))
+    is_of_use = on_accelerator(spec) or model_uri.is_fetched(spec.model.uri) or spec.parallelism == "Auto"
+    return wish == "Always" or (wish == "Auto" and is_of_use)
 
 
 def facts(seen: Observed) -> ModelFacts | None:

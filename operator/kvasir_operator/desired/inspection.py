@@ -200,7 +200,10 @@ def _of_long_ago(known: ModelStatus, now: float, *, unresolved: bool) -> bool:
 
 
 def _served(seen: Observed) -> bool:
-    """Whether replicas of this very model run or are to run: it is known to load, and its numbers are measured."""
+    """Whether replicas of this very model run or are to run: it is known to load, and its numbers are measured. Of how
+    many pods they should be is not known by that."""
+    if seen.spec.parallelism == "Auto":
+        return False
     running = {workload.revision for workload in seen.workloads}
     models = [r.inputs.get("model") or {} for r in seen.revisions if r.id in running]
     return any(model.get("uri") == seen.spec.model.uri for model in models)

@@ -5,9 +5,11 @@ Called by the loop, with what is known of the model then.
 
 from dataclasses import replace
 
-from kvasir_operator.desired import fallback, fleet, reductions
+from kvasir_api.rank_state import MOST_RANKS
+from kvasir_operator.desired import fallback, fleet, parallelism, reductions
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.current import current_revision
+from kvasir_operator.desired.parallelism import PodLayout
 from kvasir_operator.desired.template import rendered
 from kvasir_operator.desired.validation import TOO_SMALL, patch_violation, violation
 from kvasir_operator.observed.service import Observed
@@ -28,10 +30,31 @@ def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolv
     if found.revision is not None:
         rungs = reductions.taken_now(seen, rungs, revision=(found.held or found.revision).id, now=now)
     left = reductions.left(seen, rungs)
-    return replace(found, observed=seen, reductions=rungs, reductions_left=left)
+    return replace(found, reductions=rungs, reductions_left=left, observed=parallelism.laid_out(seen, found.nodes))
 
 
 def _resolved(seen: Observed, settings: OperatorSettings, hash_: str, *, now: float) -> Resolved:
+    if why := parallelism.obstacle(seen):
+        return _refused(seen, placement(seen, hash_), Violation(reason="InvalidSpec", message=f"spec.{why}"))
+    chosen = parallelism.layout(seen, hash_)
+    if chosen is None:
+        return _placed(seen, settings, hash_, now=now)
+    found = _placed(parallelism.laid_out(seen, chosen.nodes), settings, hash_, now=now)
+    return _with_layout(found, chosen)
+
+
+def _with_layout(found: Resolved, chosen: PodLayout) -> Resolved:
+    """With the pods of a replica, and why they are so many in what the status says of the forecast."""
+    why = f"spec.parallelism: {chosen.nodes} of at most {MOST_RANKS} pods, {chosen.why}"
+    judged, broken = found.placement.forecast, found.violation
+    if judged is not None:
+        judged = replace(judged, message="; ".join(filter(None, (judged.message, why))))
+    if broken is not None and broken.reason == TOO_SMALL:
+        broken = replace(broken, message=f"{broken.message}; {why}")
+    return replace(found, placement=replace(found.placement, forecast=judged), violation=broken, nodes=chosen.nodes)
+
+
+def _placed(seen: Observed, settings: OperatorSettings, hash_: str, *, now: float) -> Resolved:
     placed = placement(seen, hash_)
     broken = violation(seen, placed, settings)
     if broken is not None:

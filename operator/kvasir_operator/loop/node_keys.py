@@ -65,8 +65,9 @@ class NodeKeys:
 
 
 def _is_group(service: Json) -> bool:
-    """Whether replicas of a service are several pods; the API server accepts whole numbers only."""
-    return int(((service.get("spec") or {}).get("runtime") or {}).get("nnodes", 1)) > 1
+    """Whether replicas of a service are several pods, or may be; the API server accepts whole numbers only."""
+    spec = service.get("spec") or {}
+    return spec.get("parallelism") == "Auto" or int((spec.get("runtime") or {}).get("nnodes", 1)) > 1
 
 
 def _key(found: Json, service: str) -> bytes:

@@ -61,6 +61,15 @@ class OpsCalls:
         tokens = {address: header.removeprefix(SCHEME) for address, header in signed.items()}
         return await self._reader.introduce(process.base, tokens, sign=self._sign(process))
 
+    async def prefetch(
+        self, process: CalledProcess, leaving: CalledProcess, *, share: int = 0, shares: int = 1
+    ) -> bool:
+        """As StateReader's, with the one call to the other that is signed here."""
+        token = self._sign(leaving)("GET", names.TARGET_PREFIXES).removeprefix(SCHEME)
+        return await self._reader.prefetch(
+            process.base, plain(leaving.base), token, share=share, shares=shares, sign=self._sign(process)
+        )
+
     def continuation_keys(self, service_uid: str) -> tuple[bytes, ...]:
         """What pods of a service are to have; none where there are no keys."""
         return self._keys.continuation_keys(service_uid) if self._keys else ()

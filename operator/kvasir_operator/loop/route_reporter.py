@@ -82,12 +82,12 @@ class RouteReporter:
 
     async def _write(self, route: Json, status: Json) -> None:
         namespace, name = key(route)
-        patch = {"metadata": {"uid": route["metadata"]["uid"]}, "status": status}
+        patch = {"metadata": {"resourceVersion": route["metadata"]["resourceVersion"]}, "status": status}
         try:
             await self._cluster.merge(
                 MODEL_ROUTE, namespace, name, patch, manager=names.STATUS_MANAGER, subresource="status"
             )
         except (NotFoundError, ConflictError):
-            return  # gone, or another one of its name: the watch brings what is there
+            return  # gone, or another one than was read: the watch brings what is there
         except KubeError as error:
             LOG.warning("the status of ModelRoute %s/%s cannot be written yet: %s", namespace, name, error)

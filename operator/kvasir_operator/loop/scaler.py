@@ -31,9 +31,8 @@ from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
-from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import policy
-from kvasir_operator.scaling.prefill_replicas import PrefillDecision, kept, prefill_replicas
+from kvasir_operator.scaling.prefill_replicas import NOTHING, PrefillDecision, kept, prefill_replicas
 from kvasir_operator.scaling.pressure import LoadPressure, pressure
 from kvasir_operator.scaling.rest import due, rests
 from kvasir_operator.scaling.schedule import bounds
@@ -246,8 +245,7 @@ class Scaler:
         if parsed.prefill is None:
             return None
         rules = policy(parsed.autoscaling or Autoscaling())
-        before = memory.prefill.levels if memory.prefill else LevelWindow()
-        return prefill_replicas(parsed.prefill, memory.window, before, rules, now=now)
+        return prefill_replicas(parsed.prefill, memory.window, memory.prefill or NOTHING, rules, now=now)
 
     def _current(self, name: Key, service: Json) -> ScalerMemory | None:
         """The memory of a service, with what a tick needs of its spec; None while its spec is invalid."""

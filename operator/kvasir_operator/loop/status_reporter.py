@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.clock import Clock, rfc3339
@@ -16,6 +17,9 @@ from kvasir_operator.status import cost
 from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.progress import Progress, overdue, progress
+
+BEHIND_S: Final = 1.0
+"""Pause after a status that was refused since the service is another by now: what it is comes by its watch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,16 +80,17 @@ class StatusReporter:
         )
         left_s = seen.spec.rollout.progress_deadline_seconds - (now - memory.progress.since)
         self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"), deadline_s=left_s)
-        await self._events.changes(seen, service, status, answer)
         before, after = document(seen.status), document(status)
-        if before == after:
-            return
-        if (left_s := pace_s(before, after) - (now - memory.written_at)) > 0:
-            self._workqueue.mark(name, left_s)
-            return
-        await self._writer.status(service, after)
-        memory.written_at = now
-        self._workqueue.mark(name)  # what follows from it, such as the next step of a rollout
+        if before != after:
+            if (left_s := pace_s(before, after) - (now - memory.written_at)) > 0:
+                self._workqueue.mark(name, left_s)
+            elif await self._writer.status(service, after):
+                memory.written_at = now
+                self._workqueue.mark(name)  # what follows from it, such as the next step of a rollout
+            else:
+                self._workqueue.mark(name, BEHIND_S)
+                return  # without events, which each try would repeat
+        await self._events.changes(seen, service, status, answer)
 
     async def revision(self, seen: Observed, service: Json, asked: Revision) -> None:
         """Called when the children of the revision that the spec describes are written."""

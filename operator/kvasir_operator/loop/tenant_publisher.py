@@ -140,8 +140,8 @@ class TenantPublisher:
                 await self._cluster.merge(
                     TENANT, namespace, name, patch, manager=names.STATUS_MANAGER, subresource="status"
                 )
-            except NotFoundError:
-                LOG.debug("Tenant %s/%s is gone", namespace, name)
+            except (NotFoundError, ConflictError):
+                LOG.debug("Tenant %s/%s is gone, or another one than was read", namespace, name)
             except KubeError as error:
                 LOG.warning("the status of Tenant %s/%s cannot be written now: %s", namespace, name, error)
 
@@ -162,7 +162,8 @@ class TenantPublisher:
         }
         if condition == ready and status.get("keys") == finding.keys:
             return None
-        return {"status": {"keys": finding.keys, "conditions": [condition]}}
+        version = tenant["metadata"]["resourceVersion"]
+        return {"metadata": {"resourceVersion": version}, "status": {"keys": finding.keys, "conditions": [condition]}}
 
 
 def _bytes(text: str) -> bytes:

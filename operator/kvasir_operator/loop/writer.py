@@ -184,31 +184,29 @@ class Writer:
         except NotFoundError:
             return None
 
-    async def status(self, service: Json, status: Json) -> None:
-        """Apply the whole status. A service that is gone, or another one of the same name, is left alone.
+    async def status(self, service: Json, status: Json) -> bool:
+        """Apply the whole status, if the service is still as it was read; whether it was.
 
-        A field that was applied before and is absent now goes with that; one that another manager wrote stays, so it is
-        removed by a patch.
+        By its version, since the API server compares no uid where a status is written: of a service that is gone it
+        would be written to another one of its name. A field that was applied before and is absent now goes with that;
+        one that another manager wrote stays, so it is removed by a patch. Raises KubeError.
         """
-        namespace, name = key(service)
-        manifest: Json = {
-            "metadata": {"namespace": namespace, "name": name, "uid": service["metadata"]["uid"]},
-            "status": status,
-        }
+        name, as_read = key(service), service["metadata"]["resourceVersion"]
+        metadata: Json = {"namespace": name[0], "name": name[1], "resourceVersion": as_read}
+        given: Json = {"manager": names.STATUS_MANAGER, "subresource": "status"}
         try:
-            written = await self._cluster.apply(
-                INFERENCE_SERVICE, manifest, manager=names.STATUS_MANAGER, subresource="status"
-            )
+            written = await self._cluster.apply(INFERENCE_SERVICE, {"metadata": metadata, "status": status}, **given)
             if left := removals(written.get("status") or {}, status):
-                patch = {"metadata": {"uid": service["metadata"]["uid"]}, "status": left}
-                written = await self._cluster.merge(
-                    INFERENCE_SERVICE, namespace, name, patch, manager=names.STATUS_MANAGER, subresource="status"
-                )
-        except (NotFoundError, ConflictError):
-            self._store.drop(INFERENCE_SERVICE, (namespace, name), service["metadata"]["uid"])
-            return
+                patch = {"metadata": {"resourceVersion": written["metadata"]["resourceVersion"]}, "status": left}
+                written = await self._cluster.merge(INFERENCE_SERVICE, *name, patch, **given)
+        except NotFoundError:
+            self._store.drop(INFERENCE_SERVICE, name, service["metadata"]["uid"])
+            return False
+        except ConflictError:
+            return False
         self._telemetry.wrote(INFERENCE_SERVICE.kind)
         self._store.put(INFERENCE_SERVICE, written)
+        return True
 
     async def act(self, seen: Observed, service: Json, action: PodAction) -> None:
         """Do one thing to one pod. A pod that is gone meanwhile is fine."""

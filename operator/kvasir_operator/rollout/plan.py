@@ -42,7 +42,9 @@ def plan(seen: Observed, asked: str, *, wanted: int, prefill: int = 0, now: floa
             counts[id_] = drained.count
     actions += regroup.actions(seen.replicas, seen.left_behind, now=now)
     actions += quarantine.actions(seen, wanted=wanted, now=now)
-    actions += roles.actions(seen.replicas, current=current, count=prefill)
+    going = {action.replica.uid for action in actions if action.verb != "release"}
+    stay = [r for r in seen.replicas if r.uid not in going]
+    actions += roles.actions(stay, current=current, count=prefill)
     return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvasir_api import names
 from kvasir_api.rollout import Analysis, CanaryStep
 from kvasir_api.state import ServedTotals
 from kvasir_operator.observed.replica import Replica, epoch
@@ -89,8 +90,9 @@ def _broken(seen: Observed, current: str) -> str:
     mine = seen.of(current)
     if not any(r.phase == "ready" for r in mine) and (refusal := next((r.refusal for r in mine if r.refusal), "")):
         return refusal
-    late = next((c for c in seen.status.conditions if c.reason == "ProgressDeadlineExceeded"), None)
-    if late is not None and late.type == "Stalled" and late.observed_generation == seen.generation:
+    overdue = (names.CONDITION_STALLED, "ProgressDeadlineExceeded")
+    late = next((c for c in seen.status.conditions if (c.type, c.reason) == overdue), None)
+    if late is not None and late.observed_generation == seen.generation:
         return late.message
     return judged(seen.spec.rollout.analysis, *_compared(seen, current))
 

@@ -25,11 +25,12 @@ from kvasir_operator.status.cold_start import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.history import history
 from kvasir_operator.status.inputs import StatusInputs
+from kvasir_operator.status.ranks import ranks
 from kvasir_operator.status.summary import Summary, summary
 
 COUNTERS: Final = ("counts", "capacity", "autoscaling")
 """Parts that move with the load; decisions in them are written at once, the rest at most every COUNTERS_S."""
-NUMBERS: Final = ("replicas", "readyReplicas", "coldStart", "roles")
+NUMBERS: Final = ("replicas", "readyReplicas", "coldStart", "roles", "ranks")
 """Parts that move with every pod of a rollout; written at most every NUMBERS_S."""
 COUNTERS_S: Final = 5.0
 NUMBERS_S: Final = 2.0
@@ -41,6 +42,7 @@ KEPT: Final = (
     "accelerator_class",
     "unavailable_classes",
     "reductions",
+    "nodes",
     "pod_hash",
     "rolled_back_revision",
     "phase",
@@ -73,6 +75,7 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
         cold_start=cold_start(found),
         autoscaling=found.scaler.status,
         roles=_roles(found),
+        ranks=ranks(seen),
         rollout=_rollout(found, answer),
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
     )
@@ -134,14 +137,15 @@ def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     if planned is None:
         return status.model_copy(update={name: getattr(before, name) for name in KEPT})
     placed, full, rungs = found.resolved.placement, found.resolved.unavailable_classes, found.resolved.reductions
-    head = planned.target
+    head, nodes = planned.target, found.resolved.nodes
     return status.model_copy(
         update={
             # Pods of the class before run on, and are kept there if it comes back.
             "accelerator_class": before.accelerator_class if found.resolved.waits else placed.choice.name,
             "unavailable_classes": list(full[-MAX_CLASSES:]),
             "reductions": list(rungs),
-            "pod_hash": placed.pod_hash if full or rungs or placed.choice.name else "",
+            "nodes": nodes,
+            "pod_hash": placed.pod_hash if full or rungs or nodes or placed.choice.name else "",
             "rolled_back_revision": head.rolled_back,
             "phase": head.phase or ("Waiting" if found.resolved.waits else None),
             "strategy": head.strategy or None,
