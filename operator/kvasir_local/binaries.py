@@ -44,6 +44,13 @@ def provide_network(*, progress: Progress, environment: Mapping[str, str] = os.e
     }
 
 
+def provide_registry(*, progress: Progress, environment: Mapping[str, str] = os.environ) -> Path:
+    """The file of a registry for tests. MissingToolError when it cannot be provided."""
+    step = buildplan.registry_step()
+    names, plan = (step.binary,), (step,)
+    return _cached(buildplan.REGISTRY_CACHE_NAME, names, plan, progress=progress, environment=environment) / step.binary
+
+
 def unbuilt(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Binaries of real nodes and of their control plane that are not in the cache yet: minutes of building."""
     root = cache_root(environment)

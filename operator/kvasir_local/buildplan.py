@@ -13,8 +13,10 @@ KUBERNETES: Final = "v1.34.2"
 ETCD: Final = "v3.6.5"
 COREDNS: Final = "v1.14.3"
 KUBE_ROUTER: Final = "v2.1.0"
+DISTRIBUTION: Final = "v3.1.2"
 CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
 NODE_CACHE_NAME: Final = f"kubelet-{KUBERNETES}-linux-amd64"
+REGISTRY_CACHE_NAME: Final = f"distribution-{DISTRIBUTION}-linux-amd64"
 
 _VERSION_PACKAGES: Final = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
@@ -56,6 +58,11 @@ def network_steps() -> dict[str, Step]:
         f"coredns-{COREDNS}-linux-amd64": _plain(component_flags.COREDNS, "kvasir.dev/local/coredns", (1, 25), 90),
         f"kube-router-{KUBE_ROUTER}-linux-amd64": _plain(component_flags.KUBE_ROUTER, router, (1, 26), 90),
     }
+
+
+def registry_step() -> Step:
+    """A registry for tests of models that replicas fetch; no cluster starts it."""
+    return _plain("distribution", "kvasir.dev/local/distribution", (1, 26), 60)
 
 
 def go_version(text: str) -> tuple[int, int] | None:

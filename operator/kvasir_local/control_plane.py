@@ -159,8 +159,7 @@ class ControlPlane:
                 credentials.write_provisioner(self.paths, recorded.network)
                 self._spawn(PROVISIONER)
             self._spawn_dead(CONTAINERD_PREFIX + node.name)
-            answers = partial(health_checks.containerd, real)
-            self._await(CONTAINERD_PREFIX + node.name, answers, time.monotonic())
+            self._await_containerd(node)
             images(real)
             self._spawn_dead(node.process_name)
             self._spawn_dead(KUBE_PROXY_PREFIX + node.name)
@@ -212,6 +211,10 @@ class ControlPlane:
                 name = item.name.removeprefix(cluster_state.NODE_PREFIX)
                 found[item.name] = health_checks.node(name, paths=self.paths, network=recorded.network)
         return found
+
+    def _await_containerd(self, node: RecordedNode) -> None:
+        answers = partial(health_checks.containerd, process_commands.kubelet_node(node, self.state, self.paths))
+        self._await(CONTAINERD_PREFIX + node.name, answers, time.monotonic())
 
     def _spawn_dead(self, name: str) -> None:
         process = self.state.process(name)
@@ -285,6 +288,8 @@ class ControlPlane:
         for name in dead:
             if name not in component_flags.COMPONENTS:
                 self._spawn(name)
+                if name.startswith(CONTAINERD_PREFIX):  # before its kubelet, which ends where it does not answer
+                    self._await_containerd(next(node for node in recorded.nodes if name.endswith(f"/{node.name}")))
         self._bring_up([name for name in component_flags.COMPONENTS if name in dead])
 
     def _bring_up(self, names: Sequence[str], *, claimed: Callable[[], None] = lambda: None) -> None:

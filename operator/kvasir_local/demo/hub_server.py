@@ -5,6 +5,7 @@ For `kvasir demo --hub`. Tests have one that fails, on the same handler.
 """
 
 import contextlib
+import functools
 import hashlib
 import http.server
 import json
@@ -46,15 +47,16 @@ class HubRepository:
 
 @dataclass(slots=True)
 class ServedHub:
-    """A hub that runs. commit: of its repository. sent: bytes of each answer with a file or its rest."""
+    """A hub that runs. commit: of its repository. sent: of each file the bytes of the longest answer with it, since the
+    header of weights is asked for once more."""
 
     commit: str
     url: str = ""
-    sent: list[int] = field(default_factory=list)
+    sent: dict[str, int] = field(default_factory=dict)
 
     def outcome(self, model: Mapping[str, Any]) -> str:
         """What a service with this status.model has done with the hub, in words."""
-        size, sent = model["downloadBytes"], sum(self.sent)
+        size, sent = model["downloadBytes"], sum(self.sent.values())
         came = f"{readable(sent)} were fetched from the hub"
         if sent < size:  # no more than its listing and config.json
             came = f"{readable(size)} are on the claim since an earlier run"
@@ -99,7 +101,8 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
         if first:
             given["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
-            self.served.sent.append(len(content) - first)
+            sent = self.served.sent
+            sent[asked["file"]] = max(sent.get(asked["file"], 0), len(content) - first)
         return self.reply(content[first:], given, status=206 if first else 200)
 
     def first_byte(self) -> int:
@@ -118,11 +121,13 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"" if self.command == "HEAD" else content)
 
 
+@functools.lru_cache(maxsize=32)
 def git_object(content: bytes) -> str:
     """The id of a file in a Git repository."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
+@functools.lru_cache(maxsize=32)
 def file_digest(name: str, content: bytes) -> str:
     """What a hub states of a file: the SHA-256 of a large one, Git's id of another."""
     return hashlib.sha256(content).hexdigest() if name.endswith(_LARGE) else git_object(content)

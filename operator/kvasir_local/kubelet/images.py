@@ -98,13 +98,16 @@ class ImageBuilder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """No other process builds, imports or removes images of this store; what a killed one left mounted is not."""
+        """No other process builds, imports or removes images of this store. Nothing of it is mounted before and after,
+        neither by a process that was killed nor by skopeo, which leaves the store mounted on itself."""
         self._store.mkdir(parents=True, exist_ok=True)
         waiting = f"another process builds or imports images in {self._store}"
         with locks.held(self._store / ".lock", progress=self._progress, waiting=waiting):
-            for path in mounts.below(self._store):
-                mounts.unmount(path)
-            yield
+            self._unmount()
+            try:
+                yield
+            finally:
+                self._unmount()
 
     def lacking(self) -> list[str]:
         """What a build would make that takes minutes; empty where it makes layers of the project's code alone."""
@@ -141,6 +144,10 @@ class ImageBuilder:
         target = f"oci:{layout}:{image}"
         command = ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, target]
         self._run(command, f"writing {image}")
+
+    def _unmount(self) -> None:
+        for path in mounts.below(self._store):
+            mounts.unmount(path)
 
     def _base(self) -> None:
         made = self._store / "base.made"
