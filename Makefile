@@ -25,7 +25,7 @@ IMAGE_REGISTRY ?=
 IMAGE_BUILD_ARGS ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-arm64 test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-start bench-wake bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-arm64 test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-roles bench-start bench-download bench-wake bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,8 +166,14 @@ bench-routing: setup  ## Simulate the gateway's choice of replicas on ten worklo
 bench-gateway: setup  ## Measure what the real gateway takes and adds (BENCH_ARGS="--length 0.1 rate added"; --write keeps it)
 	@PYTHONPATH=tests $(BIN)/python -m bench.gateway $(BENCH_ARGS)
 
+bench-roles: setup  ## Measure a service with a replica for prompts beside one without, under mixed load (BENCH_ARGS=--write keeps it in docs/benchmarks/roles.md)
+	@PYTHONPATH=tests $(BIN)/python -m bench.roles $(BENCH_ARGS)
+
 bench-start: setup  ## Measure kvasir serve from its start until it is ready, with a warm startup cache (BENCH_ARGS="--shapes tiny")
 	@PYTHONPATH=tests $(BIN)/python -m bench.start $(BENCH_ARGS)
+
+bench-download: setup  ## Measure kvasir serve from the last byte of a model that a hub sends until it is ready (BENCH_ARGS="--before TREE" compares)
+	@PYTHONPATH=tests $(BIN)/python -m bench.download $(BENCH_ARGS)
 
 bench-wake: setup  ## Measure what waking a service adds to the start of its replica, and how true the announced times are (BENCH_ARGS="--rounds 5")
 	@PYTHONPATH=tests $(BIN)/python -m bench.wake $(BENCH_ARGS)
@@ -175,7 +181,7 @@ bench-wake: setup  ## Measure what waking a service adds to the start of its rep
 bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten minutes (see docs/benchmarks/gpu.md)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
 
-test-clients: setup  ## Run clients and suites that others wrote, from their packages, against real servers (PYTEST_ARGS="-k instructor")
+test-clients: setup  ## Run clients and suites that others wrote, from their packages, against real servers, and a registry with models (PYTEST_ARGS="-k instructor")
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/outside/*.py $(PYTEST_ARGS)
 
 lock-clients: setup  ## Write the pins of the clients that test-clients runs: versions and hashes, no address
@@ -185,8 +191,8 @@ lock-clients: setup  ## Write the pins of the clients that test-clients runs: ve
 test-resume: setup  ## Kill replicas under a hundred streams of each kind; every answer must be the undisturbed one (STREAMS=…)
 	@KVASIR_TEST_STREAMS=$(or $(STREAMS),100) $(TEST_ENV) $(BIN)/python -m pytest --timeout 3600 tests/wiring/test_gateway_resume.py $(PYTEST_ARGS)
 
-test-families: setup  ## Compute every family in every precision, whole, in chunks, cached, preempted and in batches
-	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py $(PYTEST_ARGS)
+test-families: setup  ## Compute every family in every precision, whole, in chunks, cached, preempted and in batches, and with every drafter
+	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py tests/kvasir_runtime/runner/test_drafts_families.py $(PYTEST_ARGS)
 
 test-long: test-clients test-soak test-resume test-families  ## Run what takes long and stays outside of `make test`
 

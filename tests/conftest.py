@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvasir_local import binaries, install
+from kvasir_local import binaries, install, kubectl
 from kvasir_local.cluster_state import RecordedNode
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.progress import SilentProgress, TerminalProgress
@@ -25,18 +25,24 @@ from kvasir_local.progress import SilentProgress, TerminalProgress
 if TYPE_CHECKING:
     from kubernetes import client
 
+    from fakes.life import Life
+
 NODE = RecordedNode(name="kvasir-0", index=0, fake_gpus=4)
 TESTS = Path(__file__).parent
-END_TO_END = ("e2e", "kvasir_local")
-"""Folders of the tests that are `e2e`: `make test-e2e` looks nowhere else, which saves it half a minute."""
+pytest.register_assert_rewrite("fakes")  # what a fake asserts fails with the values, too
+END_TO_END = ("e2e", "kvasir_local", "outside")
+"""Folders of the tests that are `e2e`: `make test-e2e` looks in the first two, which saves it half a minute, and
+`make test-clients` in the last."""
 
 LONGEST_ID = 80
 
 
 def pytest_configure() -> None:
     """What a script runs in its background inherits an ignored ctrl-C, and so would every program that tests
-    interrupt. No test finds what another one measured at its start, nor leaves that to the user's next start."""
+    interrupt. No test finds what another one measured at its start, nor leaves that to the user's next start. One
+    thread computes, as under `make test`, so that answers are the same bits."""
     os.environ.setdefault("KVASIR_STARTUP_CACHE", "off")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A busy machine is no failure of what is tested.
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("patient")
@@ -117,6 +123,17 @@ def installed(cluster_node: ControlPlane) -> ControlPlane:
     install.apply(cluster_node.kubectl, overlay, node_address=address, progress=SilentProgress())
     install.await_workloads(cluster_node.kubectl, progress=SilentProgress(), timeout_s=90)
     return cluster_node
+
+
+@pytest.fixture
+def bare(installed: ControlPlane) -> Iterator["Life"]:
+    """A namespace without a volume on everything real."""
+    from fakes.life import Life  # only runs that need it pay for its imports
+
+    namespace = f"bare-{time.time_ns() % 10**9}"
+    kubectl.run(installed.kubectl, "create", "namespace", namespace)
+    yield Life(installed, namespace)
+    kubectl.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,16 @@ PIECE: Final = 1 << 17
 READ_PIECES: Final = 2048  # 256 MiB
 DOT_ROUNDS: Final = 50_000
 CHAINS, LINE_PRODUCTS = 16, {16: 32, 8: 64}
-FORMATS: Final = {"int8": QuantFormat(bits=8), "int4": QuantFormat(bits=4), "mxfp4": MXFP4, "nvfp4": NVFP4}
+FORMATS: Final = {
+    "int8": QuantFormat(bits=8),
+    "int8-128": QuantFormat(bits=8, group=128),
+    "int4": QuantFormat(bits=4),
+    "int4-128": QuantFormat(bits=4, group=128),
+    "int4-by-64": QuantFormat(bits=4, group=64, wide=True),  # as GPTQ, AWQ and HQQ are held
+    "int4-by-32": QuantFormat(bits=4, group=32, wide=True),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

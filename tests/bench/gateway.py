@@ -63,7 +63,14 @@ def catalogue(length: float) -> dict[str, Scenario]:
             by_name=True,
         ),
         "reuse": Scenario(
-            run=partial(reuse, customers=12, turns=part(2, 1), at_once=8, rounds=part(3, 1)),
+            run=partial(
+                reuse,
+                replicas=part(8, 2),
+                customers=part(48, 12),
+                turns=part(2, 1),
+                at_once=part(16, 4),
+                rounds=part(3, 1),
+            ),
         ),
     }
 

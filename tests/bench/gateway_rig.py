@@ -29,11 +29,12 @@ TESTS: Final = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A server that runs, by its ports on loopback."""
+    """A server that runs, by its ports on loopback. role: of its pod, "" for none."""
 
     name: str
     http_port: int
     ops_port: int
+    role: str = ""
 
     @property
     def address(self) -> Address:
@@ -72,19 +73,21 @@ class GatewayProcesses:
         self.picker = self.start_picker()
         return await self.serve(replicas)
 
-    def _tell(self, document: object) -> None:
+    def tell(self, document: object) -> None:
+        """Write a line to the picker, see fakes.serve_picker."""
         assert self.picker.stdin is not None
         self.picker.stdin.write(json.dumps(document).encode() + b"\n")
         self.picker.stdin.flush()
 
     def follow(self, gateways: Iterable["GatewayProcesses"]) -> None:
         """Choose as one with others; the picker looks for them once a second. gateways: all, with itself."""
-        self._tell([f"http://127.0.0.1:{one.state_port}" for one in gateways])
+        self.tell([f"http://127.0.0.1:{one.state_port}" for one in gateways])
 
     async def serve(self, replicas: Iterable[Replica]) -> float:
         """Let the one service have these replicas; it has when Envoy and the picker know. Seconds between both."""
-        pods = [(one.name, one.http_port, one.ops_port) for one in replicas]
-        self._tell({MODEL: pods})
+        pods = [(one.name, one.http_port, one.ops_port, one.role) for one in replicas]
+        num_candidates = sum(not role for *_, role in pods) or len(pods)
+        self.tell({MODEL: pods})
         async with aiohttp.ClientSession() as session:
 
             async def is_known() -> bool:
@@ -104,7 +107,7 @@ class GatewayProcesses:
                     return False
                 page = await _page(session, f"http://127.0.0.1:{self.state_port}{names.PATH_CHOICES}/{PROBE}")
                 found = json.loads(page or "{}").get("record", {}).get("candidates", ())
-                return len(found) == len(pods) and all(one.get("load") is not None for one in found)
+                return len(found) == num_candidates and all(one.get("load") is not None for one in found)
 
             await until(is_known, "the picker knows the replicas")
             await until(is_routed, "Envoy routes to them")
@@ -140,6 +143,7 @@ async def gateway(*, strategy: str = "cost", profile: str = "") -> AsyncIterator
             address=("127.0.0.1", port),
             state_port=state_port,
         )
+        running.tell({})  # it answers nothing before its first list
         async with aiohttp.ClientSession() as session:
 
             async def is_ready() -> bool:

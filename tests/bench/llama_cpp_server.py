@@ -10,6 +10,7 @@ import sys
 
 SEQUENCES = 4
 KV_TOKENS = 16_384
+THREADS = int(os.environ.get("KVASIR_BENCH_THREADS", "0")) or os.cpu_count() or 1
 
 
 def main(model: str, port: int, lookup: list[int]) -> None:
@@ -19,7 +20,7 @@ def main(model: str, port: int, lookup: list[int]) -> None:
     params = xllamacpp.CommonParams()
     params.model.path, params.hostnames, params.port = model, ["127.0.0.1"], port
     params.n_parallel, params.n_ctx, params.kv_unified, params.n_gpu_layers = SEQUENCES, KV_TOKENS, True, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count() or 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
     if lookup:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = lookup

@@ -106,13 +106,18 @@ def line(name: str, figure: Figure) -> str:
 
 
 def rewritten(page: str, found: Mapping[str, Sequence[Figure]], length: float, marks: marked_page.Marks = MARKS) -> str:
-    """The page with these figures; those of scenarios that did not run stay. found: by the scenario's name."""
-    kept = marked_page.split(page, marks)[1].partition(HEADER)[2].splitlines()
-    rows = [row for row in kept if row and row.split(" | ")[0].removeprefix("| ") not in found]
-    rows += [line(name, figure) for name, figures in found.items() for figure in figures]
+    """The page with these figures, and where and when each scenario ran; those that did not run stay. found: by the
+    scenario's name."""
+    said, _, rows = marked_page.split(page, marks)[1].partition(HEADER)
+    kept = [row for row in rows.splitlines() if row and row.split(" | ")[0].removeprefix("| ") not in found]
+    kept += [line(name, figure) for name, figures in found.items() for figure in figures]
+    where: dict[str, list[str]] = {}
+    for machine, _, measured in (one.removeprefix("- ").rpartition(": ") for one in said.splitlines() if one):
+        where[machine] = [name for name in measured.split(", ") if name not in found]
     part = "" if length == 1 else f", at {length:g} of the full length"
-    said = f"{processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}{part}"
-    return marked_page.replaced(page, marks, "\n".join([f"{said}\n", *HEADER.splitlines(), *rows]))
+    where.setdefault(f"{processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}{part}", []).extend(found)
+    machines = [f"- {machine}: {', '.join(measured)}" for machine, measured in where.items() if measured]
+    return marked_page.replaced(page, marks, "\n".join([*machines, "", *HEADER.splitlines(), *kept]))
 
 
 if __name__ == "__main__":

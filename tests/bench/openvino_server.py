@@ -18,6 +18,7 @@ from pathlib import Path
 CACHE_GB = 2
 CHUNK_TOKENS = 512
 SEQUENCES = 32
+THREADS = int(os.environ.get("KVASIR_BENCH_THREADS", "0")) or os.cpu_count()
 LOOKUP = tuple(int(one) for one in os.environ.get("KVASIR_BENCH_OPENVINO_LOOKUP", "").split(",") if one)
 """Ids that are looked for in the prompt, and how many are drafted; () for none."""
 
@@ -32,7 +33,7 @@ def engine(model: str, pipe: Connection) -> None:
     scheduler.cache_size, scheduler.max_num_seqs = CACHE_GB, SEQUENCES
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = CHUNK_TOKENS, True
     scheduler.enable_prefix_caching = True
-    properties = {"INFERENCE_NUM_THREADS": os.cpu_count()}
+    properties = {"INFERENCE_NUM_THREADS": THREADS}
     if LOOKUP:
         properties["prompt_lookup"] = True
     batching = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)

@@ -10,11 +10,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from fakes import bitsandbytes_checkpoints, e2m1_checkpoints, fp8_checkpoints, hqq_checkpoints, integer_checkpoints
+from fakes import (
+    bitsandbytes_checkpoints,
+    e2m1_checkpoints,
+    fp8_checkpoints,
+    hqq_checkpoints,
+    integer_checkpoints,
+    sparse_checkpoints,
+)
 from fakes.by_hand import runner_of
 from fakes.integer_checkpoints import Style
 from kvasir_api.options import ServeOptions
@@ -30,25 +38,30 @@ TOKENS = 2048
 OURS = ("fp8", "int8", "int4")
 CACHES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": kv_quant.FLOAT8, "int4": kv_quant.INT4}
 STORED: dict[str, Callable[[Path], object]] = {
-    "fp8, a scale for each row": lambda folder: fp8_checkpoints.convert(folder, "channel"),
-    "W8A8, a scale for each row": lambda folder: integer_checkpoints.convert(
-        folder, Style(method="int8", bits=8, group=0)
-    ),
-    "GPTQ 8 bits, groups of 64": lambda folder: integer_checkpoints.convert(
-        folder, Style(method="gptq", bits=8, group=64)
-    ),
-    "GPTQ 4 bits, groups of 64": lambda folder: integer_checkpoints.convert(folder, Style(method="gptq", group=64)),
-    "AWQ 4 bits, groups of 64": lambda folder: integer_checkpoints.convert(
-        folder, Style(method="awq", group=64, symmetric=False)
-    ),
-    "AWQ 4 bits, groups of 32": lambda folder: integer_checkpoints.convert(
-        folder, Style(method="awq", group=32, symmetric=False)
-    ),
-    "HQQ 4 bits, groups of 64": lambda folder: hqq_checkpoints.convert(folder, hqq_checkpoints.Style()),
-    "HQQ 3 bits, groups of 64": lambda folder: hqq_checkpoints.convert(folder, hqq_checkpoints.Style(bits=3)),
-    "NF4, blocks of 64": lambda folder: bitsandbytes_checkpoints.convert(folder, "nf4"),
-    "MXFP4, groups of 32": lambda folder: e2m1_checkpoints.convert(folder, "mxfp4"),
-    "NVFP4, groups of 16": lambda folder: e2m1_checkpoints.convert(folder, "nvfp4"),
+    **{
+        f"fp8, a scale for each {of}": partial(fp8_checkpoints.convert, style=style)
+        for of, style in (("matrix", "tensor"), ("row", "channel"), ("block of 128 × 128", "block"))
+    },
+    **{
+        name: partial(integer_checkpoints.convert, style=style)
+        for name, style in {
+            "W8A8, a scale for each row": Style(method="int8", bits=8, group=0),
+            "GPTQ 8 bits, groups of 64": Style(method="gptq", bits=8, group=64),
+            "GPTQ 4 bits, groups of 64, symmetric": Style(method="gptq", group=64),
+            "GPTQ 4 bits, groups of 64, `desc_act`": Style(method="gptq", group=64, act_order=True),
+            "AWQ 4 bits, groups of 64": Style(method="awq", group=64, symmetric=False),
+            "AWQ 4 bits, groups of 32": Style(method="awq", group=32, symmetric=False),
+            "W4A16, a scale for each row": Style(method="packed", group=0),
+            "W4A16, groups of 32": Style(method="packed", group=32),
+        }.items()
+    },
+    "HQQ 4 bits, groups of 64": partial(hqq_checkpoints.convert, style=hqq_checkpoints.Style()),
+    "HQQ 3 bits, groups of 64": partial(hqq_checkpoints.convert, style=hqq_checkpoints.Style(bits=3)),
+    "bitsandbytes int8": partial(bitsandbytes_checkpoints.convert, style="int8"),
+    "NF4, blocks of 64": partial(bitsandbytes_checkpoints.convert, style="nf4"),
+    "MXFP4, groups of 32": partial(e2m1_checkpoints.convert, style="mxfp4"),
+    "NVFP4, groups of 16": partial(e2m1_checkpoints.convert, style="nvfp4"),
+    "2:4 sparse, by magnitude": sparse_checkpoints.convert,
 }
 
 
@@ -56,7 +69,7 @@ def main(model: Path) -> None:
     """Print a row for each format."""
     texts = accuracy.job(str(model), TEXT.read_text(), TOKENS).texts
     base, base_bytes = logits(options(model, texts, dtype="float32", quantization="none"), texts)
-    print(f"{'':38}{'weights MiB':>12}{'top-1 agrees':>14}{'mean KL':>12}{'perplexity':>12}")
+    print(f"{'':52}{'weights MiB':>12}{'top-1 agrees':>14}{'mean KL':>12}{'perplexity':>12}")
 
     def row(name: str, folder: Path, quantization: str, dtype: str = "bfloat16") -> None:
         other, held = logits(options(folder, texts, dtype=dtype, quantization=quantization), texts)
@@ -64,9 +77,9 @@ def main(model: Path) -> None:
 
     def show(name: str, found: Deviation, held: str = "") -> None:
         change = found.perplexity / found.base_perplexity - 1
-        print(f"{name:38}{held:>12}{found.top1_agreement_fraction:14.2%}{found.mean_kl:12.2e}{change:+12.2%}")
+        print(f"{name:52}{held:>12}{found.top1_agreement_fraction:14.2%}{found.mean_kl:12.2e}{change:+12.2%}")
 
-    print(f"{'float32':38}{base_bytes / 2**20:12.2f}")
+    print(f"{'float32':52}{base_bytes / 2**20:12.2f}")
     row("bfloat16", model, "none")
     for quantization in OURS:
         row(f"--quantization {quantization}", model, quantization)

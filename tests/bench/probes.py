@@ -5,6 +5,7 @@ It is made from `cpp/` beside this file and from the pool of the CPU kernels, so
 
 import ctypes
 import functools
+import platform
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,8 @@ from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu.library import Library
 
 SOURCES: Final = Path(__file__).parent / "cpp"
-LIBRARY: Final = SOURCES / "libprobes.so"
+LIBRARY: Final = SOURCES / f"libprobes-{platform.machine()}.so"
+"""Tests of another machine run in the same folder."""
 KERNELS: Final = ("*.h", "pool.cpp", "cpu.cpp")
 
 

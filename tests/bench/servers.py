@@ -59,7 +59,7 @@ def watching(process: subprocess.Popen[bytes]) -> Iterator[Watched]:
     """Samples memory ten times a second; processor time is taken at both ends."""
     seen = Watched()
     thread = threading.Thread(target=_sample, args=(process.pid, seen), daemon=True)
-    before, used, at = _machine_s(), _tree_s(process.pid), time.monotonic()
+    before, used, at = _machine_s(), tree_s(process.pid), time.monotonic()
     children = os.times()
     thread.start()
     try:
@@ -68,7 +68,7 @@ def watching(process: subprocess.Popen[bytes]) -> Iterator[Watched]:
         seen.ended.set()
         thread.join()
         wall, after = time.monotonic() - at, os.times()
-        used = _tree_s(process.pid) - used
+        used = tree_s(process.pid) - used
         own = sum(after[:4]) - sum(children[:4])
         seen.server_cores = used / wall
         seen.foreign_cores = max(0.0, (_machine_s() - before - used - own) / wall)
@@ -124,7 +124,8 @@ def _peak(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def _tree_s(pid: int) -> float:
+def tree_s(pid: int) -> float:
+    """Processor seconds that a process and all below it have used."""
     total = 0
     for one in tree(pid):
         try:

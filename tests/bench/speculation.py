@@ -3,15 +3,17 @@
 Scheduler and runner of the engine in this process, without clients. The oracle drafts in every step, and whether a
 draft is right is drawn by the rate of the cell: the model computes the same steps, whatever their tokens are. Cells of
 `auto` run with drafts and without in turns, in one scheduler, so that a machine that becomes slower does so for both.
+With --one-thread seconds are those of the processor, which depend less on what else runs.
 """
 
 import argparse
+import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +26,7 @@ from bench.shapes import SHAPES, written
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.core.speculation.drafters import Draft, Drafter, TokenHistory
+from kvasir_runtime.core.speculation.drafters import Draft, Drafter, ModelDrafter, TokenHistory
 from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import build
@@ -35,10 +37,14 @@ RATES: Final = (0.0, 0.3, 0.6, 0.8, 0.9)
 DRAFTS: Final = (0, 1, 2, 4, 8)
 DRAFT_LAYERS: Final = 8
 """The draft model has one in so many of the model's layers."""
+GUESS: Final = 5
+"""What the oracle drafts. No prompt has it, and hardly an answer."""
 PROMPT: Final = 32
 LONGEST: Final = 2048
 PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "speculation.md"
 MARKS: Final = ("<!-- measured: written by make bench-speculation -->", "<!-- end of measured -->")
+
+Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -50,7 +56,7 @@ class OracleDrafter:
     def propose(self, history: TokenHistory, most: int) -> Draft:
         """As in `Drafter`."""
         count = min(most, self.most)
-        return Draft((5,) * count, (1.0,) * count, 8)
+        return Draft((GUESS,) * count, (1.0,) * count, 8)
 
 
 @dataclass(slots=True)
@@ -60,18 +66,19 @@ class Decoding:
     runner: ModelRunner
     scheduler: Scheduler
     rate: float
+    clock: Clock
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def step(self) -> tuple[float, int, bool]:
         """Seconds and tokens of the next step, and whether it was of nothing but decoding."""
-        began = time.perf_counter()
-        plan = self.scheduler.plan(time.monotonic())
+        began = self.clock()
+        plan = self.scheduler.plan(began)
         assert plan is not None
         results = self.judged(plan, self.runner.collect(self.runner.launch(plan)))
-        outputs = self.scheduler.commit(results, time.monotonic())
+        outputs = self.scheduler.commit(results, self.clock())
         num_tokens = sum(len(output.token_ids) for output in outputs)
         decodes = all(chunk.num_tokens - len(chunk.drafts) == 1 for chunk in plan.chunks)
-        return time.perf_counter() - began, num_tokens, decodes
+        return self.clock() - began, num_tokens, decodes
 
     def judged(self, plan: StepPlan, results: StepResults) -> StepResults:
         """With the drafts kept that the rate says."""
@@ -80,9 +87,14 @@ class Decoding:
         for one in results.sampled:
             drafted = drafts.get(one.row, ())
             accepted, drafted = 0, drafted[: len(drafted) - one.undrafted]
+            if (
+                not drafted and self.chance.random() < self.rate
+            ):  # the oracle's guess is compared where it is not verified
+                one = msgspec.structs.replace(one, tokens=(GUESS,))
             while accepted < len(drafted) and self.chance.random() < self.rate:
                 accepted += 1
-            sampled.append(msgspec.structs.replace(one, tokens=(*drafted[:accepted], one.tokens[0])))
+            tokens = (*drafted[:accepted], one.tokens[0])
+            sampled.append(msgspec.structs.replace(one, tokens=tokens, accepted=accepted))
         return msgspec.structs.replace(results, sampled=tuple(sampled))
 
     def run(self, seconds: float, tokens_each: int) -> tuple[float, int, list[float]]:
@@ -97,16 +109,16 @@ class Decoding:
 
 
 def decoding(
-    runner: ModelRunner, options: ServeOptions, streams: int, rate: float, drafter: Drafter | None = None
+    runner: ModelRunner, options: ServeOptions, streams: int, rate: float, drafter: Drafter, clock: Clock
 ) -> Decoding:
-    """Streams behind their prompts. drafter: None for the draft model of the runner."""
+    """Streams behind their prompts."""
     scheduler = Scheduler(limits_of(options, runner.facts), runner.facts.work, drafter)
     sampling = SamplingConfig(temperature=0.0, max_tokens=LONGEST - PROMPT, ignore_eos=True)
     for number in range(streams):
         prompt = tuple(random.Random(number).choices(range(20, 400), k=PROMPT))
         request = EngineRequest(request_id=str(number), prompt=prompt, sampling=sampling)
-        assert scheduler.submit(request, time.monotonic()) is None
-    made = Decoding(runner, scheduler, rate)
+        assert scheduler.submit(request, clock()) is None
+    made = Decoding(runner, scheduler, rate, clock)
     while not (made.step()[2] and len(scheduler._running) == streams):
         pass
     return made
@@ -126,12 +138,12 @@ def with_and_without(made: Decoding, seconds: float, rounds: int) -> float:
     return statistics.median(ratios)
 
 
-def costs(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float) -> list[float]:
+def costs(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock) -> list[float]:
     """Median seconds of a step by DRAFTS of each stream."""
     found = []
     for count in DRAFTS:
         drafter = OracleDrafter(count)
-        made = decoding(runner, options, streams, 0.0, drafter)
+        made = decoding(runner, options, streams, 0.0, drafter, clock)
         made.run(seconds / 4, 40)
         found.append(statistics.median(made.run(seconds, 100)[2]))
     return found
@@ -154,7 +166,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)])
 
 
-def measured(shape: str, seconds: float, rounds: int) -> str:
+def measured(shape: str, seconds: float, rounds: int, clock: Clock) -> str:
     """The tables of one model."""
     with tempfile.TemporaryDirectory() as folder:
         model = written(Path(folder) / "model", SHAPES[shape])
@@ -172,19 +184,22 @@ def measured(shape: str, seconds: float, rounds: int) -> str:
         runner, with_drafts = (build(options, lambda progress: None) for options in (auto, with_model))
         steps, gains, of_model = [], [], []
         for streams in STREAMS:
-            one = costs(runner, forced, streams, seconds)
+            one = costs(runner, forced, streams, seconds, clock)
             relative = [elapsed_s / one[0] for elapsed_s in one]
             cells = [f"{x:.2f} ({break_even(x, count)})" for x, count in zip(relative[1:], DRAFTS[1:], strict=True)]
             steps.append([str(streams), f"{1000 * one[0]:.2f}", *cells])
             print("step:", *steps[-1], flush=True)
             ratios = [
-                with_and_without(decoding(runner, auto, streams, rate, OracleDrafter()), seconds, rounds)
+                with_and_without(decoding(runner, auto, streams, rate, OracleDrafter(), clock), seconds, rounds)
                 for rate in RATES
             ]
             gains.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
             print("auto:", *gains[-1], flush=True)
             ratios = [
-                with_and_without(decoding(with_drafts, with_model, streams, rate), seconds, rounds) for rate in RATES
+                with_and_without(
+                    decoding(with_drafts, with_model, streams, rate, ModelDrafter(), clock), seconds, rounds
+                )
+                for rate in RATES
             ]
             of_model.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
             print("model:", *of_model[-1], flush=True)
@@ -207,9 +222,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.8, help="of each turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns with drafts and without")
     parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/speculation.md")
+    parser.add_argument("--one-thread", action="store_true", help="by the processor seconds of one thread")
     asked = parser.parse_args()
-    tables = measured(asked.shape, asked.seconds, asked.rounds)
-    said = f"{asked.shape}, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}\n\n{tables}"
+    clock, by = time.perf_counter, ""
+    if asked.one_thread:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        clock, by = time.thread_time, ", by processor seconds of 1 thread"
+    tables = measured(asked.shape, asked.seconds, asked.rounds, clock)
+    said = f"{asked.shape}, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}{by}\n\n{tables}"
     print(f"\n{said}")
     if asked.write:
         PAGE.write_text(marked_page.replaced(PAGE.read_text(), MARKS, said))

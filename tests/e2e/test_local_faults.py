@@ -146,7 +146,10 @@ def test_a_member_that_lives_but_does_not_answer_is_said(state_dir):
         state_dir=state_dir, binaries=binaries.provide(progress=SilentProgress()), ready_timeout_s=60
     )
     cluster.start()
-    os.kill(cluster.state.process(component_flags.APISERVER).pid, signal.SIGSTOP)
+    pid = cluster.state.process(component_flags.APISERVER).pid
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
     impatient = ControlPlane(
         state_dir=state_dir, binaries=binaries.provide(progress=SilentProgress()), ready_timeout_s=0.1
     )

@@ -1,6 +1,7 @@
 """A replica of two pods on everything real: it streams, loses a rank, loses a pod, is replaced and scaled, as one."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import Any
@@ -59,6 +60,7 @@ async def test_a_replica_of_two_pods_lives_as_one(life: Life, installed: Control
     address = f"{stack.gateway_url(installed)}/v1"
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=4, timeout=DEADLINE_S) as client:
         assert await answer(client, life.namespace, 40) == "length"
+        await shows_a_rank_that_is_missing(group)
         await loses_a_rank(group)
         assert await answer(client, life.namespace, 40) == "length"
 
@@ -70,6 +72,37 @@ async def test_a_replica_of_two_pods_lives_as_one(life: Life, installed: Control
         ends = [end for found in await asyncio.gather(*streams) for end in found]
         assert ends
         assert set(ends) == {"length"}, "a stream was broken"
+
+
+async def shows_a_rank_that_is_missing(group: Group) -> None:
+    """Node 1 is frozen, so that node 0 starts again and waits for it: the status names its rank first, with its pod.
+
+    It joins again once it goes on.
+    """
+    (leader,), (node,) = group.of(names.ROLE_SERVE), group.of(names.ROLE_NODE)
+    replica, pods = leader["metadata"]["name"], (leader["metadata"]["name"], node["metadata"]["name"])
+
+    def is_shown(*ranks: tuple[int, str]) -> bool:
+        """Whether the status has a line for each of these ranks, in this order."""
+        lines = group.life.ranks()
+        begins = [
+            f"{replica} rank {rank}: {said}, stage 0, shard {rank}, node {rank} ({pods[rank]} on "
+            for rank, said in ranks
+        ]
+        return len(lines) == len(begins) and all(map(str.startswith, lines, begins))
+
+    await group.life.until(lambda: is_shown((0, "alive"), (1, "alive")), "both ranks in the status")
+    frozen = processes_of(node, "kvasir_runtime")
+    assert frozen
+    for process in frozen:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        await group.life.until(lambda: is_shown((1, "missing"), (0, "alive")), "the rank of the frozen pod is missing")
+    finally:
+        for process in frozen:
+            with contextlib.suppress(ProcessLookupError):  # its node has ended it since
+                os.kill(process, signal.SIGCONT)
+    await group.life.until(lambda: group.whole(1) and is_shown((0, "alive"), (1, "alive")), "both ranks alive again")
 
 
 async def loses_a_rank(group: Group) -> None:

@@ -21,6 +21,15 @@ async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
     await life.until_ready()
     (pod,) = life.pods()
     (rank,) = processes_of(pod, "rank_worker")
+    name = pod["metadata"]["name"]
+
+    def all_alive() -> bool:
+        """Whether the status has both ranks of the pod, alive."""
+        alive = [f"{name} rank {rank}: alive, stage 0, shard {rank}, node 0 ({name} on " for rank in range(2)]
+        lines = life.ranks()
+        return len(lines) == 2 and all(map(str.startswith, lines, alive))
+
+    await life.until(all_alive, "both ranks in the status")
     address = f"{stack.gateway_url(installed)}/v1"
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
         assert await answer(client, life.namespace, 40) == "length"
@@ -37,4 +46,5 @@ async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
         assert ended["exitCode"] == 1
         assert life.uids() == {pod["metadata"]["uid"]}
         await life.until_ready()
+        await life.until(all_alive, "both ranks in the status again")
         assert await answer(client, life.namespace, 40) == "length"

@@ -4,7 +4,6 @@ replicas, a password that appears nowhere, and old replicas that serve while the
 
 import hashlib
 import json
-import time
 from typing import Any
 
 import pytest
@@ -12,21 +11,12 @@ from openai import AsyncOpenAI
 
 from fakes import file_server
 from fakes.life import DEADLINE_S, Life
-from kvasir_local import kubectl, stack
+from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.demo.scenario import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 REPOSITORY, RAW = "org/name", "application/octet-stream"
-
-
-@pytest.fixture
-async def bare(installed: ControlPlane):
-    """A namespace without a volume."""
-    namespace = f"sources-{time.time_ns() % 10**9}"
-    kubectl.run(installed.kubectl, "create", "namespace", namespace)
-    yield Life(installed, namespace)
-    kubectl.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
 
 
 def secret(life: Life, name: str, **values: str) -> None:

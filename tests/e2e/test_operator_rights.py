@@ -126,7 +126,8 @@ async def test_the_operator_uses_all_of_its_rights_and_no_others(still):
 
 
 async def fetches_ahead(rig):
-    """A model that is fetched to a node before a replica comes, for which nodes are listed."""
+    """A model that is fetched to a node before a replica comes, for which nodes are listed; else for one that waits."""
+    rig.kubelet.hold = True
     uri = f"s3://bucket/tiny@sha256:{'d' * 64}"
     await rig.apply("ahead", model={"uri": uri, "inspect": "Never"}, autoscaling={"maxReplicas": 2})
 
@@ -134,6 +135,7 @@ async def fetches_ahead(rig):
         return any(labels(pod).get(names.LABEL_FETCHES) == "ahead" for pod in await rig.all(POD))
 
     await rig.until(fetches, lambda: "a pod that fetches")
+    rig.kubelet.hold = False
 
 
 async def routes(rig):

@@ -1,11 +1,13 @@
 """What the status tells of replicas that serve, on a real API server."""
 
+import msgspec
 import pytest
 import yaml
 
 from fakes.life import SAMPLE
 from fakes.operator_rig import kubectl
 from kvasir_api import names
+from kvasir_api.state import SpeculationState
 
 SCREEN = 60
 """Lines."""
@@ -83,3 +85,36 @@ async def test_a_value_that_is_gone_leaves_the_status(rig):
         return (status.get("replicas"), status.get("counts")) == (0, None)
 
     await rig.until(empty, lambda: rig.dump("tiny"))
+
+
+async def test_drafts_that_are_mostly_rejected_degrade_the_service_until_they_pay(rig):
+    """The condition says what is kept and what to do; the drafts behind it are those of the last seconds."""
+    await rig.apply(runtime={"speculation": "suffix"})
+    await rig.until_condition("Ready")
+    (pod,) = await rig.until_pods(1)
+
+    async def drafted(num_tokens, fraction):
+        """So many more, of which the fraction is kept."""
+        await rig.heard()
+        before = pod.state.totals
+        totals = msgspec.structs.replace(
+            before,
+            drafted_tokens=before.drafted_tokens + num_tokens,
+            accepted_tokens=before.accepted_tokens + int(num_tokens * fraction),
+        )
+        told = SpeculationState(drafter="suffix", draft_tokens=6.0, acceptance_fraction=fraction)
+        pod.set_state(totals=totals, speculation=told)
+
+    await drafted(10_000, 0.02)
+    degraded = await rig.until_condition("Degraded", reason="LowAcceptance")
+    assert degraded["message"] == (
+        "of the tokens that replicas draft ahead 2% are kept; runtime.speculation: auto drafts only while that pays,"
+        " suffix in every step"
+    )
+    await drafted(100_000, 0.8)
+
+    async def cured():
+        status = await rig.status()
+        return status["capacity"].get("acceptedDraftPercent") == 80 and "Degraded" not in str(status["conditions"])
+
+    await rig.until(cured, lambda: rig.dump("tiny"))

@@ -8,7 +8,7 @@ from fakes import operator_rig
 from fakes.fault_proxy import Fault
 from fakes.operator_rig import ROOT, kubectl
 from kvasir_api import names
-from kvasir_kube.kinds import ACCELERATOR_CLASS
+from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE, POD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 FLAGS = ("--allow-model-dir=/srv", "--resync=3600")
@@ -72,3 +72,34 @@ async def test_a_kind_that_is_uninstalled_and_installed_again_is_heard_again(pro
     kubectl(rig.control, "wait", "--for=condition=Established", f"crd/{CLASSES}", "--timeout=60s")
     await cured_by_a_class(rig, f"again-{rig.namespace}")
     assert rig.running
+
+
+async def test_what_a_late_watch_knows_is_written_to_no_other_service_of_the_name(proxied):
+    """The status of the one that is gone has a generation that the new one has not reached: `rig.status` tells."""
+    rig, proxy = proxied
+    await rig.apply(replicas=1, runtime={"blockSize": 32})
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+
+    async def alone():
+        return len(await rig.all(POD)) == 1
+
+    await rig.until(alone, lambda: rig.dump("tiny"))
+    await rig.heard()
+
+    async def gone():
+        return not await rig.all(INFERENCE_SERVICE)
+
+    async def tried():
+        await rig.status()
+        return any(write.endswith("/tiny/status") for write in proxy.writes)
+
+    with proxy.late():
+        await rig.delete()
+        await rig.until(gone, lambda: "the end of the service")
+        await rig.apply(replicas=1)
+        proxy.arm(None)
+        for pod in rig.kubelet.of():
+            pod.set_state(fallback="the library is missing")  # something to report, while they are there
+        await rig.until(tried, lambda: f"a status, have {proxy.writes}")
+        await rig.status()
+    assert (await rig.until(rig.status, lambda: rig.dump("tiny")))["observedGeneration"] == 1

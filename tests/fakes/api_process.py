@@ -151,7 +151,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def api_process(
-    model: Path,
+    model: Path | str,
     *args: str,
     faults: Mapping[str, Any] | None = None,
     command: Sequence[str] = STUB,

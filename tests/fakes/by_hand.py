@@ -88,7 +88,8 @@ def runner_of(
         own = replace(ops, collectives=group[index]) if group else ops
         each = max(len(group), 1) // num_stages
         rank = Rank(index % each, each, whole_experts)
-        layers = stages.divided([1] * whole.num_layers, 0, num_stages)[index // each] if num_stages > 1 else None
+        cut = stages.divided([1] * whole.num_layers, 0, num_stages, whole.joined) if num_stages > 1 else None
+        layers = cut[index // each] if cut else None
         return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, layers)
 
     model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
@@ -240,8 +241,9 @@ def scheduler_of(
     speculation: str = "off",
     drafter: Drafter | None = None,
     max_cached_answers: int = 0,
+    stages: int = 1,
 ) -> Scheduler:
-    """For all that a runner has, with at most budget tokens a step."""
+    """For all that a runner has, with at most budget tokens a step. stages: as of `Limits`."""
     facts = runner.facts
     return Scheduler(
         Limits(
@@ -257,6 +259,7 @@ def scheduler_of(
             hash_salt=runner.hash_salt,
             speculation=speculation,
             max_cached_answers=max_cached_answers,
+            stages=stages,
         ),
         drafter=drafter,
     )

@@ -117,6 +117,7 @@ class FakeCluster:
         old = self.objects.get(kind.plural, {}).get(key(obj))
         if subresource and old is None:
             raise NotFoundError(f"{key(obj)} not found", status=404)
+        _unmodified(old or {}, obj)
         self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.plural, key(obj)))
         if subresource and old is not None:
             others = self.owned_by_others.get(kind.plural, {})
@@ -130,9 +131,7 @@ class FakeCluster:
     ) -> Json:
         self._raise("merge")
         old = await self.get(kind, namespace, name)
-        version = patch.get("metadata", {}).get("resourceVersion")
-        if version is not None and version != old["metadata"]["resourceVersion"]:
-            raise ConflictError(f"{name} has been modified", status=409)
+        _unmodified(old, patch)
         self.writes.append((f"merge{'/' + subresource if subresource else ''}", kind.plural, (namespace, name)))
         return await self._store(kind, merged(old, patch))
 
@@ -174,6 +173,13 @@ class FakeCluster:
             self._version += 1
         self._log.append((self._version, kind.plural, verb, obj))
         await self.wake()
+
+
+def _unmodified(old: Json, given: Json) -> None:
+    """Raises ConflictError where what is written is of another version than what stands."""
+    version = given.get("metadata", {}).get("resourceVersion")
+    if version is not None and version != old.get("metadata", {}).get("resourceVersion"):
+        raise ConflictError(f"{key(old)} has been modified", status=409)
 
 
 def _matches(obj: Json, selector: str) -> bool:

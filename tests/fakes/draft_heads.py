@@ -22,6 +22,8 @@ from fakes.checkpoints import Shape
 EPS = 1e-6
 FEW_IDS = 240
 """Ids that a head of EAGLE-3 can draft, of 320."""
+TRAINED_TOKENS = 256
+"""Of a text that a head is trained with."""
 QUIET = 0.03
 """What layers are multiplied with, so that the next token follows mostly from the last one, and can be drafted."""
 HEADS, HEAD_DIM, THETA = 4, 16, 10000.0
@@ -56,32 +58,36 @@ def calmed(folder: Path) -> None:
         if (
             ".layers." in name
             and "norm" not in name
-            and name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+            and name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj"))
         ):
             weights[name] = weight * QUIET
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_eagle3(
-    folder: Path, target: Path, *, likely: bool = True, own_embedding: bool = False, **changed: Any
+    folder: Path,
+    target: Path,
+    *,
+    likely: bool = True,
+    own_embedding: bool = False,
+    training_steps: int = 0,
+    **changed: Any,
 ) -> Judge:
     """A head for a checkpoint of Llama. likely: its drafts are often right, else they are as chance has it.
 
-    changed: fields of its config.json.
+    training_steps: in which it learns what the model answers. changed: fields of its config.json.
     """
     theirs = load_file(target / "model.safetensors")
     document = json.loads((target / "config.json").read_text())
     layers = document["num_hidden_layers"]
     weights, ids = _eagle3_weights(theirs, document, likely=likely, own_embedding=own_embedding)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_eagle3_config(document) | changed))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     judge = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
 
     def features(tokens: Tensor) -> Tensor:
-        states = judge(tokens[None], output_hidden_states=True, use_cache=False).hidden_states
-        three = torch.cat([states[layer][0] for layer in (2, layers // 2, layers - 3)], dim=1)
-        return three @ weights["fc.weight"].T
+        with torch.no_grad():
+            given = judge(tokens[None], output_hidden_states=True, use_cache=False)
+        three = [given.hidden_states[layer][0] for layer in (2, layers // 2, layers - 3)]
+        return torch.cat(three, dim=1) @ weights["fc.weight"].T
 
     def forward(tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         embedded = theirs["model.embed_tokens.weight"][tokens]
@@ -91,7 +97,14 @@ def write_eagle3(
         logits[:, ids] = small
         return logits, out
 
-    return Judge(features=features, forward=forward)
+    head = Judge(features=features, forward=forward)
+    if training_steps:
+        learned = [weight for name, weight in weights.items() if name.endswith(".weight")]
+        _train(head, learned, judge, ids, training_steps)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_eagle3_config(document) | changed))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return head
 
 
 def _eagle3_weights(
@@ -152,6 +165,32 @@ def _eagle3_config(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _train(head: Judge, learned: Sequence[Tensor], model: Any, ids: Tensor, steps: int) -> None:
+    """Let a head learn, in place, what a model answers behind each token of random texts, and behind the token after
+    that from states of its own.
+
+    learned: its weights. ids: that it can draft.
+    """
+    for weight in learned:
+        weight.requires_grad_()
+    optimizer = torch.optim.Adam(learned, lr=0.004)
+    generator, num_ids = torch.Generator().manual_seed(7), model.config.vocab_size
+    for _ in range(steps):
+        text = torch.randint(num_ids, (TRAINED_TOKENS,), generator=generator)
+        with torch.no_grad():
+            right = model(text[None], use_cache=False).logits[0].argmax(-1)
+        right, loss = torch.where(torch.isin(right, ids), right, -100), torch.zeros(())
+        states = head.features(text)
+        for first in (1, 2):
+            logits, states = head.forward(text[first:], states[:-1])
+            loss = loss + F.cross_entropy(logits, right[first:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for weight in learned:
+        weight.requires_grad_(False)
+
+
 def _eagle3_layer(weights: dict[str, Tensor], embedded: Tensor, states: Tensor) -> Tensor:
     """(tokens, hidden): what the layer gives, before the last norm."""
 
@@ -169,13 +208,18 @@ def _eagle3_layer(weights: dict[str, Tensor], embedded: Tensor, states: Tensor) 
     return out + wide @ of("mlp.down_proj").T
 
 
-def write_mtp(folder: Path, name: str, *, likely: bool = True, **changed: Any) -> Judge:
-    """A checkpoint of `family_checkpoints` with a layer that drafts behind its own. likely, changed: as above."""
+def write_mtp(folder: Path, name: str, *, likely: bool = True, training_steps: int = 0, **changed: Any) -> Judge:
+    """A checkpoint of `family_checkpoints` with a layer that drafts behind its own; the rest as above.
+
+    Of a layer that learns experts stay as they are.
+    """
     family_checkpoints.write(folder, name, **changed)
     calmed(folder)
     document = json.loads((folder / "config.json").read_text())
-    first, hidden = document["num_hidden_layers"], document["hidden_size"]
-    family_checkpoints.write(folder / "layer", name, **changed | {"num_hidden_layers": 1, "first_k_dense_replace": 0})
+    first, hidden, eps = document["num_hidden_layers"], document["hidden_size"], document["rms_norm_eps"]
+    alone: dict[str, Any] = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+    alone |= {"mlp_layer_types": ["sparse"]} if "mlp_layer_types" in document else {}
+    family_checkpoints.write(folder / "layer", name, **changed | alone)
     calmed(folder / "layer")
     weights, layer = (load_file(one / "model.safetensors") for one in (folder, folder / "layer"))
     prefix = f"model.layers.{first}."
@@ -185,35 +229,17 @@ def write_mtp(folder: Path, name: str, *, likely: bool = True, **changed: Any) -
         return torch.randn(*size, generator=generator) * std + mean
 
     weights = {key: weight for key, weight in weights.items() if not key.startswith(prefix)}
+    layer = {key: weight for key, weight in layer.items() if not key.startswith("model.layers.1.")}
     if likely:  # the token decides, as it does in the model
-        fuse = torch.cat((torch.eye(hidden) * 0.1, torch.zeros(hidden, hidden)), dim=1) + normal(
-            hidden, 2 * hidden, std=0.001
-        )
+        fuse = normal(hidden, 2 * hidden, std=0.001) + 0.1 * torch.eye(hidden, 2 * hidden)
         layer["model.norm.weight"] = weights["model.norm.weight"].clone()
     else:
         fuse = normal(hidden, 2 * hidden, std=0.1)
-    weights |= {
-        prefix + key.removeprefix("model.layers.0."): weight
-        for key, weight in layer.items()
-        if key.startswith("model.layers.0.")
-    }
     enorm, hnorm = normal(hidden, mean=1.0), normal(hidden, mean=1.0)
-    weights |= {
-        prefix + "enorm.weight": enorm,
-        prefix + "hnorm.weight": hnorm,
-        prefix + "eh_proj.weight": fuse,
-        prefix + "embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
-        prefix + "shared_head.norm.weight": layer["model.norm.weight"],
-        prefix + "shared_head.head.weight": weights["lm_head.weight"].clone(),
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    layer |= {
-        "model.embed_tokens.weight": weights["model.embed_tokens.weight"],
-        "lm_head.weight": weights["lm_head.weight"],
-    }
-    layer = {key: weight for key, weight in layer.items() if not key.startswith("model.layers.1.")}
+    layer |= {key: weights[key] for key in ("model.embed_tokens.weight", "lm_head.weight")}
     judge, one = _judge(folder, first, weights), _judge(folder / "layer", 1, layer)
 
+    @torch.no_grad()
     def features(tokens: Tensor) -> Tensor:
         states: Tensor = judge.model(tokens[None], use_cache=False).last_hidden_state[0]
         return states
@@ -227,17 +253,54 @@ def write_mtp(folder: Path, name: str, *, likely: bool = True, **changed: Any) -
         hook.remove()
         return logits, kept[0][0]
 
-    eps = document["rms_norm_eps"]
-    return Judge(features=features, forward=forward)
+    head = Judge(features=features, forward=forward)
+    if training_steps:
+        own = {
+            key: weight
+            for key, weight in one.named_parameters()
+            if key in layer and key.startswith(("model.layers.0.", "model.norm."))
+        }
+        _train(head, [fuse, enorm, hnorm, *own.values()], judge, torch.arange(document["vocab_size"]), training_steps)
+        layer |= {key: weight.detach().clone() for key, weight in own.items()}
+    made = _as_mtp(layer) | {"enorm.weight": enorm, "hnorm.weight": hnorm, "eh_proj.weight": fuse}
+    weights |= {prefix + key: weight for key, weight in made.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return head
+
+
+def _as_mtp(layer: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The only layer of a model, with its embedding, norm and head, under the names of a layer that drafts."""
+    own = "model.layers.0."
+    found = {key.removeprefix(own): weight for key, weight in layer.items() if key.startswith(own)}
+    return found | {
+        "embed_tokens.weight": layer["model.embed_tokens.weight"].clone(),
+        "shared_head.norm.weight": layer["model.norm.weight"],
+        "shared_head.head.weight": layer["lm_head.weight"].clone(),
+    }
 
 
 def write_next(folder: Path, shape: Shape) -> Judge:
     """A checkpoint of Qwen3-Next with a tokenizer, and with its layer that drafts, whose drafts are often right."""
-    calmed(checkpoints.write(folder, shape))
+    checkpoints.write(folder, shape)
     one = replace(shape, num_layers=1, seed=shape.seed + 1, extra=shape.extra | {"layer_types": ["full_attention"]})
-    calmed(checkpoints.write(folder / "layer", one))
+    checkpoints.write(folder / "layer", one)
+    return _with_mtp(folder)
+
+
+def write_qwen3_5(folder: Path) -> Judge:
+    """The same of Qwen3.5 with experts, those of a matrix in one tensor."""
+    family_checkpoints.write(folder, "qwen3.5-moe")
+    family_checkpoints.write(folder / "layer", "qwen3.5-moe", num_hidden_layers=1, layer_types=["full_attention"])
+    checkpoints.write_tokenizer(folder)
+    return _with_mtp(folder)
+
+
+def _with_mtp(folder: Path) -> Judge:
+    """A checkpoint with a layer that drafts, which is one more of the folder in it."""
+    for each in (folder, folder / "layer"):
+        calmed(each)
     weights, layer = (load_file(each / "model.safetensors") for each in (folder, folder / "layer"))
-    hidden, generator = shape.hidden_size, torch.Generator().manual_seed(3)
+    hidden, generator = weights["model.norm.weight"].shape[0], torch.Generator().manual_seed(3)
 
     def normal(*size: int, std: float = 0.02) -> Tensor:
         return torch.randn(*size, generator=generator) * std

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from fakes.model import FakeModel
+from kvasir_runtime.core.plan import UNDRAFTED, StepPlan
+from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
 
 
@@ -52,3 +54,27 @@ class RecordedDrafter:
             if crc32((len(context) + place).to_bytes(4)) % self._wrong_every == 0:
                 tokens[place] += 1 if tokens[place] < 100 else -1
         return Draft(tuple(tokens), (1.0,) * len(tokens), 1)
+
+
+class DraftCounts:
+    """How many drafts of a scheduler's plans are from texts, and how many its runner is to make."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        """Of a scheduler whose drafts pay by what its steps have cost."""
+        self.of_texts = self.of_model = 0
+        speculation = scheduler._speculation
+        for controller in (speculation._controller, speculation._of_texts):
+            assert controller is not None
+            for num_sequences in (*range(1, 17), *range(1, 17)):
+                controller.costs.observe(num_sequences, 0, 1.0)
+        self._plan = scheduler.plan
+        scheduler.plan = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, now: float) -> StepPlan | None:
+        plan = self._plan(now)
+        for chunk in plan.chunks if plan is not None else ():
+            if chunk.drafts[:1] == (UNDRAFTED,):
+                self.of_model += len(chunk.drafts)
+            else:
+                self.of_texts += len(chunk.drafts)
+        return plan

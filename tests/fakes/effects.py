@@ -151,6 +151,8 @@ ELSEWHERE: Final = {
         f"autoscaling.schedules[].{name}": f"{MODES}test_a_schedule_sets_other_bounds_while_it_is_in_force"
         for name in ("start", "durationMinutes", "days", "timeZone", "minReplicas", "maxReplicas")
     },
+    "parallelism": "tests/kvasir_operator/loop/test_operator_groups.py"
+    "::test_a_model_too_large_for_a_pod_gets_replicas_of_several_where_the_operator_chooses",
     "reductions": "tests/e2e/test_operator_reductions.py::test_a_replica_that_does_not_fit_is_made_smaller",
     "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
     "rollout.reclass": "tests/e2e/test_operator_classes.py"

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from fakes import jina_bert
+
 VOCAB = 160
 LONGEST = 100
 SIZES: dict[str, Any] = {
@@ -43,6 +45,7 @@ class Encoder:
 
 PADDED = {"pad_token_id": 1, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 ENCODERS = {
     "bert": Encoder(stem="Bert", family="bert"),
     "roberta": Encoder(stem="Roberta", family="roberta", config=PADDED),
@@ -62,6 +65,10 @@ ENCODERS = {
         | {"classifier_bias": True},
     ),
     "nomic": Encoder(stem="NomicBert", family="nomic_bert"),
+    "jina": Encoder(stem="JinaBert", family="bert", config=JINA),
+    "jina-6-heads": Encoder(
+        stem="JinaBert", family="bert", config=JINA | {"num_attention_heads": 6, "hidden_size": 48}
+    ),
 }
 HEADS = {
     "": AutoModel,
@@ -82,14 +89,18 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
     config = AutoConfig.for_model(encoder.family, **given)
     config._attn_implementation = "eager"
     judge: torch.nn.Module = HEADS[head].from_config(config, dtype=torch.float32).eval()
+    if encoder.stem == "JinaBert":
+        judge = jina_bert.of(judge).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for key, parameter in judge.named_parameters():
             mean = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + mean)
     judge.save_pretrained(folder)  # type: ignore[operator]  # a PreTrainedModel
+    path, first = folder / "model.safetensors", f"{judge.base_model_prefix}."
+    if encoder.stem == "JinaBert":
+        save_file(jina_bert.renamed(load_file(path)), path, metadata={"format": "pt"})
     if bare:
-        path, first = folder / "model.safetensors", f"{judge.base_model_prefix}."
         found = load_file(path)
         weights = {key.removeprefix(first): tensor for key, tensor in found.items() if key.startswith(first)}
         save_file(weights, path, metadata={"format": "pt"})

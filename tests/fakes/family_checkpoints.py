@@ -20,7 +20,7 @@ from fakes.family_configs import MODELS, NULLS, SIZES
 
 EXPERTS_APART = (
     *("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "solar_open", "hunyuan_v1_moe", "minimax_m2"),
-    "ernie4_5_moe",
+    *("ernie4_5_moe", "glm4_moe_lite"),
 )
 BUFFERS = ("e_score_correction_bias", "act_fn.beta", "act_fn.eps")
 RENAMED = {
@@ -91,7 +91,7 @@ def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> 
             | {"moe.router.weight": "moe.router.layer.weight"},
         )
     if family == "nemotron_h":
-        return _renamed(weights, {"model.": "backbone."})
+        return _renamed(dict(_experts_apart(weights)), {"model.": "backbone."})
     if family in EXPERTS_APART:
         apart = dict(_experts_apart(weights))
         return _renamed(apart, RENAMED.get(family, {}))
@@ -146,9 +146,9 @@ def _experts_apart(weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             for expert, both in enumerate(weight):
                 for name, rows in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
                     yield f"{stem}.{expert}.{name}.weight", rows.clone()
-        elif part == "down_proj":
+        elif part in ("up_proj", "down_proj"):
             for expert, rows in enumerate(weight):
-                yield f"{stem}.{expert}.down_proj.weight", rows.clone()
+                yield f"{stem}.{expert}.{part}.weight", rows.clone()
         else:
             yield key, weight
 

@@ -65,6 +65,16 @@ MAMBA: dict[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+MAMBA2: dict[str, Any] = NO_SIZES | {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_heads": 8,
+    "head_dim": 16,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 32,
+    "layer_norm_epsilon": 1e-5,
+}
 NEMOTRON_H: dict[str, Any] = NORMS_OF_MEANS | {
     "mamba_num_heads": 8,
     "ssm_state_size": 16,
@@ -243,10 +253,50 @@ MODELS = {
         family="bamba",
         config=MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_d_head": 16, "mamba_n_groups": 1},
     ),
+    "falcon-h1": Model(
+        architecture="FalconH1ForCausalLM",
+        family="falcon_h1",
+        config=MAMBA
+        | {"mamba_d_ssm": 96, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_rms_norm": False}
+        | {"embedding_multiplier": 5.6, "lm_head_multiplier": 0.4, "key_multiplier": 0.6}
+        | {"attention_in_multiplier": 0.9, "attention_out_multiplier": 0.7}
+        | {"ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.5, "ssm_multipliers": [0.6, 0.5, 0.4, 0.8, 0.7]}
+        | {"mlp_multipliers": [0.88, 0.6]},
+    ),
+    "falcon-h1-normed": Model(
+        architecture="FalconH1ForCausalLM",
+        family="falcon_h1",
+        config=MAMBA
+        | {"mamba_d_ssm": 128, "mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+        | {"tie_word_embeddings": True},
+    ),
+    "mamba2": Model(architecture="Mamba2ForCausalLM", family="mamba2", config=MAMBA2 | {"n_groups": 2}),
+    "mamba2-tied": Model(
+        architecture="Mamba2ForCausalLM",
+        family="mamba2",
+        config=MAMBA2 | {"n_groups": 1, "use_conv_bias": False, "use_bias": True, "tie_word_embeddings": True},
+    ),
     "nemotron-h": Model(
         architecture="NemotronHForCausalLM",
         family="nemotron_h",
         config=NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M", "n_groups": 2, "mamba_head_dim": 12},
+    ),
+    "nemotron-3": Model(
+        architecture="NemotronHForCausalLM",
+        family="nemotron_h",
+        config=NEMOTRON_H
+        | {"hybrid_override_pattern": "ME*EM-M", "n_groups": 2, "mamba_head_dim": 12, "n_routed_experts": 8}
+        | {"n_shared_experts": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 1}
+        | {"topk_group": 1, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5}
+        | {"norm_topk_prob": True},
+    ),
+    "nemotron-3-latent": Model(
+        architecture="NemotronHForCausalLM",
+        family="nemotron_h",
+        config=NEMOTRON_H
+        | {"hybrid_override_pattern": "ME*E", "n_groups": 2, "mamba_head_dim": 12, "n_routed_experts": 8}
+        | {"n_shared_experts": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "moe_latent_size": 24}
+        | {"moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5},
     ),
     "nemotron-h-biases": Model(
         architecture="NemotronHForCausalLM",

@@ -125,6 +125,15 @@ class FaultProxy:
         finally:
             self._busy = None
 
+    @contextlib.contextmanager
+    def late(self) -> Iterator[None]:
+        """Writes are carried out; answers to reads and events of watches are held back until the context ends."""
+        self._in_time.clear()
+        try:
+            yield
+        finally:
+            self._in_time.set()
+
     @property
     def writes(self) -> list[str]:
         """Verb and path of every write since `arm`, in order."""
@@ -192,6 +201,7 @@ class FaultProxy:
         return web.Response(status=500)
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
+        await self._in_time.wait()
         if old := self._old.pop(request.path_qs, None):
             status, headers, content = old
             return web.Response(status=status, headers=headers, body=content)

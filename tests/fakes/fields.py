@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "model.cacheClaim": (HUB, {**HUB, "cacheClaim": "models"}),
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
+    "parallelism": ("Manual", "Auto"),
     "reductions": ([], ["Int8KvCache"]),
     "model.inspect": ("Auto", "Always"),
     "runtime.prefixWarmupSeconds": (10, 20),

@@ -13,6 +13,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,8 @@ USER: Final = base64.b64encode(b"user:password-not-to-be-shown").decode()
 @dataclass(slots=True)
 class FileServer:
     """files: content by path. upstream: the server that is asked instead. challenge: files need a token, which the path
-    /token gives to USER. asked: method, path, Range and Authorization of each request. proxied: Proxy-Authorization."""
+    /token gives to USER. asked: method, path, Range and Authorization of each request. proxied: Proxy-Authorization.
+    times: what happens once happens so often to each path."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class FileServer:
     elsewhere: str = ""
     asked: list[tuple[str, str, str, str]] = field(default_factory=list)
     proxied: set[str] = field(default_factory=set)
-    seen: set[tuple[str, str]] = field(default_factory=set)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    times: int = 1
 
     def parts(self, path: str) -> list[str]:
         """The Range of each request for a path, empty for all of it."""
@@ -165,8 +168,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return len(content) >= LARGE
 
     def _is_first(self) -> bool:
-        seen, self.found.seen = self.found.seen, self.found.seen | {(self.command, self.path)}
-        return (self.command, self.path) not in seen
+        """Whether what happens once happens to this request."""
+        self.found.seen[self.command, self.path] += 1
+        return self.found.seen[self.command, self.path] <= self.found.times
 
     def _chunked(self, body: bytes) -> None:
         self.send_response(200)
@@ -197,13 +201,20 @@ def serving(
         scheme = "https" if tls else "http"
         found = FileServer(url=f"{scheme}://127.0.0.1:{server.server_address[1]}", files=dict(files or {}), **fields)
         handler.found = found  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
+        with answering(server):
             yield found
-        finally:
-            server.shutdown()
-            thread.join()
+
+
+@contextlib.contextmanager
+def answering(server: http.server.HTTPServer) -> Iterator[None]:
+    """In a thread of its own, until the end."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 def _wrapped(plain: Any, folder: Path) -> ssl.SSLSocket:

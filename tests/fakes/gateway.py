@@ -118,7 +118,7 @@ class FakeObjects:
             self._routes[name] = model_route(name, **spec)
         self.changed.set()
 
-    def edit(self, name: str, stub: StubRuntime, **fields: Any) -> None:
+    def edit(self, name: str, stub: StubRuntime | RunningPod, **fields: Any) -> None:
         """Replace fields of one pod, see pod()."""
         self._put(name, stub, **fields)
         self.changed.set()

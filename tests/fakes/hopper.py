@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 SHARED_BYTES = 232_448  # of one program on an H100 or H200
+CARDS = {"A100": (80, 163 << 10), "L40S": (89, 99 << 10), "H200": (90, SHARED_BYTES), "B200": (100, SHARED_BYTES)}
 
 
 @dataclass(slots=True)

@@ -56,8 +56,8 @@ class Hub:
 
     asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
     "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set, behind the bytes that
-    come `at_once`. weights: the file that all of this is about. damaged: the
-    byte of it that is wrong in what is "damaged", by default the last one.
+    come `at_once`. weights: the file that all of this is about. damaged: the byte of it that is wrong in what is
+    "damaged", by default the last one. times: what happens "once" happens so often.
     """
 
     url: str
@@ -72,6 +72,7 @@ class Hub:
     weights: str = WEIGHTS
     at_once: int = 0
     damaged: int = -1
+    times: int = 1
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -133,7 +134,7 @@ class _Handler(HubHandler):
         content = self.hub.files[name]
         digest = file_digest(name, content)
         times = self.hub.of("GET").count(self.path)
-        if fault == "damaged always" or (fault == "damaged once" and times == 1):
+        if fault == "damaged always" or (fault == "damaged once" and times <= self.hub.times):
             damaged = bytearray(content)
             damaged[self.hub.damaged] ^= 1
             content = bytes(damaged)
@@ -146,7 +147,7 @@ class _Handler(HubHandler):
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         if fault == "trickles":
             return self._trickle(rest, headers, status)
-        cut = fault in ("cut always", "reset always", "stalls") or (fault == "cut once" and times == 1)
+        cut = fault in ("cut always", "reset always", "stalls") or (fault == "cut once" and times <= self.hub.times)
         self.reply(rest[: len(rest) // 2] if cut else rest, headers, length=len(rest), status=status)
         if fault == "stalls":
             self.hub.ended.wait(100)

@@ -64,6 +64,12 @@ class Life:
     def uids(self) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.pods()}
 
+    def ranks(self) -> list[str]:
+        """Of the service's replicas, a line for each as the status has it."""
+        (service,) = self.items("infsvc")
+        found: list[str] = (service.get("status") or {}).get("ranks") or []
+        return found
+
     async def until(self, found: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 """What the loader makes of a checkpoint, for tests of formats."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from kvasir_runtime.models.registry import read
 from kvasir_runtime.models.sharded_places import sharded_places
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import kinds, load
+from kvasir_runtime.weights.quant_formats import DeviceFormats
 
 Change = Callable[[dict[str, Place], dict[str, tuple[int, ...]]], object]
 """Of places and shapes, before anything is read."""
@@ -34,14 +35,14 @@ def loaded(
     dtype: torch.dtype = torch.float32,
     rank: Rank | None = None,
     change: Change | None = None,
-    floating: Collection[str] = ("fp8", "fp4"),
+    device: DeviceFormats = quant_formats.CARDS,
 ) -> dict[str, Weight]:
-    """The weights of a rank, or of all, on the host. floating: as of `quant_formats.formats`."""
+    """The weights of a rank, or of all, on the host. device: as of `quant_formats.formats`."""
     config, family = read(folder)
     whole = family.spec(config)
     spec = shard(whole, rank or Rank())
     shapes, places = parameter_shapes(spec), sharded_places(family.places, whole, spec)
     if change is not None:
         change(places, shapes)
-    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder), floating=floating)
+    chosen = quant_formats.formats(quantization, spec, shapes, places, kinds(folder), device=device)
     return load(folder, places, shapes, dtype, torch.device("cpu"), lambda read, total: None, chosen)

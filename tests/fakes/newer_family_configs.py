@@ -6,7 +6,33 @@ from fakes.family_model import Model
 
 NTK_OF_HUNYUAN: dict[str, Any] = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
 LONG_AND_SHORT = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+DELTAS: dict[str, Any] = {"num_hidden_layers": 3, "head_dim": 24, "rope_theta": None, "linear_conv_kernel_dim": 4}
+DELTAS |= {"linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_num_key_heads": 2}
+DELTAS |= {"linear_num_value_heads": 4, "full_attention_interval": 2}
+ROPE_OF_QWEN3_5 = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+ROPE_OF_QWEN3_5 |= {"mrope_section": [2, 2, 2], "mrope_interleaved": True}
 NEWER = {
+    "qwen3.5": Model(
+        architecture="Qwen3_5ForCausalLM",
+        family="qwen3_5_text",
+        config=DELTAS | {"rope_parameters": ROPE_OF_QWEN3_5, "tie_word_embeddings": True},
+    ),
+    "qwen3.5-moe": Model(
+        architecture="Qwen3_5MoeForCausalLM",
+        family="qwen3_5_moe_text",
+        config=DELTAS
+        | {"rope_parameters": ROPE_OF_QWEN3_5, "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": None}
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    ),
+    "glm-flash": Model(
+        architecture="Glm4MoeLiteForCausalLM",
+        family="glm4_moe_lite",
+        config={"num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 24}
+        | {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 1}
+        | {"n_shared_experts": 1, "num_experts_per_tok": 3, "topk_group": 1, "moe_intermediate_size": 32}
+        | {"norm_topk_prob": True, "routed_scaling_factor": 1.8, "topk_method": "noaux_tc"}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "num_nextn_predict_layers": 1},
+    ),
     "exaone4": Model(
         architecture="Exaone4ForCausalLM",
         family="exaone4",

@@ -50,9 +50,9 @@ def links_of(nodes: int) -> tuple[NodeLinks, ...]:
         return Membership(node=node, nodes=nodes, channel="", facts={})
 
     with ThreadPoolExecutor(nodes) as pool:
-        leading = pool.submit(rendezvous.lead, listener, KEY, own(0), deadline, lambda _: None)
+        leading = pool.submit(rendezvous.lead, listener, KEY, own(0), deadline, lambda *_: None)
         following = [
-            pool.submit(rendezvous.follow, "127.0.0.1", port, KEY, own(node), deadline, lambda _: None)
+            pool.submit(rendezvous.follow, "127.0.0.1", port, KEY, own(node), deadline, lambda *_: None)
             for node in range(1, nodes)
         ]
         return together(leading, *following)

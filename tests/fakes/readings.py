@@ -18,6 +18,8 @@ class FakeReader:
     authority is known, which `unverified` counts. `drains`: what was asked of whom.
     `signed`: the headers of all calls, in their order.
     `introduced`: who was told of which peers; `peer_tokens`: of calls to these; `given`: who got which sealed keys;
+    `prefetches`: who was told to fetch from whom, `prefetch_tokens` and
+    `prefetch_shares` of these calls;
     `deaf`: those that confirm nothing."""
 
     def __init__(self) -> None:
@@ -27,6 +29,9 @@ class FakeReader:
         self.drains: list[tuple[str, bool]] = []
         self.introduced: list[tuple[str, tuple[str, ...]]] = []
         self.given: list[tuple[str, str]] = []
+        self.prefetches: list[tuple[str, str]] = []
+        self.prefetch_tokens: list[str] = []
+        self.prefetch_shares: list[tuple[int, int]] = []
         self.peer_tokens: dict[str, str] = {}
         self.deaf: set[str] = set()
         self.signed: list[str] = []
@@ -53,6 +58,23 @@ class FakeReader:
         self.introduced.append((base, tuple(peers)))
         self.peer_tokens |= peers
         self.signed.append(sign("POST", names.PATH_PEERS))
+        return base not in self.deaf
+
+    async def prefetch(
+        self,
+        base: str,
+        leaving: str,
+        token: str,
+        *,
+        share: int = 0,
+        shares: int = 1,
+        sign: Sign = unsigned,
+        deadline_s: float = 1.0,
+    ) -> bool:
+        self.prefetches.append((base, leaving))
+        self.prefetch_shares.append((share, shares))
+        self.prefetch_tokens.append(token)
+        self.signed.append(sign("POST", names.PATH_PREFETCH))
         return base not in self.deaf
 
     async def give_keys(self, base: str, sealed: str, *, sign: Sign = unsigned, deadline_s: float = 1.0) -> bool:

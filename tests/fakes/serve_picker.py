@@ -1,7 +1,8 @@
 """The picker as a process of its own: `python -m fakes.serve_picker DIRECTORY STATE_PORT STRATEGY [PROFILE]`.
 
-Its services are read from standard input, a line of JSON for each: {"NAME": [[POD, HTTP_PORT, OPS_PORT], ...]}. A list
-is of the URLs of all gateways. It ends with its input. PROFILE: a file for what the profiler of Python counted.
+Its services are read from standard input, a line of JSON for each: {"NAME": [[POD, HTTP_PORT, OPS_PORT, ROLE], ...]};
+with the first line they are listed. A list is of the URLs of all gateways. It ends with its input. PROFILE: a file for
+what the profiler of Python counted.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from kvasir_kube.state_reader import StateReader
 async def main(directory: Path, state_port: int, strategy: Strategy) -> None:
     """Serve until the input ends. Lines of the audit log go nowhere, but are written."""
     objects, secrets, stop = FakeObjects(), FakeCluster(), asyncio.Event()
+    objects.synced.clear()
     await secrets.put(kinds.SECRET, tenants_secret(TenantKeys()))
     with io.FileIO(os.devnull, "wb") as nowhere:
         audit = AuditLog(nowhere)
@@ -50,7 +52,12 @@ async def _read(objects: FakeObjects, stop: asyncio.Event) -> None:
             objects.gateway_urls = found
             continue
         for name, pods in found.items():
-            objects.serve(name, *(RunningPod(*pod) for pod in pods))
+            running = [(RunningPod(*pod), role) for *pod, role in pods]
+            objects.serve(name, *(pod for pod, _ in running))
+            for pod, role in running:
+                if role:
+                    objects.edit(name, pod, annotations={names.ANNOTATION_SERVING_ROLE: role})
+        objects.synced.set()
     stop.set()
 
 

@@ -1,4 +1,4 @@
-"""Drives a scheduler and a runner as the engine does, without sockets and clocks: one tick is one second."""
+"""Drives a scheduler and a runner as the engine does, without sockets and clocks: one tick is one second, or none."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,11 +7,12 @@ from fakes.runner import FakeRunner
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.drafters import Drafter
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 OUTER = (
     *("salt", "route_hashes", "beam", "priority", "ttft_s", "tenant", "weight"),
-    *("kv_peer", "kv_peer_tokens", "kv_peer_computes", "for_peer"),
+    *("kv_peer", "kv_peer_tokens", "kv_peer_computes", "for_peer", "prefetch"),
 )
 
 
@@ -32,7 +33,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Serving:
-    """A scheduler, a runner and the plans in flight between them."""
+    """A scheduler, a runner and the plans in flight between them. tick_s: that a step takes."""
 
     scheduler: Scheduler
     runner: FakeRunner
@@ -41,6 +42,7 @@ class Serving:
     answers: dict[str, Answer] = field(default_factory=dict)
     flight: deque[tuple[StepPlan, StepResults]] = field(default_factory=deque)
     plans: list[StepPlan] = field(default_factory=list)
+    tick_s: float = 1.0
 
     def submit(self, *requests: EngineRequest) -> None:
         """Queue requests; a refusal is an answer."""
@@ -53,7 +55,7 @@ class Serving:
 
     def step(self) -> bool:
         """Launch until depth plans are in flight, collect the oldest. False when there was nothing to do."""
-        self.now += 1.0
+        self.now += self.tick_s
         while len(self.flight) < self.depth and (plan := self._plan()) is not None:
             self.plans.append(plan)
             self.flight.append((plan, self.runner.launch(plan)))
@@ -100,8 +102,10 @@ class Serving:
         answer.score = event.score
 
 
-def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) -> Serving:
-    """A small engine; limits override those of the default cache of 64 blocks of 4 tokens."""
+def serving(
+    depth: int = 1, runner: FakeRunner | None = None, drafter: Drafter | None = None, **limits: object
+) -> Serving:
+    """A small engine; limits override those of the default cache of 64 blocks of 4 tokens. drafter: as of Scheduler."""
     runner = runner or FakeRunner()
     settings = {
         "num_blocks": runner.num_blocks,
@@ -116,7 +120,7 @@ def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) 
     runner.block_size = int(str(settings["block_size"]))
     runner.max_batch_tokens = int(str(settings["max_batch_tokens"]))
     runner.max_rows = int(str(settings["max_sequences"]))
-    return Serving(Scheduler(Limits(**settings)), runner, depth)  # type: ignore[arg-type]
+    return Serving(Scheduler(Limits(**settings), drafter=drafter), runner, depth)  # type: ignore[arg-type]
 
 
 def request(request_id: str, prompt: tuple[int, ...] | list[int], **sampling: object) -> EngineRequest:

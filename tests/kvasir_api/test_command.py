@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from kvasir_api import command
-from kvasir_api.option_fields import OptionsBase, option
 
 
 def entry(value):
@@ -33,12 +32,6 @@ def test_help_lists_what_is_not_installed_too():
     result = CliRunner().invoke(command.main, ["--help"])
     assert result.exit_code == 0
     assert "serve" in result.output
-
-
-@pytest.mark.parametrize("value", ["1e999", "-inf", "nan", "much"])
-def test_fraction_that_is_no_number_is_refused_in_a_line(value):
-    with pytest.raises(click.BadParameter, match=r"is not a number between 0\.01 and 0\.99"):
-        command.Fraction().convert(value, None, None)
 
 
 @click.command("serve")
@@ -84,25 +77,3 @@ def test_errors_of_all_commands_have_one_style(arguments, code, line):
 def test_a_command_that_is_not_imported_yet_is_suggested():
     result = CliRunner().invoke(command.main, ["serv"])
     assert result.stderr.startswith("kvasir: no such command 'serv'; did you mean serve?")
-
-
-class Numbers(OptionsBase):
-    """Options of each number that a command may have."""
-
-    period: float = option(0.5, "A time.", unit="seconds", ge=0.05, le=60)
-    port_number: int = option(80, "A port.", ge=1)
-
-
-def test_options_of_a_model_are_parsed_with_its_bounds():
-    seen = []
-    made = click.Command(
-        "numbers",
-        params=list(command.click_options(Numbers)),
-        callback=lambda **values: seen.append(command.parse(Numbers, values)),
-    )
-    assert CliRunner().invoke(made, ["--period", "1.5", "--port-number", "8"]).exit_code == 0
-    assert seen == [Numbers(period=1.5, port_number=8)]
-    refused = CliRunner().invoke(made, ["--period", "0.01"])
-    assert "0.01 is not in the range 0.05<=x<=60" in refused.output
-    with pytest.raises(click.UsageError, match="port_number: Input should be greater than or equal to 1"):
-        command.parse(Numbers, {"port_number": 0})

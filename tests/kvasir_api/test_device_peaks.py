@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api.device_peaks import PEAKS, peak
+from kvasir_api.device_peaks import BY_SHORT_NAME, PEAKS, peak
 
 
 def test_a_card_is_found_by_its_name():
@@ -24,6 +24,15 @@ def test_a_card_is_found_by_its_name():
 )
 def test_what_is_not_known_has_no_peak(device, dtype):
     assert peak(device, dtype) is None
+
+
+def test_every_card_has_a_short_name_of_its_own_a_memory_and_a_link_slower_than_it():
+    assert len(BY_SHORT_NAME) == len(PEAKS)
+    for device, sheet in PEAKS.items():
+        assert 10**10 < sheet.memory_bytes < 10**12, device
+        assert 10 <= sheet.link < sheet.memory_rate, device
+        assert not device.startswith(sheet.short), device
+    assert BY_SHORT_NAME["H100"].card.link_bytes_per_s == 450 * 10**9
 
 
 def test_a_step_of_one_token_is_bound_by_memory_on_every_card():

@@ -78,7 +78,9 @@ def test_a_rotary_embedding_that_no_config_names_is_the_familys_own(family: str,
     assert hf_config.flattened({"model_type": family})["rope_parameters"]["rope_type"] == kind
 
 
-@pytest.mark.parametrize("family", ["exaone4", "smollm3", "hunyuan_v1_moe", "solar_open", "minimax_m2", "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    "family", ["exaone4", "smollm3", "hunyuan_v1_moe", "solar_open", "minimax_m2", "ernie4_5_moe", "falcon_h1"]
+)
 @pytest.mark.parametrize("value", [None, -1, 0, 10**30, 1.5, "", "x", [], [None], [[1]], {}, True])
 def test_fields_of_any_kind_are_left_to_who_reads_them(family: str, value: object) -> None:
     fields = (

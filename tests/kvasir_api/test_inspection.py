@@ -42,11 +42,13 @@ def test_anything_else_is_refused(document: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("schema", 1, "schema 1, expected 7"),
+        ("schema", 1, "schema 1, expected 8"),
         ("layers", 0, "without layers"),
         ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
         ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
-        ("stored_kept", [["int4", 0]], "stored_kept is .*expected at least 1"),
+        ("held", {"kept": [["int4", 0]]}, "of which 1 to 64 are possible"),
+        ("cpu_held", {"stored": 1e300}, "of which 1 to 64 are possible"),
+        ("held", {"int8": 0.5}, "of which 1 to 64 are possible"),
         ("attentions", [], "0 attentions for 1 groups"),
         ("group_layers", [], "1 attentions for 0 groups"),
         ("group_layers", [16, 16], "1 attentions for 2 groups"),

@@ -103,6 +103,58 @@ def test_ranks_shorten_tokens_stages_prompts_and_the_price_counts_devices() -> N
     assert stages.price_per_million == pytest.approx(2 * 3.0 / 3600 / stages.batch_tokens_per_s * 1e6)
 
 
+def exchanged(layout: Layout, tokens: int, *, node_devices: int = 8) -> float:
+    """Over links of 100 GB/s and a network of 10 GB/s."""
+    linked = replace(roofline(), card=replace(CARD, link_bytes_per_s=10**11))
+    asked = wanted(16 * GIB, network_bytes_per_s=1e10, node_devices=node_devices)
+    return layouts._exchange_s(linked, asked, layout, tokens)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "node_devices", "want_s"),
+    [
+        (1, 1, 8, 0.0),
+        # 48 sums of 10 us and a state of 2 MiB, of which half is moved twice
+        (2, 1, 8, 48 * (1e-5 + 2_097_152 / 1e11)),
+        (2, 1, 1, 48 * (1e-5 + 2_097_152 / 1e10)),
+        (4, 1, 8, 48 * (1e-5 + 1.5 * 2_097_152 / 1e11)),
+        # two states around, both by the network where each stage is a node
+        (1, 2, 8, 2 * (1e-5 + 2_097_152 / 1e11)),
+        (1, 2, 1, 2 * (1e-5 + 2_097_152 / 1e10)),
+        # four stages on two nodes: two hops within them
+        (1, 4, 2, 4e-5 + 2 * 2_097_152 / 1e10 + 2 * 2_097_152 / 1e11),
+        # sums stay within a node, states go between both
+        (2, 2, 2, 48 * (1e-5 + 2_097_152 / 1e11) + 2 * (1e-5 + 2_097_152 / 1e10)),
+    ],
+)
+def test_ranks_exchange_sums_by_links_and_stages_states_by_the_network(
+    tensor: int, stages: int, node_devices: int, want_s: float
+) -> None:
+    found = exchanged(Layout(tensor=tensor, stages=stages), 1024, node_devices=node_devices)
+    assert found == pytest.approx(want_s)
+
+
+def test_blocks_of_a_prompt_are_handed_over_by_all_nodes_of_a_replica() -> None:
+    """1,024 tokens of 24 KiB each."""
+    asked = wanted(16 * GIB, network_bytes_per_s=1e9, node_devices=1)
+    assert asked.one.kv_bytes_per_token == 24_576
+    by_devices = {
+        one.layout.devices: one.moved_s
+        for one in layouts.forecasts(SHAPE, asked, layouts.possible(DENSE, 4), roofline())
+    }
+    assert by_devices == pytest.approx({1: 1e-5 + 0.025165824, 2: 1e-5 + 0.012582912, 4: 1e-5 + 0.006291456})
+
+
+def test_the_smallest_that_also_meets_the_time_of_a_token_is_chosen_with_its_price() -> None:
+    slow = replace(roofline(), card=Card(memory_bytes_per_s=10**11, flops_per_s=10**12))
+    possible = layouts.possible(DENSE, 4)
+    times = {one.layout: one.tpot_s for one in layouts.forecasts(DENSE, wanted(16 * GIB), possible, slow)}
+    objective = times[Layout(tensor=2, stages=1)] * 1.01
+    asked = wanted(16 * GIB, tpot_s=objective, price_per_hour=1.5)
+    (chosen,) = (one for one in layouts.forecasts(DENSE, asked, possible, slow) if one.chosen)
+    assert (chosen.layout, chosen.price_per_hour) == (Layout(tensor=2, stages=1), 3.0)
+
+
 def test_without_numbers_of_the_device_only_memory_is_told() -> None:
     told = layouts.forecasts(SHAPE, wanted(16 * GIB), layouts.possible(SHAPE, 2), None)
     assert [(one.fits, one.tpot_s, one.chosen) for one in told[:2]] == [(True, 0.0, True), (True, 0.0, False)]

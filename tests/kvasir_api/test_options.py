@@ -4,7 +4,7 @@ import click
 import pytest
 from pydantic import ValidationError
 
-from kvasir_api import command, flags
+from kvasir_api import flags, option_parser
 from kvasir_api.options import RuntimeOptions, ServeOptions
 
 CHANGED = {
@@ -86,7 +86,7 @@ def _parsed(arguments: list[str]) -> ServeOptions:
     found: dict[str, object] = {}
     serve = click.Command(
         "serve",
-        params=list(command.click_options(ServeOptions, skip=frozenset({"model"}))),
+        params=list(option_parser.click_options(ServeOptions, skip=frozenset({"model"}))),
         callback=lambda **values: found.update(values),
     )
     serve.main(arguments, standalone_mode=False)
@@ -130,7 +130,7 @@ def test_bad_argument_is_named(arguments: list[str], words: str) -> None:
 def test_contradiction_is_described_in_one_line() -> None:
     with pytest.raises(ValidationError) as caught:
         ServeOptions(model="m", max_batch_tokens=8, block_size=16)
-    assert command.describe(caught.value) == "maxBatchTokens 8 is less than blockSize 16"
+    assert option_parser.describe(caught.value) == "maxBatchTokens 8 is less than blockSize 16"
     with pytest.raises(ValidationError) as caught:
         ServeOptions(model="m", kv_host_bytes=1, tensor_parallel_size=2)
-    assert command.describe(caught.value).startswith("kvHostBytes needs one rank")
+    assert option_parser.describe(caught.value).startswith("kvHostBytes needs one rank")

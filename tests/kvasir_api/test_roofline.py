@@ -144,8 +144,9 @@ def test_a_model_without_a_head_reads_prompts_alone() -> None:
 
 @given(rows=st.floats(1, 5000), kv_tokens=st.floats(0, 1e8), more=st.floats(1, 10))
 def test_more_work_never_takes_less(rows: float, kv_tokens: float, more: float) -> None:
+    """But for the rounding of a division: 51 rows of 3,494,921 tokens take a little more than 51.00000000000001."""
     for found in (line(), line(MIXTURE), line(quantization="int4")):
         step = found.step_s(rows, kv_tokens)
-        assert step <= found.step_s(rows * more, kv_tokens)
-        assert step <= found.step_s(rows, kv_tokens * more)
+        assert step <= found.step_s(rows * more, kv_tokens) * (1 + 1e-12)
+        assert step <= found.step_s(rows, kv_tokens * more) * (1 + 1e-12)
         assert step >= found.work.context_bytes(rows, kv_tokens) / H100.memory_bytes_per_s

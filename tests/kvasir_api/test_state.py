@@ -7,6 +7,7 @@ import pytest
 
 from kvasir_api import state
 from kvasir_api.state import GatewayState, KvState, PrefixDigest, RequestTotals, RuntimeState, ServiceDemand
+from kvasir_api.state_count import MAX_COUNT
 
 
 def test_round_trip() -> None:
@@ -60,7 +61,7 @@ def test_every_count_declares_its_bound(kind: type[msgspec.Struct]) -> None:
     found = msgspec.inspect.type_info(kind)
     assert isinstance(found, msgspec.inspect.StructType)
     counts = {field.name: field.type for field in found.fields if isinstance(field.type, msgspec.inspect.IntType)}
-    bounded = msgspec.inspect.IntType(ge=-state.MAX_COUNT, le=state.MAX_COUNT)
+    bounded = msgspec.inspect.IntType(ge=-MAX_COUNT, le=MAX_COUNT)
     assert counts == dict.fromkeys(counts, bounded)
 
 

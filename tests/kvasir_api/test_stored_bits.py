@@ -57,15 +57,25 @@ def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> No
 @pytest.mark.parametrize(
     ("config", "card", "processor"),
     [
-        ({"quant_method": "mxfp4"}, 20, 11),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 20, 9),
-        (packed(num_bits=4, type="float", group_size=16), 20, 9),
-        (packed(num_bits=4, type="float", group_size=32), 18, 9),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, 10, 10),
+        ({"quant_method": "mxfp4"}, 11, 11),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9, 9),
+        (packed(num_bits=4, type="float", group_size=16), 9, 9),
+        (packed(num_bits=4, type="float", group_size=32), 8.5, 8.5),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 10, 8.5),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, 10, 9),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, 12, 10),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 16}, 17, 17),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 64}, 17, 16.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, 17, 17),
+        (packed(num_bits=8), 17, 16.25),
+        ({"quant_method": "fp8"}, 17, 16.25),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 17, 16.25),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 17, 17),
+        ({"quant_method": "gguf", "sixteenths": 12, "cpu_sixteenths": 10}, 12, 10),
     ],
 )
-def test_processors_hold_numbers_with_exponents_in_four_bits(
-    config: dict[str, object], card: int, processor: int
+def test_processors_hold_numbers_in_other_bits_than_cards(
+    config: dict[str, object], card: float, processor: float
 ) -> None:
     assert stored_bits.sixteenths(config, 0.9) == card
     assert stored_bits.sixteenths(config, 0.9, device="cpu") == processor
@@ -98,6 +108,28 @@ BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
 )
 def test_what_an_option_of_as_many_bits_leaves_as_it_is(config: dict[str, object] | None, want: object) -> None:
     assert stored_bits.kept(config, experts_fraction=0.9) == want
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, (("int4", 8.5),)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, (("int8", 17),)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, ()),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (("int8", 18),)),
+        ({"quant_method": "mxfp4"}, (("int8", 17),)),
+        ({"quant_method": "gguf", "sixteenths": 14, "int4_sixteenths": 12, "cpu_int4_sixteenths": 10}, (("int4", 10),)),
+    ],
+)
+def test_what_an_option_leaves_takes_on_processors(config: dict[str, object], want: object) -> None:
+    """Which have 8 bits of their own by 128 columns."""
+    assert stored_bits.kept(config, experts_fraction=0.9, device="cpu") == want
+
+
+@pytest.mark.parametrize(("columns", "want"), [((256, 0, 128), 16.25), ((256, 192), 17)])
+def test_own_eight_bits_are_by_128_columns_on_processors(columns: tuple[int, ...], want: float) -> None:
+    assert stored_bits.own_eight_bits(columns, "cpu") == want
+    assert stored_bits.own_eight_bits(columns, "cuda") == 17
 
 
 @pytest.mark.parametrize(

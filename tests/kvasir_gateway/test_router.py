@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fakes.gateway import service, table
 from fakes.routing import ONE, TEXT, TWO, Prompt, Rig
-from kvasir_api.state import MAX_COUNT, MeasuredRates, RequestTotals, RuntimeState, TtftForecast
+from kvasir_api.state import MeasuredRates, RequestTotals, RuntimeState, TtftForecast
+from kvasir_api.state_count import MAX_COUNT
 from kvasir_gateway import placements
 from kvasir_gateway.placements import RequestPlacement
 from kvasir_gateway.router import MOST_ELSEWHERE

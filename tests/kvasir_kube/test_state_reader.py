@@ -156,8 +156,9 @@ async def test_a_redirect_of_a_pod_is_not_followed(pods):
             reader.drain(pointing, on=True),
             reader.drain(pointing, on=False),
             reader.introduce(pointing, {"x": ""}),
+            reader.prefetch(pointing, "x", ""),
         ]
-        assert await asyncio.gather(*calls) == [False] * 3
+        assert await asyncio.gather(*calls) == [False] * 4
     await runner.cleanup()
     assert (victim.drains, victim.state_reads) == ([], 0)
 

@@ -72,6 +72,13 @@ def test_what_the_network_needs_is_cached_one_by_one(tmp_path):
     }
 
 
+def test_the_registry_of_tests_is_cached_by_its_version(tmp_path):
+    cached = fill(tmp_path / "kvasir" / f"distribution-{buildplan.DISTRIBUTION}-linux-amd64", ("distribution",))
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    found = binaries.provide_registry(progress=SilentProgress(), environment=environment)
+    assert found == cached / "distribution"
+
+
 def test_a_file_that_cannot_be_executed_is_missing(tmp_path):
     directory = fill(tmp_path / "bin")
     (directory / "etcd").chmod(0o644)
@@ -159,10 +166,12 @@ def test_module_files_pin_the_versions_of_the_plan():
     assert f"github.com/coredns/coredns {buildplan.COREDNS}\n" in (GOMOD / "coredns" / "go.mod").read_text()
     router = (GOMOD / "kube-router" / "go.mod").read_text()
     assert f"github.com/cloudnativelabs/kube-router/v2 {buildplan.KUBE_ROUTER}\n" in router
+    registry = (GOMOD / "distribution" / "go.mod").read_text()
+    assert f"github.com/distribution/distribution/v3 {buildplan.DISTRIBUTION}\n" in registry
 
 
 def all_steps():
-    return (*buildplan.steps(), *buildplan.node_steps(), *NETWORK)
+    return (*buildplan.steps(), *buildplan.node_steps(), *NETWORK, buildplan.registry_step())
 
 
 def test_each_step_wants_the_go_of_its_module():

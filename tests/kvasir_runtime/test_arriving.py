@@ -1,4 +1,4 @@
-"""A folder whose shards still come: what is known of them before, and that none is read before it is whole."""
+"""A folder whose shards still come: what is known and read of them before, and that all of it is of one file."""
 
 import threading
 
@@ -61,6 +61,89 @@ def test_a_shard_that_begins_otherwise_is_told_to_who_read_its_header(real):
     arriving.all_awaited(made.path)
     assert arriving.awaited(real / "a", pytest.fail) == real / "a"
     made.arrived("config.json")
+
+
+def coming(real, size=20):
+    """A folder with a shard of which nothing has come, and where its bytes come."""
+    (partial := real.parent / "a.incomplete").touch()
+    shards = Shards(headers={"a": HEADER}, sizes={"a": size}, partials={"a": "../a.incomplete"})
+    return ArrivingFolder(real, shards), partial
+
+
+def test_bytes_are_read_as_they_come_and_stay_those_of_the_file_that_is_whole(real):
+    made, partial = coming(real)
+    shard, waits, content = made.path / "a", [], HEADER + bytes(12)
+    assert arriving.readable(shard, 0) is None
+    made.comes("a")
+    made.comes("a")
+    assert arriving.readable(shard, 0) == partial
+    assert arriving.readable(shard, 9) is None
+
+    def grows(_):
+        waits.append(1)
+        with partial.open("ab") as stream:
+            stream.write(content[stream.tell() :][:6])
+
+    with arriving.opened(shard, 10, grows) as stream:
+        assert (len(waits), stream.read(10)) == (2, content[:10])
+        grows(0)
+        grows(0)
+        partial.replace(real / "a")
+        assert arriving.readable(shard, 20) is None, "a shard is whole from `arrived` on"
+        made.arrived("a")
+        assert stream.read() == bytes(10)
+    assert arriving.readable(shard, 20) == shard
+    arriving.confirm(made.path)
+
+
+def test_of_a_file_that_is_fetched_again_nothing_counts_that_was_read_before(real):
+    made, partial = coming(real)
+    partial.write_bytes(HEADER + b"a lie")
+    made.comes("a")
+    asked = []
+
+    def load(folder):
+        asked.append(folder)
+        with arriving.opened(folder / "a", 13, pytest.fail) as stream:
+            found = stream.read()
+        if folder != real:
+            partial.unlink()
+            partial.write_bytes(HEADER + b"truth")
+            assert arriving.readable(folder / "a", 1) is None, "it is another file"
+            partial.replace(real / "a")
+            made.arrived("a")
+            arriving.confirm(folder)
+        return found
+
+    assert arriving.loaded(made.path, load) == HEADER + b"truth"
+    assert asked == [made.path, real]
+
+
+def test_a_file_in_the_place_of_one_that_is_whole_is_not_read(real):
+    """Where a network file system gives two processes one lock."""
+    made, partial = coming(real)
+    made.comes("a")
+    partial.replace(real / "a")
+    partial.write_bytes(bytes(30))
+    assert arriving.readable(made.path / "a", 1) is None
+
+
+def test_what_is_not_shown_while_it_comes_is_read_when_it_is_whole(real):
+    made, partial = coming(real)
+    partial.unlink()
+    made.comes("a")
+    (real / "a").write_bytes(HEADER)
+    made.arrived("a")
+    with arriving.opened(made.path / "a", 8, pytest.fail) as stream:
+        assert stream.read() == HEADER
+    arriving.confirm(made.path)
+
+
+def test_a_gguf_file_is_loaded_from_the_folder(real):
+    made = ArrivingFolder(real, Shards(headers={"a": HEADER}, sizes={"a": 20}, first="a"))
+    assert made.path.read_bytes() == HEADER
+    assert arriving.real(made.path) == real / "a"
+    assert arriving.real(real / "a") == real / "a"
 
 
 @pytest.mark.parametrize("is_read", [True, False])

@@ -1,6 +1,7 @@
 """A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -161,7 +162,8 @@ def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fau
     ],
 )
 def test_a_header_whose_connection_breaks_is_one_line_and_asked_for_once(tmp_path, fault, timeout_s, says):
-    with hub.serving(fault, {"m.gguf": b"GGUF" + bytes(hub.LARGE)}) as found:
+    one_long_text = struct.pack("<4sIQQQ1sIQ", b"GGUF", 3, 0, 1, 1, b"a", 8, hub.LARGE) + bytes(hub.LARGE)
+    with hub.serving(fault, {"m.gguf": one_long_text}) as found:
         line = fetched(found, tmp_path, code=READS_HEADER.replace("TIMEOUT_S", str(timeout_s)))
         assert line.startswith(f"refused: ModelUnavailable: the header of m.gguf cannot be read: {says}")
         assert len([path for path in found.of("GET") if path.endswith("/m.gguf")]) == 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests of the C++ kernels on arm64, by emulation of one process: qemu-user runs Debian's Python of that machine with torch's
-# wheel for it, and the cross-compiler builds the library. `make test-arm64` calls this; what follows is for pytest.
+# wheel for it, and the cross-compiler builds the library. `make test-arm64` and .ci/arm64 call this; what follows is for
+# pytest, or --prepare, after which all is there that must be fetched.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -46,6 +47,7 @@ fetch() {
 
 provide
 fetch
+if [ "${1-}" = --prepare ]; then exit 0; fi
 readonly LIBRARY=$PWD/$HOME_DIR/libkvasir.so
 .venv/bin/python -m kvasir_runtime.kernels.cpu.build --machine aarch64 --output "$LIBRARY"
 exec env PYTHONPATH="runtime:crds:operator:tests:$SITE" KVASIR_CPU_LIBRARY="$LIBRARY" CXX=aarch64-linux-gnu-g++ \

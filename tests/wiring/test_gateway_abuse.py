@@ -2,6 +2,7 @@
 client notices."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 from pathlib import Path
@@ -196,6 +197,39 @@ async def test_a_body_without_an_end_is_cut_off(front, pod):
     except aiohttp.ClientError:
         pass  # the connection was closed while it still sent
     assert len(pod.seen) == before
+
+
+async def test_bodies_that_take_all_memory_are_refused_and_end_no_stream(pod):
+    """Envoy keeps what has come of each body; none of these has its end."""
+    async with gateway(max_heap_bytes=64 << 20) as front:
+        front.objects.serve("tiny", pod)
+        await until(lambda: front.routes("tiny"), "tiny")
+        pod.hold_tokens = held = asyncio.Event()
+        begun = await chat(front, body()).__aenter__()
+        assert await begun.content.readexactly(len(pod.piece(0))) == pod.piece(0)
+        pod.hold_tokens, opened = None, []
+
+        async def refused():
+            _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            opened.append(writer)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+            writer.write(b"x" * 999_000)
+            with contextlib.suppress(ConnectionError):  # Envoy refuses it before it has read all
+                await writer.drain()
+            status, said, headers = await front.post("tiny")
+            if status == 200:
+                return False
+            code = json.loads(said)["error"]["code"]
+            assert (status, code, headers["retry-after"]) == (503, "gateway_unavailable", "1")
+            return True
+
+        await until(refused, "there is no memory for more")
+        assert resident_bytes(front.envoy.pid) < 192 << 20
+        for writer in opened:
+            writer.transport.abort()
+        await until(lambda: front.routes("tiny"), "there is memory again")
+        held.set()
+        assert pod.piece(0) + await begun.read() == pod.whole()
 
 
 @pytest.mark.usefixtures("witness")

@@ -6,10 +6,11 @@ import pytest
 
 from bench import gateway as bench
 from bench import gateway_costs as costs
-from bench import gateway_rig
+from bench import gateway_rig, roles, shapes
 from bench import gateway_scenarios as scenarios
 from bench.gateway_changes import changes
 from bench.gateway_replacements import replacements
+from fakes import checkpoints
 
 pytestmark = pytest.mark.xdist_group("gateway-bench")
 
@@ -76,3 +77,13 @@ async def test_a_change_has_its_cost_for_both():
     found = await bench.measured(bench.Scenario(run=partial(changes, services=5, pods=2, count=2)))
     assert [figure.name for figure in found if figure.goal] == ["Envoy, median", "the picker, median"]
     assert len(found) == 6
+
+
+async def test_a_service_with_a_replica_for_prompts_is_measured_beside_one_without(tmp_path):
+    load = roles.MixedLoad(document_fraction=0.5, load_fraction=0.5)
+    model = shapes.written(tmp_path / gateway_rig.MODEL, checkpoints.Shape(vocab_size=2048))
+    found = await roles.measured(model, [load], seconds=0.5, rounds=1)
+    assert list(found[load]) == list(roles.SERVICES)
+    alone, _ = (runs for (runs,) in found[load].values())
+    assert alone["prompts handed over [%]"] == 0
+    assert alone["TTFT of documents, median [ms]"] > 0

@@ -9,6 +9,7 @@ from fakes.gateway import RunningPod, gateway, until
 from fakes.stub_runtime import stub_runtimes
 from kvasir_api import names
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET, TYPES
+from kvasir_gateway.picker import service_clusters
 
 pytestmark = pytest.mark.xdist_group("gateway-clusters")
 
@@ -81,6 +82,15 @@ async def clusters(front):
     return {one["cluster"]["name"]: one for one in found}
 
 
+async def groups_of(front, name):
+    """Ports of a cluster's addresses, by priority; None where Envoy does not have it."""
+    found = (await clusters(front)).get(name)
+    return found and [
+        [host["endpoint"]["address"]["socket_address"]["port_value"] for host in group.get("lb_endpoints", ())]
+        for group in found["cluster"]["load_assignment"]["endpoints"]
+    ]
+
+
 async def test_envoy_reads_every_field_of_a_cluster():
     async with gateway() as front:
         front.objects.serve("a", RunningPod("p", 9, 10))
@@ -102,6 +112,11 @@ async def test_a_change_of_one_service_and_a_new_picker_leave_the_clusters_of_ot
         front.objects.serve("changes", two)
         front.objects.serve("new", two)
         await until(lambda: front.routes("new"), "new")
+
+        async def has_changed():
+            return await groups_of(front, "default.changes") == [[two.http_port]]
+
+        await until(has_changed, "the pod that left is gone")
         after = await clusters(front)
         assert after.keys() == before.keys() | {"default.new"}
         assert after["default.stays"] == before["default.stays"]
@@ -113,6 +128,28 @@ async def test_a_change_of_one_service_and_a_new_picker_leave_the_clusters_of_ot
         assert (await front.post("changes"))[1] == two.whole()
         del after["default.new"]
         assert await clusters(front) == after
+
+
+@pytest.mark.parametrize("leaving_s", [3600.0, 0.0])
+async def test_envoy_keeps_the_last_pod_that_leaves_for_requests_that_are_on_their_way(monkeypatch, leaving_s):
+    monkeypatch.setattr(service_clusters, "LEAVING_S", leaving_s)
+    async with stub_runtimes(2) as (one, two), gateway() as front:
+        left = [[one.http_port]] if leaving_s else []
+
+        async def has(*groups):
+            return await groups_of(front, "default.a") == [*groups, *left]
+
+        front.objects.serve("a", one)
+        await until(lambda: front.routes("a"), "a")
+        front.objects.serve("a")
+        await until(lambda: has([]), "the pod takes no new requests")
+        status, body, _ = await front.post("a")
+        assert (status, json.loads(body)["error"]["code"]) == (503, "no_ready_replica")
+        front.objects.serve("a", one)
+        await until(lambda: front.routes("a"), "it is back")
+        front.objects.serve("a", two)
+        await until(lambda: has([two.http_port]), "another pod in its place")
+        assert (await front.post("a"))[1] == two.whole()
 
 
 async def test_an_envoy_that_starts_without_a_picker_says_so_until_one_connects():

@@ -12,7 +12,9 @@ import pytest
 from fakes import tls_files
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import stub_runtimes
+from kvasir_gateway.envoy.bootstrap import REQUESTS_SOCKET
 from kvasir_gateway.hold_queue import HoldLimits
+from kvasir_gateway.picker.grpc_streams import GrpcStreamServer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.xdist_group("gateway-edge")]
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -83,6 +85,57 @@ async def test_without_a_picker_requests_are_refused_by_default(pods):
         assert (status, error_of(body)["code"]) == (503, "gateway_unavailable")
         front.start_picker()
         await until(lambda: front.routes("a"), "a again")
+
+
+@pytest.mark.parametrize("serves", [False, True], ids=["refuse", "least-request"])
+async def test_a_new_picker_that_has_not_listed_services_yet_is_as_none(pods, serves):
+    """It does not call their models unknown, and no list of models is empty."""
+    async with gateway(serves_without_picker=serves) as front:
+        front.objects.serve("a", pods[0])
+        await until(lambda: front.routes("a"), "a")
+        await front.stop_picker()
+        front.objects.synced.clear()
+        front.start_picker()
+
+        async def is_listed_for():
+            code, text = await front.page("/readyz")
+            return (code, text) == (503, "services and pods are not listed yet\n")
+
+        await until(is_listed_for, "the next picker waits for its lists")
+        status, body, _ = await front.post("a")
+        assert (status, body) == (200, pods[0].whole()) if serves else error_of(body)["code"] == "gateway_unavailable"
+        async with front.client.get(f"{front.url}/v1/models") as response:
+            assert response.status == 503
+        front.objects.synced.set()
+
+        async def lists():
+            async with front.client.get(f"{front.url}/v1/models") as response:
+                return response.status == 200 and (await response.json())["data"]
+
+        await until(lists, "the picker answers")
+
+
+class Silent:
+    """Answers no request."""
+
+    def received(self, message):
+        assert message
+
+    def left(self):
+        pass
+
+
+@pytest.mark.parametrize("serves", [False, True], ids=["refuse", "least-request"])
+async def test_a_picker_that_is_silent_is_as_none(pods, serves):
+    async with gateway(serves_without_picker=serves, message_timeout_s=1) as front:
+        front.objects.serve("a", pods[0])
+        await until(lambda: front.routes("a"), "a")
+        await front.stop_picker()
+        silent = GrpcStreamServer(front.directory / REQUESTS_SOCKET, lambda _: Silent(), most_bytes=1 << 20)
+        await silent.start()
+        status, body, _ = await front.post("a")
+        assert (status, body) == (200, pods[0].whole()) if serves else error_of(body)["code"] == "gateway_unavailable"
+        await silent.stop(0.0)
 
 
 async def test_without_a_picker_requests_go_to_ready_pods_of_their_model_by_policy(pods):
@@ -215,3 +268,17 @@ async def test_ids_and_traces_of_a_client_reach_the_pod_and_ids_come_back(pods, 
             return '"request_id":"mine"' in log
 
         await until(logged, "the id is in Envoy's log")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_of_http_1_0_gets_its_answer_to_the_end_of_the_connection(pods, streams):
+    """As nginx before the gateway, with its defaults; a client of its own age names no host."""
+    async with gateway(relay=True) as front:
+        front.objects.serve("a", pods[0])
+        await until(lambda: front.routes("a"), "a")
+        body = json.dumps({"model": "a", "stream": streams}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert (head.split()[1], answer) == (b"200", pods[0].whole())

@@ -13,6 +13,9 @@ from fakes.readings import has_read
 from fakes.stub_runtime import stub_runtimes
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-faults")]
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS, DATA, HEADERS, RST_STREAM = 4, 0, 1, 3
+ACK, END_STREAM, END_HEADERS = 1, 1, 4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -183,6 +186,58 @@ async def test_a_client_that_leaves_frees_its_place(front, pods):
     await until(lambda: pod.open == 0, "the pod heard of it")
     assert pod.aborted == 5
     await until(lambda: idle(front, "leaves"), "no request in flight")
+
+
+def frame(kind, flags, stream, payload=b""):
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def fields(**found):
+    """As HPACK writes fields without its table."""
+    pairs = ((name.replace("_", "-").encode(), value.encode()) for name, value in found.items())
+    return b"".join(bytes([0, len(name)]) + name + bytes([len(value)]) + value for name, value in pairs)
+
+
+async def test_the_audit_log_and_the_counts_say_how_an_answer_ended(pods):
+    """Each began with status 200. One breaks, one is silent for too long, one has an HTTP/2 client that leaves."""
+    dies, silent, left = pods
+    async with gateway(idle_timeout_s=1) as front:
+        for name, pod in (("dies", dies), ("silent", silent), ("left", left)):
+            front.objects.serve(name, pod)
+            await until(lambda name=name: front.routes(name), name)
+            pod.hold_tokens = asyncio.Event()
+
+        async def broken(name):
+            sent = {"model": name, "stream": True}
+            where, headers = f"{front.url}/v1/chat/completions", {"x-request-id": name}
+            async with front.client.post(where, json=sent, headers=headers) as response:
+                assert await response.content.readexactly(len(dies.piece(0))) != b""
+                if name == "dies":
+                    await dies.kill()
+                with pytest.raises(aiohttp.ClientError):
+                    await response.read()
+
+        await asyncio.gather(broken("dies"), broken("silent"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        head = {":method": "POST", ":scheme": "http", ":path": "/v1/chat/completions", ":authority": "x"}
+        writer.write(HTTP_2 + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
+        writer.write(frame(HEADERS, END_HEADERS, 1, fields(**head, x_request_id="left")))
+        writer.write(frame(DATA, END_STREAM, 1, b'{"model": "left"}'))
+        await reader.readuntil(left.piece(0))
+        writer.write(frame(RST_STREAM, 0, 1, (8).to_bytes(4)))
+
+        def ends():
+            lines = map(json.loads, front.audit_lines)
+            return {line["request_id"]: (line["status"], line["outcome"]) for line in lines}
+
+        broke = (200, "server_error")
+        want = {"dies": broke, "silent": broke, "left": (200, "aborted")}
+        await until(lambda: want.items() <= ends().items(), "their lines")
+        _, metrics = await front.page("/metrics")
+        for name, (_, outcome) in want.items():
+            labels = f'namespace="default",outcome="{outcome}",service="{name}"'
+            assert f"kvasir_gateway_requests_total{{{labels}}} 1.0" in metrics
+        writer.close()
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(front, pods):

@@ -130,6 +130,22 @@ async def test_a_client_that_leaves_the_relay_waits_no_longer(front, pods):
     await until(lambda: holds(front, "leaves", 0), "its place is free")
 
 
+async def test_streams_that_wait_outlive_their_picker(pods):
+    """Whose clients have a status already: an error after it is one that they do not try again."""
+    async with gateway(hold=HoldLimits(max_requests=100, max_wait_s=120.0), relay=True) as front:
+        await asleep(front, "outlives")
+        resumes = {names.HEADER_RESUME: "1"}
+        async with streaming(front, "outlives") as told, streaming(front, "outlives", **resumes) as resumed:
+            for response in (told, resumed):
+                await waits_at(response)
+            await front.stop_picker()
+            front.start_picker()
+            await until(front.is_ready, "the next picker is ready")
+            front.objects.serve("outlives", pods[0])
+            for response in (told, resumed):
+                assert (await response.read()).endswith(pods[0].whole())
+
+
 async def test_a_replica_that_fails_behind_a_wait_leaves_no_whole_answer(front, pods):
     await asleep(front, "fails")
     async with streaming(front, "fails") as response:

@@ -81,14 +81,17 @@ def test_the_page_keeps_what_did_not_run():
     ]
     assert page.startswith("# Head\n")
     assert page.endswith("\nTail\n")
-    assert ", at 0.5 of the full length\n" in page
+    whole, half = (line for line in page.splitlines() if line.startswith("- "))
+    assert whole.endswith(": b, streams")
+    assert half.endswith(", at 0.5 of the full length: added")
 
 
 @pytest.mark.parametrize(("known", "page", "marks"), PAGES)
 def test_each_row_of_a_page_is_of_a_scenario_that_can_be_measured_again(known, page, marks):
     head, _, rows = marked_page.split(page.read_text(), marks)[1].partition(neighbours.HEADER)
-    assert "|" not in head
-    assert {row.split(" | ")[0].removeprefix("| ") for row in rows.splitlines()} <= set(known)
+    listed = [name for line in head.split("\n") if line for name in line.rpartition(": ")[2].split(", ")]
+    assert sorted(listed) == sorted({row.split(" | ")[0].removeprefix("| ") for row in rows.splitlines()})
+    assert set(listed) <= set(known)
 
 
 def test_quantiles_are_values_that_were_measured():

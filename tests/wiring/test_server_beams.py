@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    options = ("--kv-cache-tokens", "4096", "--max-model-len", "2048", "--device", "cpu")
+    options = ("--kv-cache-tokens", "4096", "--max-model-len", "2048", "--device", "cpu", "--speculation", "suffix")
     with api_process(folder, *options, command=REAL) as running:
         yield running
 
@@ -122,6 +122,13 @@ def test_logprobs_and_echo_come_with_a_search(server):
         assert shown["token_logprobs"][0] is None
         assert len(shown["tokens"]) == len(PROMPT) + len(choice["token_ids"]) - stopped
         assert all(len(top) >= 2 for top in shown["top_logprobs"][1:])
+
+
+@pytest.mark.parametrize(("fields", "why"), [({"use_beam_search": True, "n": 2}, "beam search"), ({}, None)])
+def test_a_search_says_that_it_has_no_drafts(server, fields, why):
+    answer = server.ask("/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 4} | fields)
+    assert answer.status == 200
+    assert answer.headers.get("x-kvasir-no-drafts") == why
 
 
 def test_a_chat_is_searched_for_too(client):

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from fakes import checkpoints, hub
+from fakes import checkpoints, ggufs, hub
 from fakes.api_process import HERE, ApiProcess, api_process
 from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, REFUSAL_PREFIX
 
@@ -253,24 +253,76 @@ def test_lengths_and_stops_reach_the_engine(client):
     assert cut.choices[0].finish_reason == "stop"
 
 
-def test_an_engine_loads_the_shards_that_are_there_while_others_come(tmp_path):
-    folder = checkpoints.write(tmp_path / "tiny", num_shards=3)
-    files, last = {path.name: path.read_bytes() for path in folder.iterdir()}, "model-00003-of-00003.safetensors"
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    """Files of a model on a hub, by the name of those that the hub sends slowly or damaged."""
+    made = tmp_path_factory.mktemp("published")
+    one, sharded = checkpoints.write(made / "one"), checkpoints.write(made / "sharded", num_shards=3)
+    file = ggufs.write(one, made / "tiny.gguf", kind="Q8_0")
+    of = {folder: {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, sharded)}
+    last = "model-00003-of-00003.safetensors"
+    return {"model.safetensors": of[one], last: of[sharded], file.name: {file.name: file.read_bytes()}}
+
+
+WEIGHTS = ["model.safetensors", "model-00003-of-00003.safetensors", "tiny.gguf"]
+
+
+def named(weights: str) -> Path:
+    return Path("org/name") / weights if weights.endswith(".gguf") else Path("org/name")
+
+
+def fetching(found: hub.Hub, home: Path, wait: str = "listening"):
+    """A start that fetches its model. Its log says at once that the ports are open."""
+    json_log = ("--log-format", "json")
+    return api_process(named(found.weights), *json_log, command=REAL, env=found.env(home), wait=wait)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_an_engine_loads_what_is_there_while_the_rest_comes(tmp_path, published, weights):
+    files = published[weights]
     with hub.serving("trickles", files, held=True) as found:
-        found.weights, found.at_once = last, len(files[last]) // 2
-        json_log = ("--log-format", "json")  # says at once that the ports are open
-        with api_process(
-            Path("org/name"), *json_log, command=REAL, env=found.env(tmp_path), wait="listening"
-        ) as server:
+        found.weights, found.at_once = weights, len(files[weights]) * 3 // 4
+        with fetching(found, tmp_path) as server:
             server.until("it loads", lambda: server.state()["phase"] == "loading")
-            server.until("two shards are read", lambda: server.state()["progress_fraction"] > 0.3)
+            server.until("half is read", lambda: server.state()["progress_fraction"] > 0.3)
+            server.until("bytes are counted", lambda: server.state()["downloaded_bytes"])  # twice a second
             state = server.state()
             assert state["phase"] == "loading"
-            assert 0 < state["downloaded_bytes"] < state["download_bytes"]
+            assert state["downloaded_bytes"] < state["download_bytes"]
             found.open.set()
             server.wait_ready()
-            assert server.ask("/v1/models").json["data"][0]["id"] == "name"
+            assert server.ask("/v1/models").json["data"][0]["id"] == named(weights).stem
             assert server.state()["downloaded_bytes"] == server.state()["download_bytes"]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("fault", ["cut once", "damaged once"])
+def test_an_engine_serves_what_came_with_its_checksum(tmp_path, published, weights, fault):
+    """Of a file that came otherwise first, all is read once more."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for name, content in published[weights].items():
+        (whole / name).write_bytes(content)
+    with hub.serving(fault, published[weights]) as found:
+        found.weights, found.damaged, found.times = weights, len(published[weights][weights]) // 2, 2
+        with fetching(found, tmp_path) as server:
+            server.wait_ready()
+            given = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
+        asked = [path for path in found.of("GET") if path.endswith(weights)]
+    local = whole / weights if weights.endswith(".gguf") else whole
+    with api_process(local, command=REAL) as server:
+        want = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
+    assert given["choices"][0]["text"] == want["choices"][0]["text"]
+    assert len(asked) == 3, "for its header, and twice for the rest"
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "tiny.gguf"])
+def test_an_engine_that_has_read_a_lie_serves_nothing(tmp_path, published, weights):
+    with hub.serving("damaged always", published[weights]) as found:
+        found.weights = weights
+        with fetching(found, tmp_path, wait="nothing") as server:
+            assert server.wait() == 1
+            assert f"comes with another checksum of {weights} than was stated, fetched twice" in server.output()
 
 
 def test_an_engine_loads_once_more_where_a_header_was_damaged_on_its_way(tmp_path):

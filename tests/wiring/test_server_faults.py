@@ -50,6 +50,7 @@ OPS = (
     ("POST", names.PATH_RESET_PREFIX_CACHE),
     ("GET", names.PATH_PREFIXES),
     ("POST", f"{names.PATH_PEERS}?address=http://10.0.0.1:8001"),
+    ("POST", f"{names.PATH_PREFETCH}?address=http://10.0.0.1:8001"),
     ("POST", f"{names.PATH_CONTINUATION_KEYS}?sealed=x"),
     ("GET", names.PATH_LIVEZ),
     ("GET", names.PATH_READYZ),

@@ -131,3 +131,37 @@ def test_a_replica_that_starts_fetches_what_its_peer_is_asked_most(model, tmp_pa
         second.wait_ready()
         assert second.state()["kv_host"]["fetched_tokens"] > 200
         assert asked(second, f"{PROMPT}a new question")[1] > 200
+
+
+def test_a_replica_that_stays_fetches_what_one_that_drains_is_asked_most_and_computes_none_of_it(model, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a key of thirty-two characters..\n")
+    with (
+        api_process(model, *args(tmp_path / "a", key), command=REAL) as leaving,
+        api_process(model, *args(tmp_path / "b", key), command=REAL) as staying,
+    ):
+        for number in range(3):
+            asked(leaving, f"{PROMPT}question {number}")
+        leaving.until("blocks are on the host", lambda: leaving.state()["kv_host"]["stored_tokens"] > 200)
+        assert leaving.ask("/drain", ops=True, method="POST").json["phase"] == "draining"
+        computed = staying.state()["totals"]["prompt_tokens"]
+        named = urlencode({"address": f"http://{leaving.ops[0]}:{leaving.ops[1]}"})
+        answer = staying.ask(f"/prefetch?{named}", ops=True, method="POST")
+        assert answer.status == 202, answer.body
+        staying.until("blocks came", lambda: staying.state()["kv_host"]["prefetched_tokens"] > 200)
+        staying.until("it is over", lambda: "which leaves, in" in staying.output())
+        assert (staying.state()["totals"]["prompt_tokens"], staying.state()["running"]) == (computed, 0)
+        assert b"kvasir_kv_host_prefetched_tokens_total" in staying.ask("/metrics").body
+        # A second time nothing is left to fetch, nor is anything there of a replica that has ended.
+        before = staying.state()["kv_host"]["fetched_tokens"]
+        assert staying.ask(f"/prefetch?{named}", ops=True, method="POST").status == 202
+        leaving.signal(signal.SIGTERM)
+        assert leaving.wait() == 0
+        text, cached = asked(staying, f"{PROMPT}a new question")
+        assert cached > 200
+        assert staying.state()["kv_host"]["fetched_tokens"] == before
+        assert staying.ask("/reset_prefix_cache", ops=True, method="POST").status == 200
+        assert asked(staying, f"{PROMPT}a new question") == (text, 0), "as computed"
+        staying.until("the other one is over", lambda: staying.output().count("which leaves, in") == 2)
+        assert staying.ask("/prefetch?address=http://a.example:1", ops=True, method="POST").status == 422
+        assert "Traceback" not in staying.output() + leaving.output()

@@ -41,15 +41,18 @@ def folder(tmp_path: Path) -> Path:
 def nodes_of(
     folder: Path, ranks: int, option: str = "--tensor-parallel-size"
 ) -> Iterator[tuple[ApiProcess, ApiProcess]]:
-    """The processes of node 0 and node 1, begun."""
+    """The processes of node 0 and node 1, begun. Node 0 waits for the other one before that begins."""
     with socket.create_server((ADDRESS, 0)) as probe:
         port = str(probe.getsockname()[1])
     shared = ("--nnodes", "2", option, str(ranks), "--master-addr", ADDRESS, "--master-port", port)
     args = (*ARGS, *shared, "--node-key-file", str(folder.parent / "key"))
     first = api_process(folder, *args, command=REAL, wait="listening")
     second = api_process(folder, *args, "--node-rank", "1", command=REAL, wait="listening")
-    with first as leader, second as follower:
-        yield leader, follower
+    with first as leader:
+        leader.until("it waits", lambda: "waiting for nodes 1 of 2" in leader.state()["message"])
+        assert [alive for *_, alive in ranks_of(leader)] == [True] * (ranks // 2) + [False] * (ranks // 2)
+        with second as follower:
+            yield leader, follower
 
 
 def answers(server: ApiProcess) -> list[Any]:
@@ -69,6 +72,11 @@ def answers(server: ApiProcess) -> list[Any]:
     return [*found, content]
 
 
+def ranks_of(server: ApiProcess) -> list[tuple[int, int, bool]]:
+    """Rank, node and whether it has joined."""
+    return [(one["rank"], one["node"], one["alive"]) for one in server.state()["ranks"]]
+
+
 def children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in found for child in path.read_text().split()]
@@ -80,6 +88,9 @@ def test_four_processes_on_two_nodes_answer_as_one_and_end_together(folder: Path
     with nodes_of(folder, 4) as (leader, follower):
         leader.wait_ready()
         assert answers(leader) == expected
+        assert ranks_of(leader) == [(0, 0, True), (1, 0, True), (2, 1, True), (3, 1, True)]
+        assert all(one["weights_bytes"] > 0 and one["kv_bytes"] > 0 for one in leader.state()["ranks"])
+        assert ranks_of(follower) == [(2, 1, True), (3, 1, True)]
         state = follower.state()
         assert (state["phase"], state["message"]) == ("warming", "computing for node 0")
         assert [follower.ask(path, ops=True).status for path in ("/startupz", "/readyz")] == [200, 200]

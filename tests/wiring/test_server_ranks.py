@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,10 +56,22 @@ def test_two_ranks_stream_guide_and_end_together(server: ApiProcess) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
         )
         assert 0 <= json.loads(guided.choices[0].message.content or "")["n"] <= 9
-        totals = server.state()["totals"]
+        state = server.state()
+        assert [(one["rank"], one["node"], one["alive"]) for one in state["ranks"]] == [(0, 0, True), (1, 0, True)]
+        assert {(one["stage"], one["shard"]) for one in state["ranks"]} in ({(0, 0), (0, 1)}, {(0, 0), (1, 0)})
+        totals = state["totals"]
         assert totals["drafted_tokens"] >= totals["accepted_tokens"] > 0
 
-        def stream_until_one_breaks() -> None:
+        def answered(number: int) -> str:
+            """One of several at once, each the beginning of a longer text."""
+            body = asked | {"prompt": "the engine of " * number}
+            return client.completions.create(**body, extra_body={"ignore_eos": True}).choices[0].text
+
+        alone = [answered(number) for number in range(1, 7)]
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(answered, range(1, 7))) == alone
+
+        def stream_until_one_breaks(_: int) -> None:
             """The first one may have ended before the rank does."""
             while True:
                 parts = client.completions.create(
@@ -68,7 +81,8 @@ def test_two_ranks_stream_guide_and_end_together(server: ApiProcess) -> None:
                     with suppress(ProcessLookupError):
                         os.kill(rank, signal.SIGKILL)
 
-        with pytest.raises(openai.APIError):
-            stream_until_one_breaks()
+        with ThreadPoolExecutor(3) as pool:
+            for broken in [pool.submit(stream_until_one_breaks, number) for number in range(3)]:
+                assert isinstance(broken.exception(60), openai.APIError)
     assert server.wait() == 1
     assert "rank 1 was killed by SIGKILL" in server.output()

@@ -9,13 +9,15 @@ import torch
 
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import FP8, MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 FORMATS: Final = {
     "fp8": FP8,
     "fp8 blocks": replace(FP8, group=128),
     "int8": QuantFormat(bits=8),
     "int4": QuantFormat(bits=4),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 Made = Iterator[tuple[str, Callable[[], Callable[[], object]], int, int]]
 """Of each cell its name, what makes it, and its bounds: bytes and operations."""
@@ -52,6 +54,11 @@ def short(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: to
 def random(format_: QuantFormat, rows: int, columns: int, device: torch.device) -> QuantizedWeight:
     """A weight made on the device."""
     weight = quantized.empty(format_, rows, columns, device)
+    if weight.units is not None:
+        weight.values.random_(0, 256)
+        weight.scales.view(torch.uint8).fill_(120)
+        weight.units.fill_(0.001)
+        return weight
     if format_.floating:
         weight.values.copy_(torch.randn(weight.values.shape, device=device) * 100)
     else:

@@ -27,11 +27,6 @@ from fakes.recording import OPS, Recordings
 from kvasir_runtime.runner.startup.build import build
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def ran(file: Path, sections: str, *more: str) -> Book:
     run.main(["--dry", "--one-process", "--json", str(file), "--sections", sections, *more])
     return book.load(json.loads(file.read_text()))

@@ -40,6 +40,21 @@ async def test_a_reader_that_stalls_stops_nothing_and_what_was_dropped_is_told()
     assert stream.lines[-1] == b"last"
 
 
+async def test_lines_that_wait_take_no_more_memory_than_they_may():
+    stream = SlowStream()
+    log = AuditLog(stream, most_bytes=100)
+    log.write(b"0" * 40)
+    await until(lambda: stream.num_tried == 1, "the first line is on its way")
+    for _ in range(3):
+        log.write(b"1" * 30)
+    stream.goes.set()
+    await until(lambda: len(stream.lines) == 4, "what waited")
+    assert [len(line) for line in (stream.lines[0], *stream.lines[2:])] == [40, 30, 30]
+    assert json.loads(stream.lines[1]) == {"audit": "dropped", "lines": 1}
+    log.write(b"2" * 90)
+    await until(lambda: len(stream.lines) == 5, "there is room again")
+
+
 async def test_a_reader_that_is_gone_ends_nothing():
     stream = SlowStream()
     stream.is_broken = True

@@ -347,3 +347,34 @@ def test_no_number_that_a_pod_ignores_or_refuses_keeps_others_out(picker, clock,
     for name in ("a", "b"):
         body = json.dumps({"model": "s", "n": 4096, "best_of": 4096}).encode()
         assert isinstance(picker.pick(body, name, path, {}), Destination)
+
+
+def changed(picker, services, routes):
+    """What is listed now, with the replicas of `s`."""
+    pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
+    picker.table = table([service(name, model=model) for name, model in services.items()], pods, routes)
+    picker.accepted_clusters = accepted(picker.table)
+
+
+def test_a_route_that_is_edited_counts_for_requests_that_wait(picker, clock):
+    services, rules = {"s": "", "asleep": ""}, [{"targets": [{"service": "asleep"}]}]
+    changed(picker, services, [model_route("r", rules=rules)])
+    report(picker, clock, one=with_room(1), two=FULL)
+    hold(picker, "first", "default/r")
+    hold(picker, "second", "default/r")
+    assert picker.release() == []
+    changed(picker, services, [model_route("r", rules=rules, fallbacks=[{"service": "s", "when": ["AtZero"]}])])
+    assert released(picker) == [("first", ONE)]
+    changed(picker, services, [])
+    report(picker, clock, one=with_room(1), two=FULL)
+    assert picker.release() == [], "a route that is gone has no fallback"
+
+
+def test_a_request_whose_service_is_deleted_is_told_the_name_that_it_used(picker, clock):
+    changed(picker, {"s": "org/Model"}, [])
+    report(picker, clock, one=FULL, two=FULL)
+    hold(picker, "a", "org/Model")
+    changed(picker, {}, [])
+    ((name, refused),) = picker.release()
+    assert (name, refused.status) == ("a", 404)
+    assert "`org/Model`" in json.loads(refused.body)["error"]["message"]

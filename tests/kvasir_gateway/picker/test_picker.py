@@ -134,18 +134,19 @@ def test_a_pool_gets_no_endpoint_that_is_not_its_own(picker):
 
 
 @pytest.mark.parametrize(
-    ("status", "client_left", "word"),
+    ("status", "client_left", "is_cut", "word"),
     [
-        (200, False, "ok"),
-        (200, True, "aborted"),
-        (0, True, "aborted"),
-        (0, False, "server_error"),
-        (400, False, "client_error"),
-        (503, False, "server_error"),
+        (200, False, False, "ok"),
+        (200, False, True, "server_error"),
+        (200, True, False, "aborted"),
+        (0, True, True, "aborted"),
+        (0, False, False, "server_error"),
+        (400, False, False, "client_error"),
+        (503, False, False, "server_error"),
     ],
 )
-def test_how_a_request_ended_is_one_word(status, client_left, word):
-    assert outcome(status, client_left=client_left) == word
+def test_how_a_request_ended_is_one_word(status, client_left, is_cut, word):
+    assert outcome(status, client_left=client_left, is_cut=is_cut) == word
 
 
 HOLDER = "0123abcd" + http_apis.new_instance("default/s")[8:]  # the same in every worker, since it names a case

@@ -60,6 +60,17 @@ def audited():
     return Audited()
 
 
+def test_what_no_replica_got_takes_no_tokens(audited):
+    audited.came(tokens=10.0)
+    audited.ended(after=60.0, status=503, outcome="server_error")
+    assert audited.settled == [("team", -10.0)]
+    audited.came("limited", tokens=900.0)
+    audited.audit.not_counted("limited")
+    audited.ended("limited", status=429, outcome="client_error")
+    assert audited.settled == [("team", -10.0)], "none were taken, so none are given back"
+    assert [line["outcome"] for line in audited.lines] == ["refused", "refused"]
+
+
 def test_a_line_has_who_where_and_how_much(audited):
     audited.came()
     audited.went(after=0.5)

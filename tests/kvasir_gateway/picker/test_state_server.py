@@ -20,7 +20,8 @@ async def test_livez_says_that_the_gateway_drains_and_does_not_fail():
     picker = Picker(
         metrics=metrics, clock=Now(), draw=lambda: 0, policy=ChoicePolicy(), bounds=RequestBounds(max_body_bytes=1000)
     )
-    health = GatewayHealth(tenants_read=True, synced=True, envoy_live=True, envoy_accepted=True)
+    health = GatewayHealth(tenants_read=True, envoy_live=True, envoy_accepted=True)
+    health.synced.set()
     listening = process.listening("127.0.0.1", 0)
     server = StateServer(picker=picker, metrics=metrics, health=health, feed=PlacementFeed(list), listening=listening)
     await server.start()

@@ -243,6 +243,13 @@ def test_limits_are_told_and_kept(picker):
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+def test_a_refusal_by_a_limit_gives_no_tokens_back(picker):
+    publish(picker, grant("t", "k", requests_per_minute=1, tokens_per_minute=600))
+    left = [ask(picker, name, headers=key("k")).headers["x-ratelimit-remaining-tokens"] for name in ("a", "b")]
+    picker.request_ended("b", status=429, client_left=False)
+    assert [ask(picker, "c", headers=key("k")).headers["x-ratelimit-remaining-tokens"], *left] == left[:1] * 3
+
+
 def test_what_runs_counts_until_it_ends(picker):
     publish(picker, grant("t", "k", concurrent_requests=1))
     assert isinstance(ask(picker, "a", headers=key("k")), Destination)

@@ -43,7 +43,7 @@ def test_the_library_lists_and_fetches_what_is_in_the_folder(folder: Path, tmp_p
         for name, content in FILES.items():
             path = hf_hub_download("org/name", name, endpoint=url, cache_dir=tmp_path / "cache", token=False)
             assert Path(path).read_bytes() == content
-        assert served.sent == [len(content) for content in FILES.values()]
+        assert served.sent == {name: len(content) for name, content in FILES.items()}
 
 
 def test_a_file_is_given_from_an_offset_on(folder: Path) -> None:
@@ -81,11 +81,15 @@ def test_a_commit_is_of_the_content(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sent", "commit", "says"),
     [
-        ([600, 7_000_000], "a", "7 MiB were fetched from the hub; every replica loads commit a"),
-        ([600], "a", "7 MiB are on the claim since an earlier run; every replica loads commit a"),
-        ([], "b", "7 MiB are on the claim since an earlier run; every replica loads commit b; the hub now has a"),
+        (
+            {"config.json": 600, "model.safetensors": 7_000_000},
+            "a",
+            "7 MiB were fetched from the hub; every replica loads commit a",
+        ),
+        ({"config.json": 600}, "a", "7 MiB are on the claim since an earlier run; every replica loads commit a"),
+        ({}, "b", "7 MiB are on the claim since an earlier run; every replica loads commit b; the hub now has a"),
     ],
 )
-def test_the_outcome_is_what_happened(sent: list[int], commit: str, says: str) -> None:
+def test_the_outcome_is_what_happened(sent: dict[str, int], commit: str, says: str) -> None:
     found = hub_server.ServedHub(commit="a", sent=sent)
     assert found.outcome({"downloadBytes": 7_000_600, "commit": commit}) == says

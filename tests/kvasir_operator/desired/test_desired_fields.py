@@ -23,9 +23,8 @@ from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
-from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import ScalingPolicy, policy
-from kvasir_operator.scaling.prefill_replicas import prefill_replicas
+from kvasir_operator.scaling.prefill_replicas import NOTHING, prefill_replicas
 from kvasir_operator.status.progress import Progress, overdue
 
 SETTINGS = OperatorSettings(
@@ -118,7 +117,7 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
 def _prefill(role: PrefillRole | None) -> tuple[int, ...]:
     """Replicas for prompts, without any and with as many as take all that there may be."""
     loads = (steady(replicas=9), steady(replicas=9, waiting=1, waiting_tokens=1e6))
-    decided = [prefill_replicas(role, load, LevelWindow(), ScalingPolicy(), now=NOW) for load in loads if role]
+    decided = [prefill_replicas(role, load, NOTHING, ScalingPolicy(), now=NOW) for load in loads if role]
     return tuple(one.replicas for one in decided)
 
 

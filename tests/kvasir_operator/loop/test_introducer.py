@@ -14,11 +14,11 @@ from kvasir_api import names
 from kvasir_api.http_apis import new_instance
 from kvasir_api.ops_tokens import TOLERANCE_S
 from kvasir_api.sealed_keys import SealingKey, keys_digest
-from kvasir_api.state import RuntimeState
+from kvasir_api.state import KvHostState, RuntimeState
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD, SECRET
 from kvasir_kube.state_reader import unsigned
 from kvasir_operator.desired.signing_keys import ROTATED_AFTER_S
-from kvasir_operator.loop.introducer import Introducer, introductions
+from kvasir_operator.loop.introducer import MOST_HEIRS, Introducer, handoffs, introductions
 from kvasir_operator.loop.ops_calls import CalledProcess, OpsCalls
 from kvasir_operator.loop.signing_secret import SigningSecret
 from kvasir_operator.observed.replica import Replica
@@ -47,6 +47,68 @@ def test_those_that_start_are_told_of_the_ready_ones_with_most_in_their_caches()
     assert introductions([one("r5", "loading")], A) == {}
     assert introductions([*ready, one("r5", "loading", ip="")], A) == {}
     assert introductions([*ready, one("r5", "loading", terminating=True)], A) == {}
+
+
+def exchanging(name, phase="ready", *, reused=100, free=0, port=8002, **fields):
+    reading = RuntimeState(
+        instance=f"i-{name}", reused_tokens=reused, kv_transfer_port=port, kv_host=KvHostState(free_tokens=free)
+    )
+    return one(name, phase, **{"reading": reading, "revision": "a", **fields})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "want"),
+    [
+        ([exchanging("r1", "draining"), exchanging("r2"), exchanging("r3")], {2: (1,), 3: (1,)}),
+        ([exchanging("r1", "draining"), exchanging("r2", revision="b")], {}),
+        ([exchanging("r1", "draining"), exchanging("r2", "loading"), exchanging("r3", drain_since=1.0)], {}),
+        ([exchanging("r1", "draining", reused=0), exchanging("r2")], {}),
+        ([exchanging("r1", "draining", port=0), exchanging("r2")], {}),
+        ([exchanging("r1", "draining"), exchanging("r2", port=0), exchanging("r3", ip="")], {}),
+        ([exchanging("r1", "draining", reading=None), exchanging("r2")], {}),
+        ([exchanging("r1", "draining", terminating=True), exchanging("r2")], {2: (1,)}),
+        # of several the one that holds most first
+        ([exchanging("r1", "draining"), exchanging("r2", "draining", reused=200), exchanging("r3")], {3: (2, 1)}),
+        ([exchanging("r1"), exchanging("r2")], {}),
+    ],
+)
+def test_those_that_stay_fetch_from_those_of_their_revision_that_leave(replicas, want):
+    found = handoffs(replicas, A)
+    named = {heir: tuple(one.leaving for one in several) for heir, several in found.items()}
+    assert named == {process(to): tuple(map(process, leaving)) for to, leaving in want.items()}
+
+
+def test_only_so_many_fetch_from_one_that_leaves_those_with_most_room_on_their_hosts():
+    staying = [exchanging(f"r{number}", free=number) for number in range(2, 15)]
+    found = handoffs([exchanging("r1", "draining"), *staying], A)
+    assert set(found) == {process(number) for number in range(15 - MOST_HEIRS, 15)}
+    shares = [(one.share, one.shares) for (one,) in found.values()]
+    assert shares == [(number, MOST_HEIRS) for number in range(MOST_HEIRS)], "each begins with another one"
+
+
+async def test_one_that_leaves_is_named_once_to_each_that_stays_and_the_next_one_after_it():
+    reader = FakeReader()
+    introducer = Introducer(OpsCalls(reader))
+    replicas = [exchanging("r1", "draining", reused=9), exchanging("r2", "draining"), exchanging("r3")]
+    reader.deaf = {url(3)}
+    async with running(introducer):
+        for _ in range(2):
+            introducer.found([("u1", A, replicas)])
+            await turned()
+        assert reader.prefetches == [(url(3), url(2))] * 2, "it did not confirm"
+        reader.deaf.clear()
+        for _ in range(4):
+            introducer.found([("u1", A, replicas)])
+            await turned()
+        assert reader.prefetches[2:] == [(url(3), url(2)), (url(3), url(1))]
+        introducer.found([("u1", A, [exchanging("r1"), exchanging("r3")])])  # it is wanted again
+        await turned()
+        introducer.found([("u1", A, [exchanging("r1", "draining"), exchanging("r3")])])
+        await turned()
+        assert reader.prefetches[4:] == [(url(3), url(1))]
+        introducer.found([("u1", A, [exchanging("r1", "draining"), exchanging("r3"), exchanging("r4")])])
+        await turned()
+        assert (reader.prefetches[5:], reader.prefetch_shares[5:]) == ([(url(4), url(1))], [(1, 2)])
 
 
 class WaitingReader(FakeReader):

@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.group_cluster import GroupCluster
-from fakes.operator_bench import Bench
+from fakes.models import words
+from fakes.operator_bench import FILE, KEY, Bench
 from kvasir_api import names
 from kvasir_api.state import KvState, RuntimeState
+from kvasir_api.status import ModelStatus
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DISRUPTION_BUDGET,
+    INFERENCE_SERVICE,
     NETWORK_POLICY,
     POD,
     SECRET,
@@ -67,6 +70,28 @@ async def begun(replicas: int = 1, **fields: Any) -> GroupBench:
     await bench.put_service(replicas=replicas, runtime=GROUP)
     await bench.rest(12)
     return bench
+
+
+async def test_a_model_too_large_for_a_pod_gets_replicas_of_several_where_the_operator_chooses() -> None:
+    bench = GroupBench()
+    spec = {"parallelism": "Auto", "runtime": {"maxModelLen": 8192, "dtype": "bfloat16"}}
+    await bench.put_service(**spec, replicas=1, resources={"memory": "6Gi"})
+    known = ModelStatus(uri=FILE["model"]["uri"], facts=words(), inspected_at="2026-01-01T00:00:00Z")
+    obj = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    await bench.cluster.put(INFERENCE_SERVICE, {**obj, "status": {"model": known.model_dump(by_alias=True)}})
+    await bench.rest(12)
+    assert (bench.reason(), bench.replicas()) == ("AllReplicasReady", [1])
+    assert len(bench.cluster.pods(names.ROLE_NODE)) == 3
+    assert bench.status()["rollout"]["nodes"] == 4
+    assert "the fewest that hold the longest request" in bench.status()["capacity"]["message"]
+    (secret,) = [one for one in bench.cluster.of(SECRET) if one["metadata"]["name"] == names.NODE_KEYS_SECRET]
+    assert secret["data"]
+    (rules,) = bench.cluster.of(NETWORK_POLICY)
+    assert names.PORT_NODES in {port["port"] for rule in rules["spec"]["ingress"] for port in rule["ports"]}
+    before = bench.revisions()
+    bench.operator = bench.started()  # what was chosen stays
+    await bench.rest(4)
+    assert bench.revisions() == before
 
 
 async def test_a_replica_is_a_pod_with_a_set_of_its_own_that_it_owns() -> None:

@@ -9,7 +9,7 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
 from fakes.operator_bench import FILE, KEY, Bench
 from fakes.readings import FakeReader
-from kvasir_kube.errors import KubeError
+from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_kube.pod_tls import PodTls
 from kvasir_operator.diff import Write
@@ -34,10 +34,10 @@ def server():
     return FakeCluster()
 
 
-def writer(server):
-    clock = FakeClock()
+def writer(server, store=None):
+    clock, store = FakeClock(), store or Store()
     recorder = Recorder(server, instance="test", clock=clock)
-    calls, queue, store = OpsCalls(FakeReader()), Workqueue(clock.steady), Store()
+    calls, queue = OpsCalls(FakeReader()), Workqueue(clock.steady)
     certificates = PodCertificates(server, store, PodTls(), home="kvasir-system", clock=clock)
     made = PodSecrets(certificates, NodeKeys(server, store, clock=clock))
     return Writer(server, store, calls, recorder, Telemetry(), made, workqueue=queue, clock=clock)
@@ -60,6 +60,43 @@ async def test_a_workload_that_was_made_again_under_its_name_is_not_deleted(serv
     with suppress(KubeError):
         await writer(server).children(seen(), service(), (gone,))
     assert server.names(DEPLOYMENT) == ["tiny-a"]
+
+
+async def test_a_status_is_written_of_the_service_that_was_read_and_of_no_other(server):
+    """The API server compares versions there and no uids."""
+    store = Store()
+    writes = writer(server, store)
+    gone = await server.put(INFERENCE_SERVICE, service(replicas=2))
+    await server.drop(INFERENCE_SERVICE, *KEY)
+    there = await server.put(INFERENCE_SERVICE, service())
+    store.put(INFERENCE_SERVICE, gone)
+    assert not await writes.status(gone, {"observedGeneration": 2})
+    assert server.stored(INFERENCE_SERVICE, *KEY) == there
+    await server.drop(INFERENCE_SERVICE, *KEY)
+    assert not await writes.status(gone, {"observedGeneration": 2})
+    assert store.get(INFERENCE_SERVICE, KEY) is None
+
+
+async def test_a_status_that_is_refused_says_nothing_and_then_everything_once(monkeypatch):
+    bench, refusals = Bench(), 3
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    await bench.put_pods(1)
+    await bench.turn()
+    apply = bench.cluster.apply
+
+    async def refuse(kind, obj, *, manager, subresource=""):
+        nonlocal refusals
+        if subresource and refusals:
+            refusals -= 1
+            raise ConflictError("it has been modified", status=409)
+        return await apply(kind, obj, manager=manager, subresource=subresource)
+
+    monkeypatch.setattr(bench.cluster, "apply", refuse)
+    await bench.put_service(replicas=2)
+    for _ in range(6):
+        await bench.turn()
+    assert (refusals, len(bench.events("ScaledUp"))) == (0, 1)
 
 
 @pytest.mark.parametrize("verb", ["drain", "finish", "release"])

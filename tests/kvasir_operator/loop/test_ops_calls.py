@@ -45,6 +45,20 @@ async def test_a_replica_that_starts_may_read_the_prefixes_of_each_peer_once():
     assert "used before" in verifier.refusal(header, "GET", names.TARGET_PREFIXES, b"", public)
 
 
+async def test_a_replica_that_stays_may_read_the_prefixes_of_one_that_leaves_once():
+    cluster, clock, reader = FakeCluster(), FakeClock(), FakeReader()
+    await cluster.put(SECRET, {"metadata": {"namespace": "home", "name": names.SIGNING_SECRET}})
+    keys = SigningSecret(cluster, namespace="home", clock=clock)
+    await keys.refresh()
+    calls, staying = OpsCalls(reader, keys), new_instance("team/a")
+    assert await calls.prefetch(CalledProcess(base=BASE, service=SERVICE, instance=staying), PEER)
+    assert reader.prefetches == [(BASE, PEER.base)]
+    header, public = f"{SCHEME}{reader.prefetch_tokens[0]}", calls.public_keys.splitlines()
+    verifier = Verifier(PEER.instance, wall=clock.wall)
+    assert verifier.refusal(header, "GET", names.TARGET_PREFIXES, b"", public) == ""
+    assert "used before" in verifier.refusal(header, "GET", names.TARGET_PREFIXES, b"", public)
+
+
 @pytest.mark.parametrize("named", ["team/b", "other/a", ""])
 async def test_a_pod_that_names_a_process_of_another_service_gets_no_signed_call(named):
     """It could send it to that process, which would drain, fetch from this pod's peers or take its keys."""
@@ -55,8 +69,9 @@ async def test_a_pod_that_names_a_process_of_another_service_gets_no_signed_call
     calls, process = OpsCalls(reader, keys), CalledProcess(base=BASE, service=SERVICE, instance=new_instance(named))
     await calls.drain(process, on=True)
     await calls.introduce(process, (PEER,))
+    await calls.prefetch(process, PEER)
     await calls.give_keys(process, "sealed")
-    assert reader.signed == ["", "", ""]
+    assert reader.signed == ["", "", "", ""]
 
 
 async def test_without_keys_nothing_is_signed():

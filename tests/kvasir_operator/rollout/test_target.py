@@ -115,11 +115,12 @@ def test_a_deadline_that_passed_rolls_back():
         "lastTransitionTime": TIME,
         "observedGeneration": 1,
     }
+    conditions = [{**late, "type": "Ready", "status": "False"}, late]
     found = rollout_target(
-        world(new=1, ready=False, conditions=[late], autoRollback=True), current="new", wanted=4, now=NOW
+        world(new=1, ready=False, conditions=conditions, autoRollback=True), current="new", wanted=4, now=NOW
     )
     assert (found.revision, found.why) == ("old", "no progress for 1800 s")
-    older = [{**late, "observedGeneration": 0}]
+    older = [{**one, "observedGeneration": 0} for one in conditions]
     assert head(world(new=1, ready=False, conditions=older, autoRollback=True))[0] == "new"
 
 

@@ -4,9 +4,8 @@ import pytest
 
 from fakes.load import NOW, steady
 from kvasir_api.roles import PrefillRole
-from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import ScalingPolicy
-from kvasir_operator.scaling.prefill_replicas import prefill_replicas
+from kvasir_operator.scaling.prefill_replicas import NOTHING, prefill_replicas
 from kvasir_operator.scaling.window import EMPTY
 
 ROLE = PrefillRole(min_replicas=1, max_replicas=3)
@@ -18,8 +17,7 @@ THREE = "prompts that come and wait require 3"
 
 
 def decided(window, role=ROLE, before=None, now=NOW):
-    levels = LevelWindow() if before is None else before.levels
-    return prefill_replicas(role, window, levels, ScalingPolicy(), now=now)
+    return prefill_replicas(role, window, before or NOTHING, ScalingPolicy(), now=now)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +71,17 @@ def test_a_lull_takes_no_role_away_before_the_window_is_over():
 def test_an_operator_that_begins_keeps_the_roles_that_there_are():
     first = decided(steady(**QUIET, prefill=2))
     assert (first.replicas, decided(steady(**QUIET), before=first, now=NOW + 10).replicas) == (2, 2)
+
+
+def test_answers_at_the_edge_of_a_cache_move_no_role_to_and_fro():
+    """Four caches are filled, then a little less, again and again: the role is given back once."""
+    prompts = {**COME, "prompt_tokens": 9000}
+    full, less = steady(**{**prompts, "pinned_tokens": 3450}), steady(**{**prompts, "pinned_tokens": 2500})
+    policy = ScalingPolicy(down_window_s=10.0)
+    found, counts = NOTHING, []
+    for turn in range(6):
+        found = prefill_replicas(ROLE, full if turn % 2 else less, found, policy, now=NOW + turn)
+        counts.append(found.replicas)
+    assert counts == [3, 1, 1, 1, 1, 1]
+    still = prefill_replicas(ROLE, less, found, policy, now=NOW + 14)
+    assert (still.replicas, prefill_replicas(ROLE, less, still, policy, now=NOW + 15).replicas) == (1, 3)

@@ -35,11 +35,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.parametrize(("family", "tied", "variant"), CASES)
 def test_the_forecast_holds(tmp_path: Path, family: str, tied: bool, variant: str) -> None:
     shape = Shape(family=family, tied=tied, dtype=torch.float32, max_position_embeddings=512, **LARGE)

@@ -22,13 +22,20 @@ from fakes import (
     left_in_full,
 )
 from fakes.checkpoints import Shape
-from kvasir_api import inspection
+from fakes.family_documents import documents
+from kvasir_api import hf_config, inspection
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.commands import model_facts
 from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.commands.plan import plan
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models import quantization_config
+from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights.checkpoint_tensor import StoredKind
 
 SHAPE = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, num_layers=2, intermediate_size=384)
 ATTENTION = r"\.self_attn\."
@@ -85,10 +92,6 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
 }
 
 
-UNITS = {"nvfp4": 4 * 2048, "modelopt": 4 * 1792}
-"""Bytes of numbers that rows have, which a forecast leaves out: nothing in rows of thousands of columns."""
-
-
 def written(folder: Path, shape: Shape, convert: Callable[[Path], Any], left: str, described: dict[str, Any]) -> Path:
     checkpoints.write(folder, shape)
     full = load_file(folder / "model.safetensors")
@@ -111,7 +114,7 @@ def held(folder: Path, dtype: str) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_left_in_full_is_counted_so(tmp_path: Path, name: str) -> None:
     written(tmp_path, SHAPE, *CASES[name])
-    assert planned(tmp_path, "bfloat16") == held(tmp_path, "bfloat16") - UNITS.get(name, 0)
+    assert planned(tmp_path, "bfloat16") == held(tmp_path, "bfloat16")
 
 
 def test_in_32_bits_it_takes_as_many(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_in_32_bits_it_takes_as_many(tmp_path: Path) -> None:
 def test_the_report_names_the_numbers(tmp_path: Path) -> None:
     written(tmp_path, SHAPE, *CASES["packed"])
     output = CliRunner().invoke(plan, [str(tmp_path), "--memory", "4Gi", "--device", "cpu"]).output
-    assert "matrices in 5 bits (393,216 of their numbers in full) as the checkpoint has them" in output
+    assert "matrices in 4.5 bits (393,216 of their numbers in full) as the checkpoint has them" in output
 
 
 def test_experts_are_one_matrix(tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_facts_of_the_operator_have_it(tmp_path: Path) -> None:
     facts = model_facts.facts(json.loads((tmp_path / "config.json").read_text()))
     found = inspection.decode(inspection.encode(facts).decode()).shape
     assert found.stored_plain == 2 * (512 + 256) * 256
-    assert found.weights_bytes("bfloat16") == held(tmp_path, "bfloat16")
+    assert inspection.held_on(found, "cpu").weights_bytes("bfloat16") == held(tmp_path, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,27 @@ def test_facts_of_the_operator_have_it(tmp_path: Path) -> None:
 def test_what_names_no_module_counts_none(field: str, entry: object) -> None:
     quantization = integer_checkpoints.described(integer_checkpoints.Style(method="gptq")) | {field: [entry]}
     shape = model_facts.shape_of(checkpoints.config_json(SHAPE) | {"quantization_config": quantization})
-    assert (shape.stored_sixteenths, shape.stored_plain) == (12, 0)
+    assert (shape.held.stored, shape.stored_plain) == (12, 0)
+
+
+@pytest.mark.parametrize("style", ["nvfp4", "mxfp4"])
+def test_the_first_projection_of_a_state_is_left_in_full_with_its_smallest_parts(style: str) -> None:
+    """Of Qwen3.5: 4 heads of 12 values and 2 of 16 keys, in two layers of three."""
+    described = e2m1_checkpoints.described(style) | {"ignore": ["lm_head", "re:.*in_proj_[ab]$"]}
+    config = documents()["qwen3.5"] | {"quantization_config": described}
+    rows = 2 * (4 * 12) + 2 * (2 * 16) + 2 * 4
+    assert model_facts.shape_of(config).stored_plain == 2 * rows * config["hidden_size"]
+
+    flat = hf_config.flattened(config)
+    typed = checked(Path("config.json"), flat)
+    family = family_of(typed)
+    spec = family.spec(typed)
+    kind = StoredKind(name=style, format=quantized.NVFP4 if style == "nvfp4" else quantized.MXFP4)
+    places = family.places(spec)
+    kinds = {name: kind for name in places if not name.endswith(("in_proj_a.weight", "in_proj_b.weight"))}
+    held = quant_formats.formats("auto", spec, parameter_shapes(spec), places, kinds)
+    attending = [layer for layer, attention in enumerate(spec.attentions) if attention.kind == "full"]
+    assert [name for name in held if name.endswith("qkv.weight")] == [f"layers.{one}.qkv.weight" for one in attending]
 
 
 @pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "modelopt"])

@@ -21,7 +21,7 @@ LLAMA_8B = {
     "torch_dtype": "bfloat16",
     "rms_norm_eps": 1e-5,
 }
-L4 = ("--device", "cuda", "--card", "NVIDIA L4", "--price", "0.8")
+L4 = ("--device", "cuda", "--gpu", "NVIDIA L4", "--price", "0.8")
 
 
 @pytest.fixture

@@ -51,6 +51,17 @@ def test_few_are_refused_wrongly_or_late_where_prompts_are_the_bottleneck(prompt
     assert sum(not call.was_in_time for call in answered) <= 0.08 * len(answered)
 
 
+def test_objectives_count_where_rows_are_the_bottleneck_and_no_step_is_ever_full_of_prompts():
+    calls = {"prompts": (4, 8), "mean_answer": 200}
+    engine = simulated(max_sequences=4)
+    callers = Callers(engine, ttft_s=OBJECTIVE_S, max_retries=0, **calls)
+    callers.load(2.0 * capacity(4, **calls), 0.0, 300.0)
+    engine.run(until=400.0)
+    found = forecast(engine)
+    assert found.calibrated
+    assert found.refused > 20
+
+
 @functools.cache
 def goodput(load):
     """Answers in time per second, once rates are measured."""

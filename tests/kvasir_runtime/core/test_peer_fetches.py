@@ -7,12 +7,11 @@ from fakes.runner import FakeRunner
 from fakes.serving import request, serving
 from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 from kvasir_api.hashes import block_root, extend_block_hashes, owner_of_salt
+from kvasir_api.kv_transfer import LEAST_PREFILL_S, MOST_PREFILL_S
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.host_tier import key_of
 from kvasir_runtime.core.peer_fetches import (
-    LEAST_PREFILL_S,
     MOST_FETCHES,
-    MOST_PREFILL_S,
     MOST_S,
     PROBE_EVERY,
     REST_S,
@@ -192,6 +191,45 @@ def test_requests_that_wait_for_blocks_of_peers_keep_no_other_waiting():
     assert len(fetches(engine)) == MOST_FETCHES
     assert engine.answers["b"].reason == "length"
     assert engine.answers["waits 0"].tokens == []
+
+
+def test_a_prefetch_brings_what_a_peer_holds_and_computes_nothing():
+    engine = served(peer=held_by_peer(6), peer_delay=3)
+    (ended,) = answered(engine, request("p", PROMPT, kv_peer=PEER, prefetch=True))
+    assert (ended.reason, ended.tokens, ended.cached_tokens) == ("length", [], 24)
+    assert [chunk for plan in engine.plans for chunk in plan.chunks] == []
+    (fetch,) = fetches(engine)
+    assert fetch.within_s == MOST_S
+    host = engine.scheduler.report(RuntimeState()).kv_host
+    assert (host.fetched_tokens, host.prefetched_tokens) == (24, 24)
+    (answer,) = answered(engine, request("b", PROMPT))
+    assert (answer.cached_tokens, answer.tokens) == (24, alone())
+    totals = engine.scheduler.report(RuntimeState()).totals
+    assert (totals.arrivals, totals.completions) == (1, 1), "a prefetch is no request of a client"
+
+
+@pytest.mark.parametrize("why", ["it is there", "no peer", "the peer failed", "it is on its way"])
+def test_a_prefetch_of_which_nothing_comes_ends_at_once(why):
+    engine = served(peer=held_by_peer(), peer_delay=9, gives_up=0 if why == "the peer failed" else -1)
+    if why == "it is there":
+        answered(engine, request("first", PROMPT))
+    elif why == "the peer failed":
+        answered(engine, ASKED)
+    elif why == "it is on its way":
+        engine.submit(ASKED)
+        engine.step()
+    before = len(fetches(engine))
+    engine.submit(request("p", PROMPT, kv_peer="" if why == "no peer" else PEER, prefetch=True))
+    assert (engine.answers["p"].reason, engine.answers["p"].cached_tokens) == ("length", 0)
+    engine.finish()
+    assert len(fetches(engine)) == before
+
+
+def test_a_prefetch_of_a_tenant_is_found_by_that_tenant_alone():
+    engine = served(peer=held_by_peer(salt=b"tenant"))
+    answered(engine, request("p", PROMPT, kv_peer=PEER, salt=b"tenant", prefetch=True))
+    mine, other = answered(engine, request("a", PROMPT, salt=b"tenant"), request("b", PROMPT, salt=b"other"))
+    assert (mine.cached_tokens, other.cached_tokens) == (40, 0)
 
 
 def test_an_aborted_request_leaves_a_fetch_that_ends():

@@ -1,4 +1,4 @@
-"""Any traffic, any cache, one or two plans in flight: hypothesis plays clients, the fake runner checks every block."""
+"""Any traffic, any cache, several plans in flight: hypothesis plays clients, the fake runner checks every block."""
 
 import struct
 
@@ -52,7 +52,10 @@ SAMPLING = st.fixed_dictionaries(
 )
 
 
-def served_with(limits, depth):
+def served_with(limits, depth, stages=1):
+    """stages: with more than one as many plans are in flight, of disjoint rows, in place of depth. With two or four no
+    time passes, so that they stay so; else each step takes as long, so that it is most often one.
+    """
     runner = FakeRunner(
         model=MODEL,
         max_batch_tokens=limits["max_batch_tokens"],
@@ -64,7 +67,10 @@ def served_with(limits, depth):
     if limits["host_blocks"]:
         runner.host = with_failing_peer(limits["host_blocks"], limits["max_sequences"])
     drafter = OracleDrafter(MODEL) if limits["speculation"] == "oracle" else None
-    return Serving(Scheduler(Limits(**limits, max_cached_answers=2), drafter=drafter), runner, depth)
+    made = Limits(**limits, max_cached_answers=2, stages=stages)
+    served = Serving(Scheduler(made, drafter=drafter), runner, depth if stages == 1 else stages)
+    served.tick_s = float(stages % 2)
+    return served
 
 
 def alone(made, longest, marks=()):
@@ -103,9 +109,9 @@ def alone(made, longest, marks=()):
 class SchedulerMachine(RuleBasedStateMachine):
     """Clients submit, leave and wait; every answer must be the one the request would get alone."""
 
-    @initialize(limits=LIMITS, depth=st.integers(1, 3))
-    def begin(self, limits, depth):
-        self.served = served_with(limits, depth)
+    @initialize(limits=LIMITS, depth=st.integers(1, 3), stages=st.sampled_from([1, 1, 2, 3, 4]))
+    def begin(self, limits, depth, stages):
+        self.served = served_with(limits, depth, stages)
         self.requests = {}
         self.searches = {}
         self.aborted = set()
@@ -231,6 +237,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                         held = [max(table[(sequence.computed - 1) // size : sequence.computed // size + 1])]
                     assert ABSENT not in held
 
+    @invariant()
+    def plans_in_flight_over_stages_sample_for_disjoint_rows(self):
+        """A row that a plan in flight samples for is in no other, and none leaves or is joined that one names."""
+        if self.served.scheduler.limits.stages == 1:
+            return
+        sampled, named = set(), set()
+        for plan, _ in self.served.flight:
+            rows = {chunk.row for chunk in plan.chunks}
+            assert not sampled & rows
+            assert not named & {*plan.leaves, *(join.row for join in plan.joins), *(fork.row for fork in plan.forks)}
+            sampled |= {chunk.row for chunk in plan.chunks if chunk.samples}
+            named |= rows
+
     def look_at_plans(self):
         """Every plan is within the limits."""
         limits = self.served.scheduler.limits
@@ -302,8 +321,8 @@ SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_cou
 TestScheduler = SchedulerMachine.TestCase
 
 
-def run(limits, traffic, depth):
-    served = served_with(limits, depth)
+def run(limits, traffic, depth, stages=1):
+    served = served_with(limits, depth, stages)
     for number, (steps, prompt, sampling) in enumerate(traffic):
         for _ in range(steps):
             served.step()
@@ -321,21 +340,24 @@ def test_the_depth_of_the_pipeline_and_the_cache_do_not_change_an_answer(limits,
     want = run(limits, traffic, depth=1).answers
     cold = run({**limits, "prefix_cache": False}, traffic, depth=2).answers
     deep = run(limits, traffic, depth=2).answers
+    for stages in (2, 4):
+        found = run(limits, traffic, depth=1, stages=stages).answers
+        assert [(a.tokens, a.reason) for a in want.values()] == [(a.tokens, a.reason) for a in found.values()]
     assert [(a.tokens, a.reason) for a in want.values()] == [(a.tokens, a.reason) for a in cold.values()]
     assert [(a.tokens, a.reason) for a in want.values()] == [(a.tokens, a.reason) for a in deep.values()]
 
 
-@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(1, 2))
+@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(1, 2), stages=st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
-def test_the_same_trace_gives_the_same_plans(limits, traffic, depth):
-    first, second = run(limits, traffic, depth), run(limits, traffic, depth)
+def test_the_same_trace_gives_the_same_plans(limits, traffic, depth, stages):
+    first, second = run(limits, traffic, depth, stages), run(limits, traffic, depth, stages)
     assert first.plans == second.plans
 
 
-@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(2, 3))
+@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(2, 3), stages=st.sampled_from([1, 2, 4]))
 @settings(max_examples=40, deadline=None)
-def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(limits, traffic, depth):
-    served = served_with(limits, depth)
+def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(limits, traffic, depth, stages):
+    served = served_with(limits, depth, stages)
     tables: dict[int, list[list[int]]] = {}
     named: dict[int, int] = {}
     arrivals = [request(f"r{number}", prompt, **sampling) for number, (_, prompt, sampling) in enumerate(traffic)]

@@ -48,6 +48,14 @@ def test_rows_count_once_enough_came_free():
     assert made.predict(QueuedWork(100, 0, 1000)) > 90
 
 
+def test_prompts_that_never_filled_a_step_take_no_more_than_steps_where_rows_are_awaited():
+    made = predictor(*[lacking(1)] * (LEAST_ADMITTED - 1))
+    assert made.predict(QueuedWork(100, 10, 5)) == -1.0
+    made.observe(lacking(1), 0.1)
+    assert made.predict(QueuedWork(100, 10, 5)) == pytest.approx(0.6)
+    assert made.predict(QueuedWork(100, 10, 0)) == -1.0
+
+
 def test_steps_that_nothing_waited_for_measure_no_rate():
     made = predictor(StepLoad(prompt_tokens=5, num_admitted=1, is_full=False, lacks_rows=False))
     assert made.prompt_rate == 0.0

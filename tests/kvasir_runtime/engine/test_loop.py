@@ -95,15 +95,28 @@ def test_a_client_gets_the_whole_set_of_prefixes_and_then_its_changes():
     assert other == [(2, routes[:2], True), (3, routes[2:], False)]
 
 
-def test_both_depths_give_the_same_answers():
+def test_both_depths_and_stages_give_the_same_answers():
     said = []
-    for depth in (1, 2):
+    for depth, stages in ((1, 1), (2, 1), (2, 2), (4, 4)):
         clients = FakeClients([[submit(str(number), range(number + 1), max_tokens=9) for number in range(12)]])
-        engine(clients, runner=FakeRunner(), depth=depth, num_blocks=12).run()
+        engine(clients, runner=FakeRunner(), depth=depth, stages=stages, num_blocks=12).run()
         said.append({name: [] for name in map(str, range(12))})
         for event in clients.events():
             said[-1][event.request_id] += event.token_ids
-    assert said[0] == said[1]
+    assert said == [said[0]] * 4
+
+
+def test_what_a_step_gave_is_sent_before_a_stage_computes_the_next_one():
+    clients = FakeClients([[submit(name, max_tokens=6) for name in "abcd"]])
+    heard = []
+
+    class NotingRunner(FakeRunner):
+        def launch(self, plan):
+            heard.append(sum(len(event.token_ids) for event in clients.events()))
+            return super().launch(plan)
+
+    engine(clients, runner=NotingRunner(model=ENDLESS), depth=2, stages=2).run()
+    assert heard[:6] == [0, 4, 4, 6, 8, 10], "two steps of two streams each behind the prompts"
 
 
 def test_it_waits_for_clients_only_when_idle():
@@ -231,8 +244,8 @@ def test_a_runner_that_failed_for_good_ends_the_engine_also_while_it_idles(messa
         engine(FakeClients(messages), runner=FakeRunner(failure="rank 1 was killed by SIGKILL")).run()
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_recorded_trace_replays(depth):
+@pytest.mark.parametrize(("depth", "stages"), [(1, 1), (2, 1), (2, 2)])
+def test_a_recorded_trace_replays(depth, stages):
     trace = TraceList()
     clients = FakeClients(
         [
@@ -246,7 +259,7 @@ def test_a_recorded_trace_replays(depth):
         ]
     )
     runner = FakeRunner(model=ENDLESS, fail_steps=frozenset({12}))
-    engine(clients, runner=runner, depth=depth, trace=trace, num_blocks=14).run()
+    engine(clients, runner=runner, depth=depth, stages=stages, trace=trace, num_blocks=14).run()
     result = replay(trace)
     assert not result.differs
     assert result.num_plans == len(runner.launched) > 12

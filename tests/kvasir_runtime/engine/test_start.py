@@ -32,6 +32,11 @@ def test_drafts_that_nothing_verifies_are_left_out(asked, want):
     assert limits_of(ServeOptions(model="m", speculation=asked), facts).speculation == want
 
 
+@pytest.mark.parametrize("stages", [1, 4])
+def test_as_many_steps_may_be_in_flight_as_there_are_stages(stages):
+    assert limits_of(ServeOptions(model="m", pipeline_parallel_size=stages), engine_facts()).stages == stages
+
+
 def test_a_drafter_that_is_named_and_cannot_be_is_refused():
     facts = engine_facts(no_drafts="the device is another one")
     with pytest.raises(StartError, match="--speculation suffix: the device is another one; choose auto or off"):

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from fakes import checkpoints, file_server, ggufs
+from fakes import checkpoints, file_server, ggufs, source_secret
 from fakes.file_server import LARGE, TOKEN
 from kvasir_api import names
 from kvasir_runtime import gguf, source
@@ -38,13 +38,7 @@ def fetched(uri):
 
 @pytest.fixture
 def secret(tmp_path, monkeypatch):
-    folder = tmp_path / "secret"
-    folder.mkdir()
-    monkeypatch.setenv(names.ENV_SOURCE_SETTINGS, str(folder))
-    monkeypatch.setenv(names.ENV_MODEL_CACHE, str(tmp_path / "models"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return folder
+    return source_secret.mounted(tmp_path, monkeypatch)
 
 
 @pytest.fixture

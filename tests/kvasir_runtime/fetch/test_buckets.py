@@ -7,8 +7,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from fakes import file_server
-from kvasir_api import model_uri, names
+from fakes import file_server, source_secret
+from kvasir_api import model_uri
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import fetched_model
@@ -58,14 +58,9 @@ def fetched(uri):
 
 @pytest.fixture
 def secret(tmp_path, monkeypatch):
-    folder = tmp_path / "secret"
-    folder.mkdir()
+    folder = source_secret.mounted(tmp_path, monkeypatch)
     (folder / "AWS_ACCESS_KEY_ID").write_text("key-of-a-pod\n")
     (folder / "AWS_SECRET_ACCESS_KEY").write_text(f"{SECRET_KEY}\n")
-    monkeypatch.setenv(names.ENV_SOURCE_SETTINGS, str(folder))
-    monkeypatch.setenv(names.ENV_MODEL_CACHE, str(tmp_path / "models"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     return folder
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.errors import ModelUnavailableError
+from fakes import checkpoints, ggufs
+from kvasir_runtime import arriving, gguf
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile, RemoteModel, Transfer
 from kvasir_runtime.fetch.model_store import ModelStore
@@ -158,7 +160,8 @@ def test_a_full_disk_is_said_to_be_full(tmp_path):
         "try:\n    ModelStore(Path(sys.argv[1]), URI, VERSION).fetched(model(Source().file()))\n"
         "except Exception as error:\n    print(error)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parents[1]}"}
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
     assert "could not be stored: [Errno 27] File too large; give its cache more room" in done.stdout
@@ -288,17 +291,74 @@ def test_a_start_goes_on_when_only_shards_are_missing(tmp_path):
 @pytest.mark.parametrize(
     "files",
     [
-        [Source(SHARD).file()],
         [Source(SHARD).file("a.safetensors"), Source(SHARD).file("b/c.safetensors")],
         [Source(b"no header").file("a.safetensors"), Source(SHARD).file("b.safetensors")],
+        [Source(SHARD).file(), Source(b"GGUF").file("a.gguf")],
     ],
-    ids=["one file", "a folder", "no header"],
+    ids=["a folder", "no header", "with a GGUF file"],
 )
 def test_other_checkpoints_are_waited_for(tmp_path, files):
     begun = []
     store = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
     store.fetched(model(Source(b"{}").file("config.json"), *files))
     assert begun == []
+
+
+def coming(tmp_path, *sources):
+    """A store, the sources' files with a config, and what a start is given to load from while they come."""
+    begun = []
+    store = ModelStore(tmp_path, URI, VERSION, sleep=lambda _: None, arrival=Arrival(begun.append))
+    return store, model(*(source.file(name) for name, source in sources)), begun
+
+
+def test_a_checkpoint_in_one_file_can_be_read_as_it_comes(tmp_path):
+    shard, seen = Source(SHARD), []
+    pieces = shard.pieces
+
+    def looked_at(start):
+        for piece in pieces(start):
+            yield piece
+            seen.extend(arriving.readable(view / "model.safetensors", len(SHARD) // 2) for view in begun)
+
+    shard.pieces = looked_at
+    store, files, begun = coming(tmp_path, ("config.json", Source(b"{}")), ("model.safetensors", shard))
+    folder = store.fetched(files)
+    (view,) = begun
+    assert seen[0] is None
+    assert seen[1] == seen[2] == folder / ".partial" / hashlib.sha256(b"model.safetensors").hexdigest()[:16]
+    arriving.confirm(view)
+    assert (view / "model.safetensors").resolve() == folder / "model.safetensors"
+
+
+def test_of_a_file_with_another_checksum_nothing_can_be_read(tmp_path):
+    lie = Source(SHARD, stated="0" * 64)
+    store, files, begun = coming(tmp_path, ("config.json", Source(b"{}")), ("model.safetensors", lie))
+    with pytest.raises(ModelUnavailableError, match="fetched twice"):
+        store.fetched(files)
+    assert not arriving.is_here(begun[0] / "model.safetensors")
+    assert arriving.readable(begun[0] / "model.safetensors", 1) is None
+
+
+def test_what_was_read_of_a_file_that_is_sent_again_from_its_beginning_is_void(tmp_path):
+    source = Source(SHARD, breaks=[-1, 2], knows_parts=False)  # the first one is for the header
+    store, files, begun = coming(tmp_path, ("config.json", Source(b"{}")), ("model.safetensors", source))
+    assert (store.fetched(files) / "model.safetensors").read_bytes() == SHARD
+    assert source.starts == [0, 0, 0]
+    with pytest.raises(ModelError, match="was fetched again"):
+        arriving.confirm(begun[0])
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_gguf_model_can_be_loaded_as_it_comes(tmp_path, num_parts):
+    whole = ggufs.write(checkpoints.write(tmp_path / "whole"), tmp_path / "tiny.gguf")
+    parts = ggufs.split(whole, num_parts) if num_parts > 1 else [whole]
+    files, begun = model(*(Source(part.read_bytes()).file(part.name) for part in parts)), []
+    arrival = Arrival(lambda path: begun.append((path, gguf.read(path).tensors.keys())))
+    folder = ModelStore(tmp_path / "store", URI, VERSION, arrival=arrival).fetched(files)
+    ((view, known),) = begun
+    assert view.name == parts[0].name
+    assert arriving.real(view) == folder / view.name
+    assert known == gguf.read(folder / view.name).tensors.keys()
 
 
 def test_a_download_that_no_start_waits_for_ends(tmp_path):

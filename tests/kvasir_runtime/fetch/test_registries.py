@@ -9,9 +9,9 @@ import tarfile
 
 import pytest
 
-from fakes import file_server
+from fakes import file_server, source_secret
 from fakes.file_server import TOKEN, USER
-from kvasir_api import model_uri, names
+from kvasir_api import model_uri
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import fetched_model
@@ -30,13 +30,7 @@ def fetched(uri):
 
 @pytest.fixture
 def secret(tmp_path, monkeypatch):
-    folder = tmp_path / "secret"
-    folder.mkdir()
-    monkeypatch.setenv(names.ENV_SOURCE_SETTINGS, str(folder))
-    monkeypatch.setenv(names.ENV_MODEL_CACHE, str(tmp_path / "models"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return folder
+    return source_secret.mounted(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -177,7 +171,7 @@ def test_a_transfer_that_breaks_is_mended(found, fault):
     artifact(found)
     found.fault = fault
     if fault == "busy once":
-        found.seen.add(("GET", f"/v2/{NAME}/manifests/v1"))
+        found.seen["GET", f"/v2/{NAME}/manifests/v1"] = found.times
     folder = fetched(uri(found))
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 

@@ -33,7 +33,7 @@ def choice(stops=(), *, include=False, min_tokens=0):
         stops=stops,
         include_stop=include,
     )
-    return OutputProcessor(request, job, TOKENIZER.decode)
+    return OutputProcessor(request, job, TOKENIZER.decoding(frozenset()))
 
 
 def accepted(made, event):
@@ -71,7 +71,7 @@ def test_a_turn_end_is_no_stop_of_the_request(tmp_path):
         body = {"messages": [{"role": "user", "content": "hi"}], "stop_token_ids": stops}
         request = prepare.from_bytes(json.dumps(body).encode(), profile, chat=True)
         assert tokenizer.turn_end in request.requests[0].sampling.stop_token_ids
-        made = OutputProcessor(request.requests[0], request, tokenizer.decode)
+        made = OutputProcessor(request.requests[0], request, tokenizer.decoding(frozenset()))
         reasons.append(made.accept(event("one", "stop", stop_token_id=tokenizer.turn_end)).stopped_by)
     assert reasons == [None, tokenizer.turn_end, None]
 

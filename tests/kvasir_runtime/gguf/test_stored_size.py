@@ -8,19 +8,17 @@ import torch
 
 from fakes import checkpoints, ggufs
 from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_api.stored_bits import Compute
 from kvasir_runtime import gguf
 from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.gguf import stored_size
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.gguf_checkpoint import KEPT
+from kvasir_runtime.weights.quant_formats import DeviceFormats
 
 LARGE = {"hidden_size": 256, "num_layers": 2, "head_dim": 64, "intermediate_size": 512, "vocab_size": 512}
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def written(folder: Path, *, tied: bool, **kinds: object) -> Path:
@@ -61,8 +59,10 @@ def test_a_file_of_plain_numbers_is_counted_as_it_is(tmp_path: Path) -> None:
     assert json.dumps(gguf.config_with_bits(gguf.read(path))) == json.dumps(gguf.config(gguf.read(path)))
 
 
-def test_the_sizes_are_those_of_the_formats() -> None:
-    held = {name: format_.num_bytes(1, 32) * 16 // 32 for name, format_ in KEPT.items()}
-    eight = QuantFormat(bits=8).num_bytes(1, 32) * 16 // 32
-    assert {name: stored_size._SIXTEENTHS.get(name, eight) for name in held} == held
+@pytest.mark.parametrize(("device", "formats"), [("cuda", quant_formats.CARDS), ("cpu", quant_formats.PROCESSORS)])
+def test_the_sizes_are_those_of_the_formats(device: Compute, formats: DeviceFormats) -> None:
+    held = {name: formats.num_bytes(format_, 1, 32) * 16 // 32 for name, format_ in KEPT.items()}
+    eight = formats.num_bytes(QuantFormat(bits=8), 1, 32) * 16 // 32
+    kinds = stored_size._SIXTEENTHS | {"Q4_K": stored_size._Q4_K[device]}
+    assert {name: kinds.get(name, eight) for name in held} == held
     assert eight == stored_size._EIGHT_BITS

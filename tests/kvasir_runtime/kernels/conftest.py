@@ -20,3 +20,16 @@ def hopper() -> Iterator[Any]:
     triton.runtime.driver.set_active(fake)
     yield fake
     triton.runtime.driver.set_active(None)
+
+
+@pytest.fixture
+def card(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The same as one of `fakes.hopper.CARDS`, by its name; not beside `hopper`."""
+    import triton
+
+    from fakes.hopper import CARDS, Hopper
+
+    fake = Hopper(*CARDS[request.param])
+    triton.runtime.driver.set_active(fake)
+    yield fake
+    triton.runtime.driver.set_active(None)

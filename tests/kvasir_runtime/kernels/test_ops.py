@@ -111,8 +111,8 @@ def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor
     if operation in CACHE:
         args = tuple(layer_of(arg) if place == CACHE[operation] else arg for place, arg in enumerate(args))  # type: ignore[arg-type]
     if operation in ("linear", "gated", "moe"):
-        *weights, x = args
-        return [getattr(table, operation)(*weights)(x).cpu()]
+        inputs = 2 if operation == "moe" and isinstance(args[-2], Tensor) else 1  # the router's, and the experts'
+        return [getattr(table, operation)(*args[:-inputs])(*args[-inputs:]).cpu()]
     result = getattr(table, operation)(*args)
     if operation == "attention":
         result = result[: sum(case[2].query_lens)]  # rows of padding may be anything

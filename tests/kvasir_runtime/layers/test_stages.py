@@ -28,6 +28,13 @@ def test_the_heaviest_stage_is_as_light_as_can_be(
     assert [(layers.start, layers.stop) for layers in stages.divided(layer_bytes, first_bytes, count)] == want
 
 
+def test_no_stage_begins_with_a_layer_that_is_joined_to_the_one_before_it() -> None:
+    found = stages.divided([1, 9] * 3, 0, 2, joined={1, 3, 5})
+    assert [(layers.start, layers.stop) for layers in found] == [(0, 2), (2, 6)]
+    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
+        stages.divided([1, 9] * 3, 0, 4, joined={1, 3, 5})
+
+
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8), first=st.integers(0, 20), count=st.integers(1, 8))
 def test_no_other_cut_is_lighter(sizes: list[int], first: int, count: int) -> None:
     if count > len(sizes):

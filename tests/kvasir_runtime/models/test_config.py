@@ -43,8 +43,8 @@ def gptq(**changes: Any) -> dict[str, Any]:
         ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
         ({"architectures": []}, "architectures"),
         (
-            {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM is not supported; supported are LlamaForCausalLM, ",
+            {"architectures": ["JambaForCausalLM"]},
+            "JambaForCausalLM is not supported; supported are LlamaForCausalLM, ",
         ),
         (
             {"architectures": ["Phi4MMForCausalLM"]},

@@ -1,14 +1,18 @@
-"""DeepSeek-V2's config as a spec; its answers are held to transformers in runner/test_runner_oracle.py."""
+"""Configs of DeepSeek-V2 and GLM-4.7-Flash as specs; their answers are held to transformers in
+runner/test_runner_oracle.py and test_registry.py.
+"""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, family_configs
 from fakes.checkpoints import Shape
+from kvasir_api import hf_config
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config
+from kvasir_runtime.models.config import checked, read_config
 from kvasir_runtime.models.registry import family_of
 
 
@@ -62,3 +66,16 @@ def test_scores_are_scaled_as_yarn_says(tmp_path):
 def test_what_is_not_computed_is_refused(tmp_path, changes, message):
     with pytest.raises(ModelError, match=message):
         spec_of(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("named", "first"),
+    [({}, 1), ({"mlp_layer_types": ["dense", "dense", "sparse"]}, 2), ({"first_k_dense_replace": 0}, 0)],
+)
+def test_layers_of_glm_flash_without_experts_come_first(named, first):
+    """A config of before it had a list of layers names their number, as those of DeepSeek do."""
+    own = family_configs.MODELS["glm-flash"]
+    document = family_configs.SIZES | own.config | {"model_type": own.family, "architectures": [own.architecture]}
+    del document["mlp_layer_types"]
+    config = checked(Path("config.json"), hf_config.flattened(document | named))
+    assert family_of(config).spec(config).experts.layers == (False,) * first + (True,) * (3 - first)

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from functools import cache
 from itertools import cycle, product
 from pathlib import Path
@@ -19,16 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes import checkpoints, family_checkpoints, family_configs, family_documents
+from fakes import family_configs, family_cover
 from fakes.by_hand import Hand, runner_of
-from fakes.checkpoints import Shape
+from fakes.family_cover import DOCUMENTS, covering, parts
 from fakes.mixed_streams import mixed_streams
 from fakes.oracle import Oracle
-from kvasir_api import hf_config
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.layers.spec import DecoderSpec
-from kvasir_runtime.models.config import checked
-from kvasir_runtime.models.registry import DENSE, SPARSE, declared, family_of
+from kvasir_runtime.models.registry import DENSE, SPARSE, declared
 
 Logits = Callable[[tuple[int, ...]], Tensor]
 TIE = 1e-4
@@ -38,34 +35,6 @@ MOST_OFF = {"fp8": 0.4, "int8": 0.15, "int4": 0.8}
 logits of that position are of other matrices.
 """
 LINES_OF_A_FAMILY = 60
-
-
-DOCUMENTS = family_documents.documents()
-
-
-def parts(document: dict[str, Any]) -> frozenset[str]:
-    """What layers of a model have that those of Llama have not."""
-    config = checked(Path("config.json"), hf_config.flattened(document))
-    spec = family_of(config).spec(config)
-    named = {f"attention {attention.kind}" for attention in spec.attentions}
-    for part in (spec, spec.experts, spec.state, spec.rope):
-        for field in fields(part) if part is not None else ():
-            value = getattr(part, field.name)
-            is_size = isinstance(value, int) and not isinstance(value, bool)
-            if field.default is not MISSING and value != field.default and not is_size:
-                named.add(f"{type(part).__name__}.{field.name}")
-    return frozenset(named)
-
-
-def covering() -> list[str]:
-    """Names of models, few, that have all parts together: each adds most of those that are left."""
-    having = {name: parts(document) for name, document in DOCUMENTS.items()}
-    left, chosen = set[str]().union(*having.values()), list[str]()
-    while left:
-        best = max(having, key=lambda name: len(having[name] & left))
-        chosen.append(best)
-        left -= having[best]
-    return chosen
 
 
 def cases() -> list[tuple[str, str]]:
@@ -82,11 +51,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     @cache
     def written(name: str) -> tuple[Path, Logits]:
         folder = root / name
-        if name in family_configs.MODELS:
-            judge = family_checkpoints.write(folder, name)
-            return folder, lambda tokens: judge(torch.tensor([tokens]), use_cache=False).logits[0]
-        checkpoints.write(folder, Shape(family=name, num_layers=4 if "next" in name else 2, std=0.12))
-        return folder, Oracle(folder).logits
+        judge = family_cover.write(folder, name)
+        if judge is None:
+            return folder, Oracle(folder).logits
+        return folder, lambda tokens: judge(torch.tensor([tokens]), use_cache=False).logits[0]
 
     return written
 

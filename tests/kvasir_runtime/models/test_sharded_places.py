@@ -14,11 +14,21 @@ from kvasir_runtime.models.family import Place
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.models.sharded_places import sharded_places
 
-SHARED = ("norm", "ln_", "router", "gate.weight", "bias", "kv_a_proj")
-"""What every rank has: norms, routers, gates, and biases and latents that no head has of its own."""
+SHARED = ("norm", "ln_", "router", "gate.weight", "bias", "kv_a_proj", "latent_proj")
+"""What every rank has: norms, routers, gates, and biases and latents that no head or expert has of its own."""
 
 
-MERGED = ("phi3", "glm", "internlm2", "falcon-7b", "falcon-40b")
+MERGED = (
+    "qwen3.5",
+    "qwen3.5-moe",
+    "nemotron-3-latent",
+    "falcon-h1",
+    "phi3",
+    "glm",
+    "internlm2",
+    "falcon-7b",
+    "falcon-40b",
+)
 """Families whose checkpoints have several matrices in one, perhaps with the rows of each head group together."""
 
 
@@ -26,7 +36,7 @@ MERGED = ("phi3", "glm", "internlm2", "falcon-7b", "falcon-40b")
     ("name", "whole_experts"),
     [
         *((name, False) for name in (*checkpoints.FAMILIES, *MERGED)),
-        *((name, True) for name in (*checkpoints.EXPERTS, "gpt-oss", "deepseek-v3")),
+        *((name, True) for name in (*checkpoints.EXPERTS, "gpt-oss", "deepseek-v3", "nemotron-3-latent")),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -40,7 +50,7 @@ def test_every_number_is_read_by_the_ranks_that_compute_with_it(
     config = read_config(tmp_path, "")
     places = family_of(config).places
     whole = family_of(config).spec(config)
-    if ranks == 4 and name == "qwen3_next":
+    if ranks == 4 and name.startswith(("qwen3_next", "qwen3.5", "nemotron-3", "falcon-h1")):
         pytest.skip("it has two key heads with a state")
     if ranks == 1 and whole_experts:
         pytest.skip("one rank has all experts")

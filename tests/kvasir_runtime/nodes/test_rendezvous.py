@@ -27,7 +27,7 @@ def member(node: int, nodes: int = 2, **facts: str) -> Membership:
     return Membership(node=node, nodes=nodes, channel="", facts={"--dtype": "auto", **facts})
 
 
-def nothing(_: str) -> None:
+def nothing(_: str, missing: tuple[int, ...]) -> None:
     """Of those who wait."""
 
 
@@ -39,10 +39,15 @@ class Meeting:
         listener = rendezvous.listen(ADDRESS, 0, time.monotonic())
         self.port: int = listener.getsockname()[1]
         self.waited: list[str] = []
+        self.missing: list[tuple[int, ...]] = []
         deadline = time.monotonic() + within_s
         self.leading: Future[NodeLinks] = self._pool.submit(
-            rendezvous.lead, listener, key, member(0, nodes), deadline, self.waited.append
+            rendezvous.lead, listener, key, member(0, nodes), deadline, self._on_wait
         )
+
+    def _on_wait(self, words: str, missing: tuple[int, ...]) -> None:
+        self.missing.append(missing)
+        self.waited.append(words)
 
     def follow(self, own: Membership, key: bytes = KEY) -> "Future[NodeLinks]":
         deadline = time.monotonic() + DEADLINE_S
@@ -90,7 +95,7 @@ def test_three_nodes_have_two_connections_each_and_the_port_closes() -> None:
         assert leading.control[node].receive(64) == b"from %d" % node
     with pytest.raises(ConnectionRefusedError):
         meeting.connect()
-    assert meeting.waited[0] == "waiting for nodes 1, 2 of 3"
+    assert (meeting.waited[0], meeting.missing[0]) == ("waiting for nodes 1, 2 of 3", (1, 2))
     closed(leading, *links)
 
 
@@ -101,7 +106,8 @@ def test_a_node_that_comes_first_waits_for_the_leader() -> None:
         port = probe.getsockname()[1]
     deadline, found = time.monotonic() + DEADLINE_S, []
 
-    def on_wait(words: str) -> None:
+    def on_wait(words: str, missing: tuple[int, ...]) -> None:
+        assert missing == ()
         calls.append(words)
         if len(calls) == 2:  # the first attempt has failed
             listener = rendezvous.listen(address, port, deadline)
@@ -284,7 +290,7 @@ def test_an_answer_may_take_longer_than_a_stranger_may(monkeypatch: pytest.Monke
 
 
 def test_who_waits_can_be_ended_and_leaves_no_port() -> None:
-    def end(words: str) -> None:
+    def end(words: str, missing: tuple[int, ...]) -> None:
         raise InterruptedError(words)
 
     deadline = time.monotonic() + DEADLINE_S

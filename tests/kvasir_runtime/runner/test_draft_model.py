@@ -12,10 +12,11 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of, use_draft_model
 from fakes.checkpoints import Shape
 from fakes.draft_plans import Reader, plan_of, run
+from fakes.drafter import DraftCounts
 from fakes.mixtures import WISHES, Story, request, served, told
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.plan import Chunk, Fork
+from kvasir_runtime.core.plan import UNDRAFTED, Chunk, Fork
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.speculation.drafters import ModelDrafter
 from kvasir_runtime.kernels.cpu.library import library
@@ -110,6 +111,20 @@ def test_drafts_of_which_some_are_wrong_change_no_answer(root: Path, plain, name
     assert 0 < totals.accepted_tokens < totals.drafted_tokens
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_of_a_model_and_of_texts_in_one_step_change_no_answer(root: Path, plain, name: str):
+    """Greedy answers of a small model repeat themselves, the others do not."""
+    made = runner(root, name)
+    dtype = torch.bfloat16 if name == "whole-step" else torch.float32
+    use_draft_model(made, near(root, name), ops=cpu_ops(), dtype=dtype)
+    scheduler = scheduler_of(made, budget=64, speculation="model")
+    counts = DraftCounts(scheduler)
+    assert heard(name, served(made, requests(name), depth=1, scheduler=scheduler)) == heard(name, plain(name))
+    assert counts.of_texts > NUM_TOKENS / 4
+    assert counts.of_model > NUM_TOKENS / 2
+    assert scheduler.report(RuntimeState()).totals.accepted_tokens > NUM_TOKENS / 2
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_model_of_any_kind_may_draft(root: Path, plain, drafter: str):
     made, shape = runner(root, "dense"), DRAFTERS[drafter]
@@ -159,7 +174,7 @@ PROMPT = tuple(range(20, 60))
 def test_behind_the_longest_text_the_model_reads_nothing_and_one_wrong_draft_lets_the_sequence_rest(root: Path):
     made, reader = with_reader(root, longest=30)
     run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=40, samples=True), PROMPT, tuple(range(8))))
-    drafted = Chunk(row=0, start=40, num_tokens=4, samples=True, drafts=(1, 1, 1))
+    drafted = Chunk(row=0, start=40, num_tokens=4, samples=True, drafts=(UNDRAFTED,) * 3)
     (sampled,) = run(made, plan_of(2, drafted))
     assert (len(sampled.tokens), sampled.undrafted) == (1, 2)
     assert reader.passes == []
@@ -170,7 +185,7 @@ def test_what_was_read_with_a_prompt_is_not_read_again(root: Path):
     first = run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=40, samples=True), PROMPT, tuple(range(8)),
                               drafter_follows=True))  # fmt: skip
     assert reader.passes == [40]
-    drafted = Chunk(row=0, start=40, num_tokens=4, samples=True, drafts=(0, 0, 0))
+    drafted = Chunk(row=0, start=40, num_tokens=4, samples=True, drafts=(UNDRAFTED,) * 3)
     (sampled,) = run(made, plan_of(2, drafted))
     assert len(sampled.tokens) == 4
     assert sampled.undrafted == 0
@@ -187,7 +202,7 @@ def test_a_long_prompt_is_read_in_steps_of_their_size_and_has_drafts_then(root: 
     assert reader.passes == []
     undrafted = []
     for step in range(4):
-        chunk = Chunk(row=0, start=40 + step, num_tokens=3, samples=True, drafts=(0, 0))
+        chunk = Chunk(row=0, start=40 + step, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2)
         (sampled,) = run(made, plan_of(2 + step, chunk))
         undrafted.append(sampled.undrafted)
         if sampled.undrafted:
@@ -202,7 +217,9 @@ def test_streams_do_not_wait_until_a_long_prompt_is_read(root: Path):
     prompt, table = tuple(range(20, 170)), tuple(range(20))
     run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=150, samples=True), prompt, table))
     for step in range(3):
-        run(made, plan_of(2 + step, Chunk(row=0, start=150 + step, num_tokens=3, samples=True, drafts=(0, 0))))
+        run(
+            made, plan_of(2 + step, Chunk(row=0, start=150 + step, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2))
+        )
     assert reader.passes == [67, 67, 19, 1]
 
 
@@ -221,7 +238,7 @@ def test_a_shared_prefix_is_read_once_and_blocks_that_hold_something_else_are_re
     run(made, plan_of(5, Chunk(row=3, start=32, num_tokens=8, samples=True), others, (0, 1, 2, 3, 22, 23), computed=32,
                       drafter_follows=True))  # fmt: skip
     assert reader.passes == [8, 40]
-    chunk = Chunk(row=3, start=40, num_tokens=5, samples=True, drafts=(0,) * 4)
+    chunk = Chunk(row=3, start=40, num_tokens=5, samples=True, drafts=(UNDRAFTED,) * 4)
     assert len(run(made, plan_of(6, chunk))[0].tokens) == 5
 
 

@@ -28,7 +28,16 @@ def words(seed: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "depth"), [("qwen3-next", 1), ("qwen3-next", 2), ("granite4", 1), ("bamba", 2), ("nemotron-h", 2)]
+    ("name", "depth"),
+    [
+        ("qwen3-next", 1),
+        ("qwen3-next", 2),
+        ("granite4", 1),
+        ("bamba", 2),
+        ("falcon-h1", 2),
+        ("nemotron-h", 2),
+        ("mamba2", 2),
+    ],
 )
 def test_each_turn_of_a_chat_goes_on_from_the_state_behind_the_last_one(
     folder: Path, undisturbed: SoakEngine, tmp_path: Path, name: str, depth: int

@@ -16,9 +16,10 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of, use_draft_model
 from fakes.checkpoints import SPECIAL_TOKENS, Shape
 from fakes.draft_plans import Reader, plan_of, run
+from fakes.drafter import DraftCounts
 from fakes.mixtures import WISHES, request, served, told
 from kvasir_api.state import RequestTotals, RuntimeState
-from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.core.plan import UNDRAFTED, Chunk
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.speculation.drafters import ModelDrafter
 from kvasir_runtime.kernels.cpu.library import library
@@ -125,6 +126,15 @@ def test_answers_are_those_without_drafts(root: Path, plain, model: str, drafter
         assert totals(scheduler).drafted_tokens > 50
 
 
+def test_drafts_of_texts_beside_those_of_the_model_change_no_answer(root: Path, plain) -> None:
+    made = with_drafter(root, "model", "near")
+    scheduler = scheduler_of(made, budget=64, speculation="model")
+    counts = DraftCounts(scheduler)
+    assert heard(served(made, requests("model"), depth=1, scheduler=scheduler)) == plain("model")
+    assert counts.of_texts > NUM_TOKENS / 2
+    assert counts.of_model > NUM_TOKENS / 2
+
+
 @pytest.mark.parametrize("wishes", [{}, {"temperature": 1.0, "seed": 3}, {"frequency_penalty": 1.0}])
 def test_each_way_to_draft_is_right_where_the_models_agree(root: Path, wishes: dict[str, Any]) -> None:
     made = with_drafter(root, "model", "itself")
@@ -196,7 +206,7 @@ def test_a_prompt_is_read_with_its_step_and_not_again(root: Path) -> None:
     made, reader = with_reader(root)
     run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=200, samples=True), PROMPT, TABLE, drafter_follows=True))
     assert reader.passes == [200]
-    drafted = Chunk(row=0, start=200, num_tokens=4, samples=True, drafts=(0, 0, 0))
+    drafted = Chunk(row=0, start=200, num_tokens=4, samples=True, drafts=(UNDRAFTED,) * 3)
     (sampled,) = run(made, plan_of(2, drafted))
     assert (len(sampled.tokens), sampled.undrafted) == (4, 0)
     assert reader.passes == [200, 1, 1, 1]
@@ -210,7 +220,7 @@ def test_streams_do_not_wait_until_a_long_prompt_is_read(root: Path) -> None:
     run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=200, samples=True), PROMPT, TABLE))
     undrafted = []
     for step in range(4):
-        chunk = Chunk(row=0, start=200 + step, num_tokens=3, samples=True, drafts=(0, 0))
+        chunk = Chunk(row=0, start=200 + step, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2)
         (sampled,) = run(made, plan_of(2 + step, chunk))
         undrafted.append(sampled.undrafted)
     assert undrafted == [2, 2, 2, 0]
@@ -228,7 +238,7 @@ def test_for_a_text_that_cannot_be_read_one_wrong_draft_lets_the_sequence_rest(
     run(made, plan_of(1, Chunk(row=0, start=0, num_tokens=180, samples=True), prompt, table, drafter_follows=follows))
     del reader.passes[:]
     run(made, plan_of(2, Chunk(row=1, start=0, num_tokens=180, samples=True), prompt, table))
-    drafted = Chunk(row=1, start=180, num_tokens=3, samples=True, drafts=(1, 1))
+    drafted = Chunk(row=1, start=180, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2)
     (sampled,) = run(made, plan_of(3, drafted))
     assert (len(sampled.tokens), sampled.undrafted) == (1, 1)
     assert reader.passes == []
@@ -247,7 +257,7 @@ def test_what_the_model_shares_is_read_once_and_nothing_else_is_shared(root: Pat
     assert reader.passes[1:] == [200]
     # Each draws the same drafts, which are right.
     for row in (0, 1, 2):
-        chunk = Chunk(row=row, start=200, num_tokens=4, samples=True, drafts=(0,) * 3)
+        chunk = Chunk(row=row, start=200, num_tokens=4, samples=True, drafts=(UNDRAFTED,) * 3)
         assert len(run(made, plan_of(4 + row, chunk))[0].tokens) == 4
 
 
@@ -262,7 +272,7 @@ def test_streams_do_not_wait_until_a_long_prompt_is_encoded(root: Path) -> None:
     run(made, plan_of(2, Chunk(row=1, start=3992, num_tokens=8, samples=True), long, other, computed=3992))
     undrafted = []
     for step in range(4):
-        chunk = Chunk(row=1, start=4000 + step, num_tokens=3, samples=True, drafts=(0, 0))
+        chunk = Chunk(row=1, start=4000 + step, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2)
         (sampled,) = run(made, plan_of(3 + step, chunk))
         undrafted.append(sampled.undrafted)
     assert undrafted == [2, 2, 2, 0]
@@ -278,5 +288,5 @@ def test_a_row_that_leaves_gives_its_blocks_back(root: Path) -> None:
         chunk = Chunk(row=step % 3, start=0, num_tokens=400, samples=True)
         leaves = (step % 3,) if step % 2 else ()
         run(made, plan_of(1 + step, chunk, prompt, tuple(range(60)), leaves=leaves, drafter_follows=True))
-    chunk = Chunk(row=29 % 3, start=400, num_tokens=3, samples=True, drafts=(0, 0))
+    chunk = Chunk(row=29 % 3, start=400, num_tokens=3, samples=True, drafts=(UNDRAFTED,) * 2)
     assert run(made, plan_of(40, chunk))[0].undrafted == 0

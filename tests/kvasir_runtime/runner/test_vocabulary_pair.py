@@ -108,7 +108,7 @@ def test_what_is_written_comes_back_in_tokens_of_the_model(ours: str, theirs: st
             continue  # within a character, or a token of the draft model that begins before
         assert text.drafts(written)[:3] == tokens[known : known + 3]
         cuts += 1
-    assert cuts > 0.4 * len(tokens)
+    assert cuts > 0.3 * len(tokens)
 
 
 def test_bytes_that_begin_a_character_wait_for_the_rest() -> None:

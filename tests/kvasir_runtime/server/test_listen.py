@@ -10,7 +10,7 @@ import pytest
 
 from fakes import tls_files
 from kvasir_runtime.server import listen
-from kvasir_runtime.server.http_limits import BoundedProtocol
+from kvasir_runtime.server.http_limits import BoundedFlow, BoundedProtocol
 from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.ops_guard import OpsGuard, ops_keys
 
@@ -129,3 +129,31 @@ async def test_a_client_that_does_not_end_its_handshake_is_cut_off_as_one_withou
             writer.close()
             with contextlib.suppress(OSError):  # of what was not read
                 await writer.wait_closed()
+
+
+class Endless(Served):
+    """Sends until that raises, which is kept as `error`."""
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+        except OSError as error:
+            self.error = error
+            self.handled.set()
+            raise
+
+
+async def test_a_response_to_a_client_that_reads_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr(BoundedFlow, "write_s", 0.05)
+    served, lost = Endless(), asyncio.Event()
+    monkeypatch.setattr(BoundedProtocol, "connection_lost", lambda protocol, exc: lost.set())
+    async with served.serving() as address:
+        _, writer = await asyncio.open_connection(*address, limit=1)
+        writer.write(post())
+        async with asyncio.timeout(LIMIT_S):
+            await served.handled.wait()
+            await lost.wait()  # and is not held until the client reads
+        writer.close()
+    assert isinstance(served.error, TimeoutError)

@@ -146,7 +146,8 @@ def test_facts_name_the_bits_and_the_forecast_counts_them(tmp_path: Path, name: 
     assert facts.quantization == held
     matrices = sum(rows * columns for rows, columns in ((512, 256), (256, 256), (768, 256), (256, 384)))
     others = 2 * (2 * 320 * 256 + 3 * 256)
-    assert facts.weights_bytes == others + matrices * stored_bits.sixteenths(hqq_checkpoints.described(style)) // 16
+    described, columns = hqq_checkpoints.described(style), (256, 384)
+    assert facts.weights_bytes == others + matrices * stored_bits.sixteenths(described, 0.0, columns, "cpu") // 16
 
 
 class CountedPath(type(Path())):  # type: ignore[misc]

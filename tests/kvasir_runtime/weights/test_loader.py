@@ -1,5 +1,6 @@
 """Checkpoints fill every tensor or are refused with the name of what is wrong, before anything large is read."""
 
+import functools
 import json
 import threading
 import time
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fakes import checkpoints
 from fakes.checkpoints import Shape
+from kvasir_runtime import arriving
 from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -210,6 +212,44 @@ def test_a_range_outside_is_found_without_the_library(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(OSError, match=r"model\.norm\.weight takes bytes 32 to 96 of 64"):
         list(safetensors_checkpoint._tensors(tmp_path / "x"))
+
+
+def test_a_file_is_read_as_it_comes_and_once_more_where_it_is_fetched_again(tmp_path: Path) -> None:
+    weights = checkpoints.random_weights(SHAPE)
+    (whole,) = safetensors_checkpoint.files(folder_with(tmp_path / "whole", weights))
+    header, content = safetensors_checkpoint.header(whole), whole.read_bytes()
+    real, partial = tmp_path / "real", tmp_path / "partial"
+    real.mkdir()
+    partial.touch()
+    (real / "config.json").write_bytes((whole.parent / "config.json").read_bytes())
+    name = whole.name
+    shards = Shards(headers={name: header}, sizes={name: len(content)}, partials={name: "../partial"})
+    coming = ArrivingFolder(real, shards)
+    coming.comes(name)
+    reads: list[tuple[int, int]] = []
+    found: dict[str, Tensor] = {}
+    load = functools.partial(loaded, reads=reads)
+    loading = threading.Thread(target=lambda: found.update(arriving.loaded(coming.path, load)), daemon=True)
+    loading.start()
+    deadline = time.monotonic() + 60
+    lie = header + bytes(len(content) - len(header))
+    for piece in (lie[: len(lie) // 2], lie[len(lie) // 2 :]):
+        before = len(reads)
+        with partial.open("ab") as stream:
+            stream.write(piece)
+        while len(reads) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(reads) > before, "what is there is read"
+    while reads[-1][0] < reads[-1][1] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not found, "nothing counts before the whole file was compared"
+    partial.unlink()
+    (real / name).write_bytes(content)
+    coming.arrived(name)
+    loading.join(60)
+    want = loaded(whole.parent)
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)
 
 
 def test_shards_are_read_while_others_come(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_rank_quantizes_its_part(written: Written, name: str, target: Quantiza
 def test_the_forecast_counts_it(written: Written, name: str, target: Quantization) -> None:
     """Scales of rows and orders of columns, which it leaves out, take a hundredth here."""
     folder, _ = written(name)
-    tensors = loaded(folder, target, torch.bfloat16, floating=quant_formats.CARDS)
+    tensors = loaded(folder, target, torch.bfloat16, device=quant_formats.CARDS)
     held = sum(num_bytes(weight) for weight in tensors.values())
     shape = model_facts.shape_of(model_config.read_config(str(folder)))
     assert 0.98 * held <= shape.weights_bytes("bfloat16", target) <= 1.06 * held

@@ -1,6 +1,5 @@
 """Matrices of which two of four numbers are zero are read back where they stood."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,47 +7,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fakes import checkpoints
+from fakes import checkpoints, sparse_checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.weights.loader import kinds
 
-WHAT = {"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}}
 NAME = "model.layers.0.mlp.up_proj"
-
-
-def pruned(weight: Tensor) -> Tensor:
-    """The two largest of each four columns."""
-    four = weight.unflatten(1, (-1, 4))
-    kept = torch.zeros_like(four).scatter_(2, four.abs().topk(2, dim=2).indices, 1.0)
-    return (four * kept).flatten(1)
-
-
-def convert(folder: Path, *, whole_names: bool = False) -> dict[str, Tensor]:
-    """Rewrite a folder of one file; what its tensors are worth."""
-    stored, worth = dict[str, Tensor](), dict[str, Tensor]()
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if not name.endswith("proj.weight"):
-            stored[name] = worth[name] = weight
-            continue
-        worth[name] = pruned(weight)
-        places = worth[name] != 0
-        stem = name if whole_names else name.removesuffix(".weight")
-        stored[f"{stem}.compressed"] = worth[name][places].view(weight.shape[0], -1)
-        stored[f"{stem}.bitmask"] = (places.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(2).to(torch.uint8)
-        stored[f"{stem}.shape"] = torch.tensor(weight.shape)
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": WHAT}))
-    return worth
 
 
 @pytest.mark.parametrize("whole_names", [False, True])
 def test_answers_are_those_of_the_dense_weights(tmp_path: Path, whole_names: bool) -> None:
     folder = checkpoints.write(tmp_path / "sparse", Shape())
-    worth = convert(folder, whole_names=whole_names)
+    worth = sparse_checkpoints.convert(folder, whole_names=whole_names)
     checkpoints.write_weights(checkpoints.write(tmp_path / "dense", Shape()), worth)
     assert kinds(folder) == {}
     stream = Stream(prompt=tuple(range(3, 40)))
@@ -66,7 +38,7 @@ def test_answers_are_those_of_the_dense_weights(tmp_path: Path, whole_names: boo
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, part: str, changed: Tensor | None, message: str) -> None:
-    convert(checkpoints.write(tmp_path, Shape(hidden_size=64, intermediate_size=96)))
+    sparse_checkpoints.convert(checkpoints.write(tmp_path, Shape(hidden_size=64, intermediate_size=96)))
     weights = load_file(tmp_path / "model.safetensors") | {f"{NAME}.{part}": changed}
     save_file({name: one for name, one in weights.items() if one is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=message):

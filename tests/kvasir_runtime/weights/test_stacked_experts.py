@@ -20,6 +20,7 @@ from kvasir_runtime.models import gpt_oss
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights.quant_formats import DeviceFormats
 
 NAME = "model.layers.1.mlp.experts.gate_up_proj"
 PARTS = {"blocks": (16,), "scales": ()}
@@ -47,12 +48,12 @@ def expected(worth: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantization", ["none", "auto"])
-@pytest.mark.parametrize("floating", [quant_formats.CARDS, quant_formats.PROCESSORS])
+@pytest.mark.parametrize("device", [quant_formats.CARDS, quant_formats.PROCESSORS])
 def test_mxfp4_is_exact_in_every_place(
-    tmp_path: Path, quantization: Quantization, floating: tuple[str, ...], dtype: torch.dtype
+    tmp_path: Path, quantization: Quantization, device: DeviceFormats, dtype: torch.dtype
 ) -> None:
     stored = written(tmp_path, packed=True)
-    tensors = loaded(tmp_path, quantization, dtype, floating=floating)
+    tensors = loaded(tmp_path, quantization, dtype, device=device)
     for layer in range(2):
         for name, want in expected(stored, layer).items():
             kept = name.endswith(".weight")

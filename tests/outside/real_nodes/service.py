@@ -68,6 +68,8 @@ class RealService:
         )["spec"]
         self._spec["model"]["servedName"] = namespace
         del self._spec["autoscaling"]
+        # A node of two cores has room for both operators, both gateways and three replicas.
+        self._spec["resources"]["cpu"] = "200m"
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
 
@@ -202,6 +204,14 @@ class RealService:
                 if first and text:
                     began()
         return text, end
+
+
+def restarts(service: "RealService") -> dict[str, list[int]]:
+    """How often the containers of each replica were started again, by the uid of its pod."""
+    return {
+        pod["metadata"]["uid"]: [status["restartCount"] for status in pod["status"].get("containerStatuses") or ()]
+        for pod in service.pods()
+    }
 
 
 class StreamLoad:

@@ -1,11 +1,14 @@
 """Names and NetworkPolicies on real nodes, by CoreDNS and kube-router: who reaches us, and whom we reach."""
 
 import json
+from urllib import request
 
 import pytest
 
 from kvasir_api import names
 from kvasir_local import kubectl
+from outside.real_nodes.nodes import cordoned, node_of, on_both_nodes
+from outside.real_nodes.service import StreamLoad, forwarded
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,6 +24,8 @@ for place in sys.argv[1:]:
     except OSError as error:
         print(place, "closed", type(error).__name__)
 """
+PREFIX, HANDED = (f"{number}: the operator watches the services and the engine reads a plan " * 16 for number in (1, 2))
+"""Prompts of some hundred tokens that have nothing in common."""
 ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())"
 
 
@@ -146,3 +151,68 @@ def test_the_gateway_reaches_replicas_and_the_api_server_and_no_pod_of_others(re
     picker = [f"--namespace={names.SYSTEM_NAMESPACE}", f"deploy/{names.GATEWAY}", "--container=picker"]
     places = (*admitted, others)
     assert opened(python_in([*real.kubectl, "exec", *picker], REACH, *places), places) == set(admitted)
+
+
+def state_of(service, pod):
+    """The second tier of a replica's cache, as its ops port reports it to a kubelet's own connection."""
+    with forwarded(service.program, f"pod/{pod}", names.PORT_OPS) as url, request.urlopen(url + "/state") as answer:
+        return json.load(answer)["kv_host"]
+
+
+def completed(service, pod, prompt, peer=""):
+    """An answer of one replica, and how many tokens of the prompt it did not compute. peer: of HEADER_KV_PEER."""
+    with service.client(f"http://{pod['status']['podIP']}:{names.PORT_HTTP}") as client:
+        answer = client.completions.create(
+            model=service.namespace,
+            prompt=prompt,
+            max_tokens=8,
+            temperature=0,
+            extra_headers={names.HEADER_KV_PEER: peer} if peer else None,
+        )
+    return answer.choices[0].text, answer.usage.prompt_tokens_details.cached_tokens
+
+
+def test_replicas_of_two_nodes_exchange_blocks_and_no_other_pod_reaches_their_port(real, fresh, foreign):
+    """Fetched by the one that answers, and computed by the other one for it: a policy admits both and no one else."""
+    on_both_nodes(real, fresh, runtime={"kvCacheTokens": 4096, "kvHostBytes": 50_000_000})
+    first, second = fresh.pods()
+    name = first["metadata"]["name"]
+    peer = f"{first['status']['podIP']}:{names.PORT_KV}"
+    text, cached = completed(fresh, first, PREFIX)
+    assert cached == 0
+    fresh.until(lambda: state_of(fresh, name)["stored_tokens"] > 200, "its blocks are on the host")
+    again, cached = completed(fresh, second, PREFIX, f"{peer};bytes={len(PREFIX)}")
+    assert again == text
+    assert cached > 200
+    _, cached = completed(fresh, second, HANDED, f"{peer};prefill")
+    assert cached > 200
+    assert state_of(fresh, name)["peer_prompts"] == 1
+    assert state_of(fresh, second["metadata"]["name"])["failed_fetches"] == 0
+    for pod in foreign:
+        assert pod.reaches(peer) == set()
+
+
+def test_two_pods_on_two_nodes_are_one_replica_that_no_other_pod_reaches_between(real, fresh, foreign):
+    """Each computes half of the model. One that is deleted computes on until the streams of its replica have ended."""
+    group = {"kvCacheTokens": 4096, "tensorParallelSize": 2, "nnodes": 2}
+    with cordoned(real, "kvasir-1"):
+        fresh.apply(replicas=1, runtime=group)
+        fresh.until(lambda: any(map(node_of, fresh.pods())), "node 0 has its place")
+        kubectl.run(real.kubectl, "cordon", "kvasir-0")
+    try:
+        fresh.until_ready()
+    finally:
+        kubectl.run(real.kubectl, "uncordon", "kvasir-0")
+    leader, node = sorted(fresh.pods(), key=node_of)
+    assert [node_of(pod) for pod in (leader, node)] == ["kvasir-0", "kvasir-1"]
+    for pod in foreign:
+        assert pod.reaches(f"{leader['status']['podIP']}:{names.PORT_NODES}") == set()
+    with StreamLoad(fresh) as load:
+        load.until_more()
+        fresh.kubectl("delete", "pod", node["metadata"]["name"], "--wait=false")
+        before = {leader["metadata"]["uid"], node["metadata"]["uid"]}
+        fresh.until(lambda: len(fresh.uids()) == 2 and not fresh.uids() & before, "both pods are others")
+        fresh.until_ready()
+        load.until_more()
+    assert set(load.ends) == {"length"}
+    assert "ReplicaRegrouped" in fresh.kubectl("get", "events")

@@ -1,8 +1,8 @@
 """Nodes that are emptied, vanish and have no room, under a service: two kubelets on one bridge."""
 
 import contextlib
-import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -17,7 +17,8 @@ from fakes import hub
 from kvasir_api import names
 from kvasir_local import kubectl
 from kvasir_local.demo.scenario import MODEL
-from outside.real_nodes.service import StreamLoad, rolled_out
+from outside.real_nodes.nodes import cordoned, node_of, on_both_nodes, operator_with, other, spread_out, unreachable
+from outside.real_nodes.service import StreamLoad, restarts
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,42 +26,10 @@ FILES = {path.name: path.read_bytes() for path in MODEL.iterdir()}
 USER = 65532
 IN_A_ROW = 20
 STREAMS, TOKENS = 4, 1000
+DOWNLOAD_S = 75.0
+"""Above the 60 s of silence after which a replica that serves is started again."""
 BROKEN_S = 100.0
 """Far below the 300 s of silence that the gateway allows a stream, and above the 30 s after which it knows."""
-
-
-def node_of(pod):
-    return pod["spec"].get("nodeName")
-
-
-def system_pods(real, name):
-    selector = f"--selector=app.kubernetes.io/name={name}"
-    words = ("get", "pods", f"--namespace={names.SYSTEM_NAMESPACE}", selector, "--output=json")
-    found = json.loads(kubectl.run(real.kubectl, *words))["items"]
-    return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
-
-
-def spread_out(real, service):
-    """One operator and one gateway on each node: the scheduler prefers it, and a node that was emptied has none."""
-    program = [*real.kubectl, f"--namespace={names.SYSTEM_NAMESPACE}"]
-    for name in ("kvasir-operator", "kvasir-gateway"):
-        service.until(lambda name=name: rolled_out(program, name), f"{name} has its pods")
-        pods = system_pods(real, name)
-        if len({node_of(pod) for pod in pods}) == 1:
-            kubectl.run(program, "delete", "pod", pods[0]["metadata"]["name"], "--wait=false")
-            service.until(
-                lambda name=name: rolled_out(program, name) and len({node_of(p) for p in system_pods(real, name)}) == 2,
-                f"{name} is on two nodes",
-            )
-
-
-@contextlib.contextmanager
-def cordoned(real, node):
-    kubectl.run(real.kubectl, "cordon", node)
-    try:
-        yield
-    finally:
-        kubectl.run(real.kubectl, "uncordon", node)
 
 
 def test_a_node_is_drained_under_streams(real, fresh):
@@ -78,35 +47,6 @@ def test_a_node_is_drained_under_streams(real, fresh):
         load.until_more()
     assert set(load.ends) == {"length"}
     spread_out(real, fresh)
-
-
-def other(node):
-    return {"kvasir-0": "kvasir-1", "kvasir-1": "kvasir-0"}[node]
-
-
-@contextlib.contextmanager
-def unreachable(real, node):
-    """The link of a node is down: its pods run on, and no request or probe from outside reaches it."""
-    link = real.state.network.kubelets.link(int(node.removeprefix("kvasir-")))
-    subprocess.run(["ip", "link", "set", link, "down"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["ip", "link", "set", link, "up"], check=True)
-
-
-def on_both_nodes(real, service, **spec):
-    """A replica, an operator and a gateway on each node; the URL of the gateway that is on kvasir-0."""
-    spread_out(real, service)
-    with cordoned(real, "kvasir-1"):
-        service.apply(replicas=1, **spec)
-        service.until_ready()
-    with cordoned(real, "kvasir-0"):
-        service.apply(replicas=2, **spec)
-        service.until_ready()
-    assert {node_of(pod) for pod in service.pods()} == {"kvasir-0", "kvasir-1"}
-    (gateway,) = [pod for pod in system_pods(real, "kvasir-gateway") if node_of(pod) == "kvasir-0"]
-    return f"http://{gateway['status']['podIP']}:{names.PORT_GATEWAY}"
 
 
 def test_a_node_that_vanishes_is_avoided_and_taken_back(real, fresh):
@@ -164,6 +104,34 @@ def test_streams_of_a_node_that_vanishes_go_on_elsewhere_or_break_within_a_minut
     fresh.until_ready()
 
 
+def test_a_node_whose_kubelet_and_containerd_end_serves_on_and_has_them_back(real, fresh):
+    """As their upgrade does: both are killed under streams, and a rollout follows."""
+    on_both_nodes(real, fresh)
+    before = restarts(fresh)
+    with StreamLoad(fresh) as load:
+        load.until_more()
+        for kind in ("node", "containerd"):
+            os.kill(real.state.process(f"{kind}/kvasir-1").pid, signal.SIGKILL)
+        load.until_more()
+        real.start()
+        real.await_node("kvasir-1")
+        fresh.until(lambda: restarts(fresh) == before, "both replicas are what they were")
+        fresh.until_ready()
+        load.until_more()
+        fresh.apply(replicas=2, runtime={"kvCacheTokens": 4096})
+        fresh.until(lambda: len(fresh.pods()) == 2 and not restarts(fresh).keys() & before.keys(), "a rollout is over")
+        fresh.until_ready()
+        load.until_more()
+    assert set(load.ends) == {"length"}
+
+
+def let_through(directory, tmp_path):
+    """Pytest keeps the parents of tmp_path to its own user."""
+    for parent in directory.parents:
+        if parent.is_relative_to(tmp_path.parents[1]):
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 MiB that a replica may write."""
@@ -171,9 +139,7 @@ def small_disk(tmp_path):
     directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0770", "kvasir-test", str(directory)], check=True)
     os.chown(directory, USER, USER)
-    for parent in directory.parents:  # pytest keeps them to its own user
-        if parent.is_relative_to(tmp_path.parents[1]):
-            parent.chmod(parent.stat().st_mode | 0o011)
+    let_through(directory, tmp_path)
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
@@ -200,17 +166,32 @@ def claim(service, directory: Path):
     return volume
 
 
+def from_hub(service, found):
+    """spec.model of the one on a hub that this machine serves."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"endpoint": found.url}}
+    service.put(secret)
+    return {"uri": "hf://org/name", "secretName": "hub", "servedName": service.namespace}
+
+
+def test_a_model_that_comes_slowly_is_waited_for_by_the_probes(real, fresh):
+    """Longer than a replica that serves may be silent, and than one answer of the probe that a start has of its own."""
+    with hub.serving("trickles", FILES, held=True, address=real.state.network.kubelets.address) as found:
+        found.at_once = len(FILES[hub.WEIGHTS]) // 2
+        fresh.apply(model=from_hub(fresh, found))
+        fresh.until(lambda: fresh.conditions().get("Ready", {}).get("reason") == "ModelDownloading", "it downloads")
+        began = time.monotonic()
+        fresh.until(lambda: time.monotonic() - began > DOWNLOAD_S, "a while")
+        assert "%" in fresh.conditions()["Ready"]["message"]
+        assert fresh.conditions()["Ready"]["reason"] == "ModelDownloading"
+        found.open.set()
+        fresh.until_ready()
+    assert fresh.container()["restartCount"] == 0
+
+
 def test_a_disk_without_room_for_a_model_is_named_and_served_from_once_there_is(real, fresh, small_disk):
     volume = claim(fresh, small_disk)
     with hub.serving(files=FILES, address=real.state.network.kubelets.address) as found:
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "hub"},
-            "stringData": {"endpoint": found.url},
-        }
-        fresh.put(secret)
-        model = {"uri": "hf://org/name", "secretName": "hub", "servedName": fresh.namespace, "cacheClaim": "cache"}
+        model = {**from_hub(fresh, found), "cacheClaim": "cache"}
         fresh.apply(model=model)
         stalled = fresh.until(lambda: fresh.conditions().get("Stalled"), "the service is stalled")
         assert stalled["reason"] == "ModelUnavailable", stalled
@@ -224,3 +205,35 @@ def test_a_disk_without_room_for_a_model_is_named_and_served_from_once_there_is(
         fresh.until(lambda: not fresh.items("pods"), "no pod has it mounted")
     fresh.kubectl("delete", "pvc", "cache", "--wait=false")
     kubectl.run(real.kubectl, "delete", "pv", volume, "--wait=false")
+
+
+@pytest.fixture
+def node_cache(real, fresh, tmp_path):
+    """The directory of a namespace in the cache of its nodes, which are one machine."""
+    mine = tmp_path / "cache" / fresh.namespace
+    for directory in (mine / ".start", mine):
+        directory.mkdir(parents=True, exist_ok=True)
+        os.chown(directory, USER, USER)
+    let_through(mine, tmp_path)
+    exempt = "pod-security.kubernetes.io/enforce=privileged"  # from the standard, which has no hostPath
+    kubectl.run(real.kubectl, "label", "--overwrite", "namespace", fresh.namespace, exempt)
+    with operator_with(real, fresh, f"--model-cache-dir={tmp_path / 'cache'}", "--model-cache-bytes=1000000000"):
+        yield mine
+        fresh.kubectl("delete", "infsvc", "tiny", "--wait=false")
+        fresh.until(lambda: not fresh.items("pods"), "no pod has it mounted")
+
+
+def test_a_replica_that_comes_to_a_node_again_finds_model_and_start_there(real, fresh, node_cache):
+    """One pod fetches, replicas read, and what starts have measured is all that they write."""
+    with hub.serving(files=FILES, address=real.state.network.kubelets.address) as found:
+        fresh.apply(model=from_hub(fresh, found))
+        fresh.until_ready()
+        fetched = [path for path in found.of("GET") if path.endswith(hub.WEIGHTS)]
+        assert len(fetched) == 1
+        assert list((node_cache / ".start").iterdir()), "no start has left what it measured"
+        (first,) = fresh.uids()
+        fresh.kubectl("delete", "pod", fresh.pod(), "--wait=false")
+        fresh.until(lambda: fresh.uids() and first not in fresh.uids(), "another replica is there")
+        fresh.until_ready()
+        assert [path for path in found.of("GET") if path.endswith(hub.WEIGHTS)] == fetched
+    assert "Read-only file system" in fresh.exec("touch", f"{names.MODEL_MOUNT}/x").stderr

@@ -4,18 +4,22 @@ Not collected by `make test`: it needs root, and several GB for images.
 """
 
 import json
+import shlex
 import threading
 from urllib import request
 
 import pytest
 
+from fakes.guides import ROOT, blocks
 from kvasir_api import names
 from kvasir_local import kubectl
-from outside.real_nodes.service import forwarded, rolled_out
+from outside.real_nodes.nodes import operator_with
+from outside.real_nodes.service import forwarded
 
 pytestmark = pytest.mark.timeout(600)
 
 STREAMS = 4
+COMPLIANCE = ROOT / "docs" / "guides" / "compliance.md"
 
 
 def ready(service, name):
@@ -109,6 +113,14 @@ def test_kubectl_forwards_the_ports_of_the_control_plane(real, deployment, port,
         assert answer.status == 200
 
 
+def test_a_replica_forgets_by_what_the_guide_has_typed_into_its_pod(served):
+    """In a process node's pod `localhost` is another one's too, so that the tests of the guides cannot execute it."""
+    (typed,) = [block.text for block in blocks(COMPLIANCE) if block.kind == "text"]
+    assert "?tenant=NAME" in typed
+    found = served.exec(*shlex.split(typed.replace("?tenant=NAME", "")))  # the service has no tenants
+    assert json.loads(found.stdout or "null") == {"reset": True}, found.stderr
+
+
 def test_memory_is_limited_by_the_kernel(served):
     limit = served.python(
         "from pathlib import Path as P\n"
@@ -169,17 +181,7 @@ def test_a_replica_without_the_memory_to_start_is_named_with_what_to_do(fresh):
 
 def test_an_image_that_cannot_be_pulled_is_named_and_the_operators_next_one_taken(real, fresh):
     """There is no registry: an image that the node does not have stands for one that is not there."""
-    program = [*real.kubectl, f"--namespace={names.SYSTEM_NAMESPACE}"]
-    operator = json.loads(kubectl.run(program, "get", "deploy", "kvasir-operator", "--output=json"))
-    before = operator["spec"]["template"]["spec"]["containers"][0]["args"]
-
-    def put(arguments):
-        patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
-        kubectl.run(program, "patch", "deploy", "kvasir-operator", "--type=json", f"--patch={json.dumps(patch)}")
-        fresh.until(lambda: rolled_out(program, "kvasir-operator"), "the operator runs with its new arguments")
-
-    put([*before, "--runtime-image-cpu=kvasir-runtime-cpu:absent"])
-    try:
+    with operator_with(real, fresh, "--runtime-image-cpu=kvasir-runtime-cpu:absent"):
         fresh.apply()
 
         def named():
@@ -187,6 +189,4 @@ def test_an_image_that_cannot_be_pulled_is_named_and_the_operators_next_one_take
             return ready.get("reason") == "ImagePullFailed" and "kvasir-runtime-cpu:absent" in ready["message"]
 
         fresh.until(named, "a condition names the image")
-    finally:
-        put(before)
     fresh.until_ready()

@@ -12,7 +12,7 @@ import pytest
 
 from kvasir_api import names
 from kvasir_local import kubectl
-from outside.real_nodes.service import StreamLoad, rolled_out
+from outside.real_nodes.service import StreamLoad, restarts, rolled_out
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -24,13 +24,6 @@ def helm(real, *words):
     command = [HELM, *words, f"--namespace={names.SYSTEM_NAMESPACE}"]
     environment = {**os.environ, "KUBECONFIG": str(real.kubeconfig)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=400)
-
-
-def restarts(service):
-    return {
-        pod["metadata"]["uid"]: [status["restartCount"] for status in pod["status"]["containerStatuses"]]
-        for pod in service.pods()
-    }
 
 
 def own_images(real):

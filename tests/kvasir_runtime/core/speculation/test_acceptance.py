@@ -19,7 +19,7 @@ FOUND = Draft((1, 2, 3), (1.0, 1.0, 0.5), 3)
 
 
 @pytest.mark.parametrize(
-    ("matched", "want"), [(1, 0), (2, 1), (3, 1), (4, 2), (7, 2), (8, 3), (15, 3), (16, 4), (99, 4)]
+    ("matched", "want"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (15, 4), (16, 5), (99, 5)]
 )
 def test_drafts_are_of_one_class_by_what_they_follow_from(matched, want):
     assert class_of(Draft((1,), (1.0,), matched)) == want
@@ -53,26 +53,66 @@ def test_survival_falls_by_the_rate_and_the_vote():
     assert drafts.survivals(1) == pytest.approx([rate, rate**2, rate**3 / 2])
 
 
-def test_drafts_that_were_not_worth_it_are_tried_again():
-    drafts = SequenceDrafts(AcceptanceRates())
+def test_of_a_text_and_a_model_the_likelier_drafts():
+    drafts, of_model = SequenceDrafts(AcceptanceRates()), Draft((-1, -1), (1.0, 1.0))
+    drafts.look(FOUND, 3, of_model)
+    assert drafts.draft == of_model
+    for _ in range(6):
+        drafts.rates.verified(class_of(of_model), 1, 0, KEPT)
+    drafts.look(FOUND, 3, of_model)
+    assert drafts.draft == FOUND
+    drafts.look(Draft(), 3, of_model)
+    assert drafts.draft == of_model
+
+
+def test_drafts_of_a_model_that_were_not_worth_it_are_tried_again():
+    drafts, of_model = SequenceDrafts(AcceptanceRates()), Draft((-1, -1), (1.0, 1.0))
     for _ in range(60):
-        drafts.rates.verified(class_of(FOUND), 1, 0, KEPT)
-    drafts.look(FOUND, 3)
+        drafts.rates.verified(class_of(of_model), 1, 0, KEPT)
+    drafts.look(Draft(), 3, of_model)
     assert sum(drafts.survivals(1)) < 0.1
     for _ in range(RETRY_STEPS):
         drafts.tries(0)
-    assert drafts.rest == UNTRIED_REST
     assert drafts.survivals(1)[0] == pytest.approx(RETRIED)
     assert sum(drafts.survivals(2)) < 0.1  # not yet where two try
     drafts.tries(1)
     assert sum(drafts.survivals(1)) < 0.1
 
 
-def test_a_text_without_repeats_is_looked_at_more_and_more_rarely():
+@pytest.mark.parametrize(
+    ("came", "reached", "right"), [((), 0, 0), ((1,), 1, 1), ((7,), 1, 0), ((1, 2, 7), 3, 2), ((1, 2, 3, 4), 3, 3)]
+)
+def test_drafts_of_a_text_that_were_not_verified_are_compared_with_what_came(came, reached, right):
+    drafts, of_all, want = SequenceDrafts(AcceptanceRates()), AcceptanceRates(), AcceptanceRates()
+    drafts.follow([9, 9], of_all)
+    drafts.look(FOUND, 3)
+    drafts.tries(0)
+    drafts.follow([9, 9, *came], of_all)
+    place = class_of(FOUND)
+    want.verified(place, reached, right, KEPT)
+    assert drafts.rates.of(place) == want.of(place)
+    assert (of_all.of(place) > FIRST[place]) is (right / max(1, reached) > FIRST[place])
+
+
+def test_drafts_of_a_text_that_were_verified_are_not_compared_again():
+    drafts, of_all = SequenceDrafts(AcceptanceRates()), AcceptanceRates()
+    drafts.follow([9, 9], of_all)
+    drafts.look(FOUND, 3)
+    drafts.tries(1)
+    drafts.follow([9, 9, 7], of_all)
+    assert drafts.rates.of(class_of(FOUND)) == FIRST[class_of(FOUND)]
+
+
+@pytest.mark.parametrize(
+    ("found", "want"), [(Draft(), [0, 1, 3, 7, MOST_REST, MOST_REST]), (FOUND, [0, 1, *[UNTRIED_REST] * 4])]
+)
+def test_a_text_of_which_nothing_is_verified_is_looked_at_more_and_more_rarely(found, want):
     drafts, rests = SequenceDrafts(AcceptanceRates()), []
     for _ in range(6):
-        drafts.look(Draft(), 3)
+        drafts.look(found, 3)
+        drafts.tries(0)
         rests.append(drafts.rest)
-    assert rests == [1, 3, 7, 15, MOST_REST, MOST_REST]
+    assert rests == want
     drafts.look(FOUND, 3)
+    drafts.tries(1)
     assert drafts.rest == 0

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from kvasir_runtime.core.speculation.acceptance import KEPT, AcceptanceRates, SequenceDrafts
+from kvasir_runtime.core.speculation.acceptance import KEPT, AcceptanceRates, SequenceDrafts, class_of
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Draft, NgramDrafter, SuffixDrafter
 from kvasir_runtime.core.speculation.ongoing_copy import REPLACED, OngoingCopy
 from kvasir_runtime.core.speculation.recent_answers import END
@@ -85,7 +85,7 @@ def test_what_is_likelier_to_be_right_is_drafted():
         drafts = SequenceDrafts(AcceptanceRates())
         drafts.copy.follow(Draft((3,), (1.0,), 2, SOURCE), 2)
         for _ in range(20):
-            drafts.rates.verified(1, 1, accepted, KEPT)
+            drafts.rates.verified(class_of(found), 1, accepted, KEPT)
         drafts.history.follow(text)
         drafts.look(found, 2)
         assert drafts.draft.tokens == want

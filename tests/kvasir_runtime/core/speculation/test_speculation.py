@@ -11,11 +11,12 @@ from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import SampledTokens, StepResults
+from kvasir_runtime.core.plan import UNDRAFTED, SampledTokens, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.speculation.acceptance import class_of
+from kvasir_runtime.core.speculation.drafters import ModelDrafter
 from kvasir_runtime.core.speculation.speculation import DRAFTS_OF_MANY, Speculation
 from kvasir_runtime.wire import Grammar
 
@@ -35,9 +36,13 @@ def running(number):
 
 
 class World:
-    """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right."""
+    """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right.
 
-    def __init__(self, num_sequences, step_s, rates, speculation="auto", seed=0):
+    beside: a model drafts, whose steps take half as long again, and texts do, whose drafts are right for texts_rate.
+    next_token: of a text, given its length, where there is no guess of it.
+    """
+
+    def __init__(self, num_sequences, step_s, rates, speculation="auto", seed=0, *, beside=False, texts_rate=0.0):
         self.kinds = [running(number) for number in range(num_sequences)]
         self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
         limits = SimpleNamespace(
@@ -49,7 +54,10 @@ class World:
             max_batch_tokens=512,
             max_cached_answers=0,
         )
-        self.speculation = Speculation(limits, Counters(), None if speculation == "model" else AlwaysDrafter())
+        drafter = ModelDrafter() if speculation == "model" else AlwaysDrafter()
+        drafter = None if beside else drafter
+        self.beside, self.texts_rate, self.next_token = beside, texts_rate, lambda _: 1
+        self.speculation = Speculation(limits, Counters(), drafter)
         self.pool = BlockPool(4096, LIMITS.attentions, 16)
         self.seconds = self.tokens = 0.0
 
@@ -66,15 +74,27 @@ class World:
         while self.tokens < count:
             self.step()
 
+    def drawn(self, sequence, place, rate):
+        """A token that was not drafted from the text; as the text's guess has it, by the rate."""
+        speculated = sequence.speculated
+        at = place - speculated.history.length if speculated is not None else 0
+        if speculated is None or at >= len(speculated.guess.tokens):
+            return self.next_token(place)
+        return speculated.guess.tokens[at] + (self.chance.random() >= rate)
+
     def step(self):
         self.speculation.draft(self.kinds, 512, self.pool)
         chunks, sampled = [], []
         for kind, rate in zip(self.kinds, self.rates, strict=True):
             sequence = kind.sequence
-            accepted = 0
+            accepted, by_model = 0, sequence.drafts[:1] == (UNDRAFTED,)
+            of_text = self.texts_rate if self.beside else rate
+            rate = rate if by_model else of_text
             while accepted < len(sequence.drafts) and self.chance.random() < rate:
                 accepted += 1
-            tokens = (1,) * (accepted + 1)
+            kept = () if by_model else sequence.drafts[:accepted]
+            drawn = range(len(sequence.tokens) + len(kept), len(sequence.tokens) + accepted + 1)
+            tokens = (*kept, *(self.drawn(sequence, place, of_text) for place in drawn))
             chunks.append(
                 LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
             )
@@ -83,6 +103,7 @@ class World:
             sequence.computed += len(tokens)
             self.tokens += len(tokens)
         elapsed_s = self.step_s(len(chunks), sum(len(chunk.drafts) for chunk in chunks))
+        elapsed_s *= 1.5 if self.beside and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks) else 1
         elapsed_s *= self.chance.uniform(0.97, 1.03)
         self.seconds += elapsed_s
         self.speculation.collected(chunks, StepResults(step=1, sampled=tuple(sampled)), elapsed_s)
@@ -93,6 +114,7 @@ COSTS = {
     "both": lambda n, m: 0.01 + 0.0003 * (n + m),
     "arithmetic": lambda n, m: 0.001 * (n + m),
     "cliff": lambda n, m: 0.01 * (1 + (n + m - 1) // 8),
+    "dear first": lambda n, m: 0.01 * (1 + 0.32 * (m > 0) + 0.02 * (n + m)),
 }
 
 
@@ -140,7 +162,17 @@ def test_the_sequences_that_repeat_themselves_get_the_drafts():
     assert min(given[:2]) > 20 * max(given[2:])
 
 
-@pytest.mark.parametrize("cost", ["memory", "both"])
+@pytest.mark.parametrize("num_sequences", [1, 4])
+def test_drafts_that_are_never_right_are_not_tried_again_at_a_cost(num_sequences):
+    """Where a first draft costs a third of a step, one try in 16 steps would take 2 %."""
+    world = World(num_sequences, COSTS["dear first"], [0.0] * num_sequences)
+    world.run(200)
+    verified = world.speculation._counters.drafted_tokens
+    assert world.run(2000) >= 0.995 * num_sequences / COSTS["dear first"](num_sequences, 0)
+    assert world.speculation._counters.drafted_tokens - verified <= 2
+
+
+@pytest.mark.parametrize("cost", ["memory", "both", "dear first"])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_text_that_becomes_another_is_noticed_within_32_tokens(cost, seed):
     """From then on it is as fast as one that has always been so; in virtual time."""
@@ -155,6 +187,39 @@ def test_a_text_that_becomes_another_is_noticed_within_32_tokens(cost, seed):
     world.rates = [0.95]
     world.run_tokens(32)
     assert world.run(200) >= 0.9 * always.run(200) >= 3 * plain
+
+
+@pytest.mark.parametrize(("of_model", "of_texts"), [(0.95, 0.0), (0.0, 0.95), (0.0, 0.0), (0.8, 0.95)])
+def test_beside_a_model_that_drafts_a_text_does_where_that_is_likelier_to_be_right(of_model, of_texts):
+    """Nearly as fast as with the better one alone, and never slower than with neither."""
+    world = World(1, COSTS["memory"], [of_model], "model", beside=True, texts_rate=of_texts)
+    world.run(200)
+    alone = World(1, COSTS["memory"], [of_texts])
+    alone.run(200)
+    model = World(1, lambda n, m: COSTS["memory"](n, m) * (1.5 if m else 1), [of_model], "model")
+    model.run(200)
+    assert world.run(600) >= 0.9 * max(alone.run(600), model.run(600), 0.98 * 1.09 / COSTS["memory"](1, 0))
+
+
+def test_beside_a_model_a_text_without_repeats_has_drafts_of_the_model():
+    world = World(1, COSTS["memory"], [0.9], "model", beside=True, texts_rate=0.9)
+    world.next_token = lambda place: 100 + place
+    world.run(100)
+    by_model = 0
+    for _ in range(50):
+        world.step()
+        by_model += world.kinds[0].sequence.drafts[:1] == (UNDRAFTED,)
+    assert by_model > 40
+
+
+def test_texts_are_drafted_from_where_drafts_of_a_model_do_not_pay():
+    """Each of its drafts takes as long as a thousand steps, which is measured once; then it rests."""
+    world = World(1, COSTS["memory"], [0.9], "model", beside=True, texts_rate=0.9)
+    for _ in range(2):
+        world.step()
+    for _ in range(2):
+        world.speculation._controller.costs.observe(1, 1, 10.0)
+    assert world.run(300) > 4 / COSTS["memory"](1, 0)
 
 
 def test_a_named_drafter_drafts_in_every_step():
@@ -182,6 +247,34 @@ def test_a_draft_model_reads_prompts_unless_its_drafts_would_not_pay(cost, follo
     world.run(120)
     assert world.speculation.drafter_follows is follows
     assert world.speculation.state.drafter == "model"
+
+
+def test_state_says_that_no_draft_would_pay_until_one_does():
+    world = World(16, COSTS["arithmetic"], [0.9] * 16)
+    assert world.speculation.state.why == ""
+    world.run(120)
+    assert world.speculation.state.why.startswith("by what steps were measured")
+    world.step_s = COSTS["memory"]
+    world.run(600)  # the rests up to the longest
+    assert world.speculation.state.why == ""
+
+
+@pytest.mark.parametrize(
+    ("speculation", "cost", "rate", "want"),
+    [
+        ("suffix", "memory", 0.0, (False, True, False)),
+        ("auto", "arithmetic", 0.0, (True, False, False)),
+        ("model", "memory", 0.9, (False, False, True)),
+    ],
+)
+def test_state_counts_what_drafted_for_steps(speculation, cost, rate, want):
+    """Of most of them; with a controller a few steps are always without."""
+    world = World(1, COSTS[cost], [rate], speculation=speculation)
+    world.run(300)
+    state = world.speculation.state
+    steps = (state.undrafted_steps, state.text_steps, state.model_steps)
+    assert sum(steps) == 300
+    assert tuple(count > 200 for count in steps) == want
 
 
 def test_drafts_that_a_model_did_not_make_teach_nothing_and_their_step_costs_what_others_do_not():

@@ -2,11 +2,14 @@
 
 import ctypes
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvasir_runtime.kernels.cpu import build, library
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -106,3 +109,30 @@ def test_the_library_has_the_names_of_its_functions(cpu_library):
     assert cpu_library.has("attention")
     assert not cpu_library.has("probe"), "probes are for tests alone"
     assert not cpu_library.has("nothing")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "tests", "code", "said"),
+    [
+        (1, 0, 0, "left out: its packages were not there after"),
+        (124, 0, 0, "left out: its packages were not there after"),
+        (0, 124, 0, "left out: its tests were not over after"),
+        (0, 1, 1, "3 passed in 1s"),
+        (0, 2, 2, "3 passed in 1s"),
+        (0, 0, 0, "ci: arm64: 3 passed in 1s, packages there after"),
+        (0, 0, 0, "left out: no test ran: no tests ran in 1s"),
+    ],
+)
+def test_only_what_fails_on_arm64_fails_continuous_integration(tmp_path, prepare, tests, code, said):
+    closing = "no tests ran in 1s" if "no tests ran" in said else "3 passed in 1s"
+    for name in (".ci/arm64", "tests/outside/arm64.sh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    script = tmp_path / ".ci" / "arm64"
+    script.write_text((ROOT / ".ci" / "arm64").read_text())
+    emulated = tmp_path / "tests" / "outside" / "arm64.sh"
+    ends = f'case "$1" in --prepare) exit {prepare};; esac; echo "= {closing} ="; exit {tests}'
+    emulated.write_text(f"#!/bin/sh\n{ends}\n")
+    emulated.chmod(0o755)
+    result = subprocess.run(["bash", script], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == code, result.stderr
+    assert said in result.stdout

@@ -1,6 +1,7 @@
 """Sums, gathers and broadcasts of several ranks: exact, alike on all of them, and at an end when one is lost."""
 
 import gc
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,3 +193,67 @@ def test_the_end_reaches_groups_of_which_the_first_rank_is_no_member() -> None:
         group[0].abort("rank 1 has ended")
         with pytest.raises(RankLostError):
             waiting.result(60)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (4, 1), (3, 3)])
+def test_the_first_rank_goes_on_before_the_others_take_what_it_sends(ranks: int, nodes: int) -> None:
+    """Messages and hidden states keep their order on the way, also where one stage is behind the others."""
+    steps, waits = range(3), threading.Event()
+
+    def follow(member: StageCollectives) -> list[bytes]:
+        waits.wait(60)
+        messages = []
+        for _ in steps:
+            messages += [member.broadcast(b""), member.broadcast(b"")]
+            member.send(member.receive(torch.empty(1000)) + 1)
+        return messages
+
+    with group_of(ranks, nodes, ranks) as group, ThreadPoolExecutor(ranks) as pool:
+        following = [pool.submit(follow, member) for member in group[1:]]
+        first = group[0]
+        for step in steps:
+            first.broadcast(b"step %d" % step)
+            first.broadcast(bytes(step))
+            first.send(torch.full((1000,), float(step)))
+        waits.set()
+        for step in steps:
+            assert bool((first.receive(torch.empty(1000)) == step + ranks - 1).all())
+        for one in following:
+            assert one.result(60) == [message for step in steps for message in (b"step %d" % step, bytes(step))]
+
+
+def test_the_last_stage_does_not_wait_for_the_first_rank_while_its_results_fit() -> None:
+    most = 16 * SLOT_BYTES // 4
+    with group_of(2, 1, 2) as (first, last):
+        assert first.holds([SLOT_BYTES] * 16)
+        assert first.holds([1] * 16)
+        assert not first.holds([1] * 17)
+        assert not first.holds([SLOT_BYTES + 1] * 9)
+        for _ in range(3):  # around the end of the slots
+            last.send(torch.arange(most, dtype=torch.float32))
+            assert torch.equal(first.receive(torch.empty(most)), torch.arange(most, dtype=torch.float32))
+        last.send(torch.ones(most // 2))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(last.send, torch.ones(most))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+            assert first.receive(torch.empty(most // 2)).sum() == most // 2
+            assert first.receive(torch.empty(most)).sum() == most
+            waiting.result(60)
+
+
+def test_who_waits_for_room_learns_that_a_rank_is_lost() -> None:
+    with group_of(3, 1, 3) as group, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(group[0].send, torch.ones(17 * SLOT_BYTES // 4))
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        group[0].abort("rank 2 was killed by SIGKILL")
+        with pytest.raises(RankLostError, match=r"^rank 2 was killed by SIGKILL$"):
+            waiting.result(60)
+
+
+def test_a_last_stage_that_sends_another_length_ends_the_group() -> None:
+    with group_of(2, 2, 2) as (first, last):
+        last.send(torch.ones(3))
+        with pytest.raises(RankLostError, match=r"^node 1 at 127\.0\.0\.1 sent 12 bytes where 16 must come$"):
+            first.receive(torch.empty(4))

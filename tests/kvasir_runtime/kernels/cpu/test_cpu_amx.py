@@ -57,7 +57,10 @@ def test_of_grouped_weights_each_is_computed_as_alone(library: Library, bits: in
     assert torch.equal(linear.grouped_product(library, packed)(x, first), alone)
 
 
-@pytest.mark.parametrize("format_", [QuantFormat(bits=8), QuantFormat(bits=4), MXFP4, NVFP4])
+BY_ROW = [QuantFormat(bits=8, group=0), QuantFormat(bits=4, group=0)]
+
+
+@pytest.mark.parametrize("format_", [QuantFormat(bits=8), QuantFormat(bits=4), *BY_ROW, MXFP4, NVFP4])
 @pytest.mark.parametrize(("outputs", "k"), [(16, 32), (112, 96), (100, 64), (200, 768)])
 @pytest.mark.parametrize("rows", [64, 65, 95, 300])
 def test_quantized_weights_are_rounded_to_bfloat16_and_rows_are_not(

@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, Quantize
 
 CPU = torch.device("cpu")
 # rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32
-# in whole panels (which are in assembly) and more of them than a block of columns holds
+# and 128 in whole panels (which are in assembly) and more of them than a block of columns holds, 2 or 6 with one scale
 SHAPES = [
     (16, 32, 32),
     (7, 64, 8),
@@ -24,6 +24,8 @@ SHAPES = [
     (1, 768, 768),
     (130, 96, 32),
     (64, 1056, 32),
+    (100, 1152, 128),
+    (130, 768, 0),
 ]
 UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
@@ -67,6 +69,35 @@ def test_it_is_its_formula_in_every_batch(
     for count in (1, 2, 3, 4, 7, 33, 200):
         assert torch.equal(packed(x[:count]), whole[:count])
         assert torch.equal(packed(x[-count:]), whole[-count:])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("columns", "group", "rounded", "sharing"),
+    [(256, 64, 32, 2), (1152, 128, 128, 1), (1056, 1056, 32, 33), (96, 0, 32, 3), (768, 0, 128, 6), (512, 256, 128, 2)],
+)
+def test_scales_of_larger_groups_are_kept_once_with_the_bits_of_repeated_ones(
+    library: Library, columns: int, group: int, rounded: int, sharing: int, bits: int
+) -> None:
+    """A group of 0 is a whole row. 130 rows are whole panels and a tile."""
+    weight, x = random_weight(130, columns, group, bits), normal(70, columns, dtype=torch.bfloat16)
+    repeated = quantized.in_groups(weight, rounded)
+    kept, written = linear.packed(library, weight, None), linear.packed(library, repeated, None)
+    assert kept.struct.group == written.struct.group == rounded
+    assert kept.kept[1].numel() * sharing == written.kept[1].numel() == 9 * linear.TILE * columns // rounded
+    for count in (1, 2, 3, 5, 70):
+        assert torch.equal(kept(x[:count]), written(x[:count]))
+
+
+WIDE = [QuantFormat(bits=bits, group=group, wide=True) for bits in (8, 4) for group in (32, 64, 128, 0)]
+
+
+@pytest.mark.parametrize("format_", [QuantFormat(bits=8, group=128), QuantFormat(bits=4), *WIDE, MXFP4, NVFP4])
+def test_the_bytes_that_are_counted_are_those_that_are_held(cpu_library: Library, format_: QuantFormat) -> None:
+    """And 4 for each row; 96 rows are whole tiles."""
+    weight = quantized.drawn(format_, 96, 512, torch.Generator().manual_seed(0))
+    kept = {one.data_ptr(): one.nbytes for one in linear.packed(cpu_library, weight, None).kept}
+    assert sum(kept.values()) == format_.packed_bytes(96, 512) + 4 * 96
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -156,9 +187,10 @@ def test_a_gate_is_applied_before_rounding(library: Library, rows: int, columns:
     torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("bits", "worst"), [(8, 0.008), (4, 0.008)])
-def test_rounding_rows_costs_less_than_a_percent(library: Library, bits: int, worst: float) -> None:
-    weight, x = random_weight(512, 768, 32, bits), normal(64, 768)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("group", "worst"), [(32, 0.006), (128, 0.008)])
+def test_rounding_rows_costs_less_than_a_percent(library: Library, group: int, worst: float, bits: int) -> None:
+    weight, x = random_weight(512, 768, group, bits), normal(64, 768)
     exact = x.double() @ quantized.dequantized(weight).double().T
     error = linear.packed(library, weight, None)(x).double() - exact
     assert error.norm() / exact.norm() < worst

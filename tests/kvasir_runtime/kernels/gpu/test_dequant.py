@@ -7,11 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from fakes.e2m1_checkpoints import WORTH
 from kvasir_runtime.kernels.gpu import dequant
 
 BYTES = torch.arange(256, dtype=torch.uint8)
 E4M3 = BYTES.view(torch.float8_e4m3fn).float().nan_to_num(nan=480.0)
 E4M3[255] = -480.0
+E2M1 = WORTH.float()
 
 
 def executed(asm: str, word: int) -> list[int]:
@@ -50,6 +52,7 @@ OPERATIONS = {
     "mov.b32": lambda a: a,
     "prmt.b32": permuted,
     "shr.b32": lambda a, count: a >> count,
+    "shl.b32": lambda a, count: a << count & 0xFFFFFFFF,
     "and.b32": lambda a, b: a & b,
     "lop3.b32": lambda a, b, c, table: {0xEA: (a & b) | c}[table],
     "fma.rn.bf16x2": lambda a, b, c: multiplied(torch.bfloat16, a, b, c),
@@ -66,6 +69,10 @@ OPERATIONS = {
         ("_HIGH_BFLOAT16", torch.bfloat16, (BYTES >> 4) + 128.0),
         ("_LOW_FLOAT16", torch.float16, (BYTES & 15) + 1024.0),
         ("_HIGH_FLOAT16", torch.float16, (BYTES >> 4) + 1024.0),
+        ("_LOW_E2M1_BFLOAT16", torch.bfloat16, E2M1[BYTES.int() & 15]),
+        ("_HIGH_E2M1_BFLOAT16", torch.bfloat16, E2M1[BYTES.int() >> 4]),
+        ("_LOW_E2M1_FLOAT16", torch.float16, E2M1[BYTES.int() & 15]),
+        ("_HIGH_E2M1_FLOAT16", torch.float16, E2M1[BYTES.int() >> 4]),
         ("_ONES_BFLOAT16", torch.bfloat16, torch.ones(256)),
         ("_ONES_FLOAT16", torch.float16, torch.ones(256)),
     ],

@@ -13,7 +13,7 @@ from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, linear
 from kvasir_runtime.kernels.gpu.ops import TRITON
 from kvasir_runtime.kernels.linear import Build
-from kvasir_runtime.kernels.quantized import FP8, QuantFormat
+from kvasir_runtime.kernels.quantized import FP8, MXFP4, NVFP4, QuantFormat
 
 VOCAB = 128_256
 
@@ -39,6 +39,8 @@ FORMATS = {
     "fp8-blocks": replace(FP8, group=128),
     "int8": QuantFormat(bits=8),
     "int4": QuantFormat(bits=4),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 
 

@@ -3,35 +3,23 @@
 They fit its shared memory and spill no registers.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-import triton
 
-from fakes.hopper import SHARED_BYTES, Hopper
+from fakes.hopper import CARDS, Hopper
 from kvasir_runtime.kernels import kv_cache, kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.gated_delta import StateHeads
 from kvasir_runtime.kernels.gpu import attention, attention_tiles
 from kvasir_runtime.kernels.gpu.ops import TRITON
 
-CARDS = {"A100": (80, 163 << 10), "L40S": (89, 99 << 10), "H200": (90, SHARED_BYTES), "B200": (100, SHARED_BYTES)}
 DECODE, PREFILL = ((1,) * 4, (9000,) * 4), ((700, 1), (700, 90))
 BFLOAT16 = torch.bfloat16
 QWEN3_NEXT, GRANITE4 = StateHeads(16, 32, 128), StateHeads(1, 48, 128, delta=False)
 LATENTS = [("H200", DECODE, torch.int8), ("H200", DECODE, BFLOAT16), *((name, PREFILL, BFLOAT16) for name in CARDS)]
-
-
-@pytest.fixture
-def card(request: pytest.FixtureRequest) -> Iterator[Hopper]:
-    fake = Hopper(*CARDS[request.param])
-    triton.runtime.driver.set_active(fake)
-    yield fake
-    triton.runtime.driver.set_active(None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.ops import TRITON
 from kvasir_runtime.kernels.moe import ExpertBiases, Routing
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.bincount, torch.ops.aten.item}
 
@@ -65,15 +65,31 @@ def test_biases_clamped_gates_and_groups_compile(hopper: Hopper) -> None:
     assert set(hopper.spilled_bytes("_product")) == {0}
 
 
+def test_experts_without_a_gate_compile(hopper: Hopper) -> None:
+    """Of Nemotron 3 Nano."""
+    experts, hidden, inner, one = 128, 2688, 1856, torch.zeros(1, dtype=torch.bfloat16)
+    up, down = one.expand(experts * inner, hidden), one.expand(experts * hidden, inner)
+    routing, biases = Routing(top_k=6, renormalised=True, sigmoid=True), ExpertBiases(choice=torch.zeros(experts))
+    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=one.dtype), up, down, routing, biases, "relu2")
+    with Unread():
+        layer(torch.zeros(8, hidden, dtype=one.dtype))
+    assert set(hopper.spilled_bytes("_product")) == {0}
+
+
 SHORT = {
     "int8": QuantFormat(bits=8),
     "int4": QuantFormat(bits=4),
     "fp8": QuantFormat(bits=8, group=0, wide=True, floating=True),
     "fp8-blocks": QuantFormat(bits=8, group=128, wide=True, floating=True),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("int8", 1), ("int4", 4096), ("fp8", 4096), ("fp8-blocks", 1)])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("int8", 1), ("int4", 4096), ("fp8", 4096), ("fp8-blocks", 1), ("mxfp4", 1), ("mxfp4", 4096), ("nvfp4", 4096)],
+)
 def test_experts_of_few_bits_compile(hopper: Hopper, name: str, tokens: int) -> None:
     experts, hidden, inner = 8, 2048, 1408
 
@@ -82,9 +98,9 @@ def test_experts_of_few_bits_compile(hopper: Hopper, name: str, tokens: int) -> 
         one = quantized.empty(SHORT[name], 1, 128, torch.device("cpu"))
         scales = one.scales[:, :1].expand(rows, SHORT[name].groups(columns))
         values = one.values[:, :1].expand(rows, columns * SHORT[name].bits // 8)
-        return QuantizedWeight(
-            format=SHORT[name], values=values, scales=scales, minima=scales if one.minima is not None else None
-        )
+        minima = scales if one.minima is not None else None
+        units = None if one.units is None else one.units.expand(rows, 1)
+        return QuantizedWeight(format=SHORT[name], values=values, scales=scales, minima=minima, units=units)
 
     router, gate_up, down = (
         torch.zeros(experts, hidden),

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 from kvasir_runtime.kernels.gpu import small_gemm
 from kvasir_runtime.kernels.gpu.tuning_table import TUNED_GPUS, GpuTuning, nearest
 
-BYTES = {"bits16": 2, "fp8": 1, "fp8_blocks": 1, "int8": 1, "int4": 0.5}
+BYTES = {"bits16": 2, "fp8": 1, "fp8_blocks": 1, "int8": 1, "int4": 0.5, "mxfp4": 0.5, "nvfp4": 0.5}
 
 
 @pytest.mark.parametrize(

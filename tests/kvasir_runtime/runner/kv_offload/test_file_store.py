@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -118,8 +119,8 @@ def test_a_block_written_while_another_process_forgot_is_not_found(tmp_path, mon
     first, second = opened(tmp_path), opened(tmp_path)
     write = first._write_slots
 
-    def forget_meanwhile(fresh):
-        written = write(fresh)
+    def forget_meanwhile(*given):
+        written = write(*given)
         second.forget()
         return written
 
@@ -132,10 +133,10 @@ def test_a_slot_that_was_taken_over_during_a_long_write_is_not_entered(tmp_path,
     first, second = opened(tmp_path), opened(tmp_path)
     write = first._write_slots
 
-    def overtaken(fresh):
+    def overtaken(*given):
         for number in range(100, 100 + SLOTS):
             put(second, number)
-        return write(fresh)
+        return write(*given)
 
     monkeypatch.setattr(first, "_write_slots", overtaken)
     assert put(first, 1) == 0
@@ -375,3 +376,11 @@ def test_processes_with_another_limit_share_the_file_as_the_last_one_made_it(tmp
     for number in range(10, 10 + SLOTS):
         put(first, number)
     assert path_of(tmp_path).stat().st_size <= LIMIT_BYTES // 2
+
+
+def test_a_checksum_that_is_known_is_kept_and_one_that_is_wrong_makes_a_miss(tmp_path):
+    store = opened(tmp_path)
+    right, wrong = key(1), key(2)
+    crcs = {right: crc32(content(1), crc32(right)), wrong: 7}
+    assert store.put([(right, content(1)), (wrong, content(2))], crcs) == 2
+    assert found(store, [1, 2]) == [1]

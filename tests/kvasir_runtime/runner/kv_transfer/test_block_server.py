@@ -130,13 +130,14 @@ def test_a_prompt_that_is_cut_short_gives_its_beginning(receiver, computing, mon
 
 
 def test_a_peer_that_computes_for_too_long_is_left_and_stops(receiver, computing):
-    """It says that it computes, so that its silence ends nothing: the time of the fetch does."""
+    """It says that it computes, so that its silence ends nothing: the time of the fetch does. It has not failed,
+    and the next prompt may be quicker."""
     engine, peer = computing
     engine.sizes = [4, 16]
     engine.chunks.release()
     begun = time.monotonic()
     came, result = receiver.fetch(peer, within_s=1.0, prefill=WHOSE)
-    assert (sorted(came), result.failed) == (list(range(4)), True)
+    assert (sorted(came), result.failed) == (list(range(4)), False)
     assert time.monotonic() - begun < LONG_S
     assert engine.left.wait(LONG_S)
     assert engine.sizes == [16]

@@ -29,11 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write(tmp_path_factory.mktemp("tiny"), Shape(dtype=torch.bfloat16, max_position_embeddings=512))
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def built(folder: Path, said: list[Progress] | None = None, **options: Any) -> ModelRunner:
     given = ServeOptions(model=str(folder), device="cpu", **options)
     return build(given, said.append if said is not None else lambda progress: None)

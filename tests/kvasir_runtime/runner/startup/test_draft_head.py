@@ -24,11 +24,6 @@ from kvasir_runtime.runner.startup.build import build
 pytestmark = pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")

@@ -32,11 +32,6 @@ SMALL = Shape(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, max_pos
 WINDOWS = {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 24}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")

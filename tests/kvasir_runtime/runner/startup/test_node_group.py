@@ -43,7 +43,7 @@ def options_of(tmp_path: Path, **given: object) -> ServeOptions:
 def test_options_that_contradict_one_another_are_refused(tmp_path: Path, given: dict[str, object], words: str) -> None:
     options = options_of(tmp_path, **given)
     with pytest.raises(StartError) as refused:
-        node_group.joined(options, tmp_path, lambda _: None)
+        node_group.joined(options, tmp_path, lambda *_: None)
     assert str(refused.value).startswith(words)
 
 
@@ -60,15 +60,15 @@ def test_a_node_of_another_group_is_a_stranger_who_ends_nothing(tmp_path: Path) 
         port = probe.getsockname()[1]
     options = options_of(tmp_path, master_port=port, node_group="a")
     with ThreadPoolExecutor(1) as pool:
-        leader = pool.submit(node_group.joined, options, folder, lambda _: None, join_s=60.0)
+        leader = pool.submit(node_group.joined, options, folder, lambda *_: None, join_s=60.0)
         try:
             stranger = options.model_copy(update={"node_rank": 1, "node_group": "b"})
             with pytest.raises(StartError):
-                node_group.joined(stranger, folder, lambda _: None, join_s=60.0)
+                node_group.joined(stranger, folder, lambda *_: None, join_s=60.0)
             assert not leader.done()
         finally:
             member = options.model_copy(update={"node_rank": 1})
-            own = node_group.joined(member, folder, lambda _: None, join_s=60.0)
+            own = node_group.joined(member, folder, lambda *_: None, join_s=60.0)
         links = leader.result(60.0)
     assert (own.node, links.nodes) == (1, 2)
     for link in (*own.steps, *own.control, *links.steps, *links.control):
@@ -79,7 +79,7 @@ def test_a_short_key_is_refused_without_showing_it(tmp_path: Path) -> None:
     options = options_of(tmp_path)
     (tmp_path / "key").write_text("hunter2\n")
     with pytest.raises(StartError, match="holds 7 characters; at least 32 are needed") as refused:
-        node_group.joined(options, tmp_path, lambda _: None)
+        node_group.joined(options, tmp_path, lambda *_: None)
     assert "hunter2" not in str(refused.value)
 
 

@@ -31,11 +31,6 @@ def folder(tmp_path: Path) -> Path:
     return checkpoints.write(tmp_path / "model", Shape(max_position_embeddings=512))
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def started(folder: Path, cache: str | Path, **options: Any) -> ModelRunner:
     given = ServeOptions(model=str(folder), device="cpu", startup_cache=str(cache), **options)
     return build(given, lambda progress: None)

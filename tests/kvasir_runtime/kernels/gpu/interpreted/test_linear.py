@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fakes import triton_device
+from fakes.e2m1_checkpoints import WORTH
 
 DEVICE = triton_device.device()
 
@@ -20,7 +21,7 @@ from kvasir_runtime.kernels.gpu.group_scaled_gemm import GroupScaledLinear
 from kvasir_runtime.kernels.gpu.linear import Streamed
 from kvasir_runtime.kernels.gpu.tuning_table import GemmTile, GemmTuning
 from kvasir_runtime.kernels.linear import Weight
-from kvasir_runtime.kernels.quantized import FP8, QuantFormat
+from kvasir_runtime.kernels.quantized import FP8, MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 FORMATS = {
     "int8": QuantFormat(bits=8),
@@ -29,6 +30,8 @@ FORMATS = {
     "int8 of 128": QuantFormat(bits=8, group=128),
     "fp8": FP8,
     "fp8 blocks": replace(FP8, group=128),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
@@ -136,6 +139,33 @@ def test_scales_that_float16_does_not_hold_are_rounded_to_it() -> None:
     assert isinstance(layer, GroupScaledLinear)
     want = operation.reference(weight, None)(x)
     assert float((run(layer, x) - want).norm() / want.norm()) < 2**-10
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_every_number_of_e2m1_is_exact_with_every_scale(kind: str) -> None:
+    """As in float64, where it is unpacked and where it is multiplied."""
+    format_, codes = FORMATS[kind], torch.arange(256, dtype=torch.uint8)
+    scales = torch.arange(112, 144) if kind == "mxfp4" else torch.arange(127)
+    scales = scales.repeat(-(-128 // len(scales)))[:128, None].to(torch.uint8)
+    columns = 512
+    weight = QuantizedWeight(
+        format=format_,
+        values=codes.expand(128, -1).contiguous(),
+        scales=scales.expand(-1, columns // format_.group).contiguous().view(format_.scale_dtype),
+        minima=None,
+        units=torch.exp2(-torch.arange(128.0)[:, None] % 7),
+    )
+    want = numbers(weight.values).double() * scales.view(format_.scale_dtype).double() * weight.units.double() * 2
+    layer = linear.build(moved(weight), None)
+    assert isinstance(layer, GroupScaledLinear)
+    assert torch.equal(group_scaled_gemm.unpacked(layer, 0, 128, torch.float32).cpu().double(), want)
+    x = torch.eye(columns)[:: columns // 64]
+    assert torch.equal(run(layer, x).double(), want[:, :: columns // 64].T)
+
+
+def numbers(values: Tensor) -> Tensor:
+    pairs = torch.stack((values & 15, values >> 4), dim=2).flatten(1)
+    return WORTH[pairs.long()]
 
 
 def test_rows_are_rounded_to_e4m3_by_their_largest_value() -> None:

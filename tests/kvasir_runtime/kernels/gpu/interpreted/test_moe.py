@@ -1,7 +1,5 @@
 """Experts by Triton: routes and lists against those of torch, products of all sizes of blocks against the reference."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from kvasir_runtime.kernels import moe as operation
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe, moe_align, moe_tiles
 from kvasir_runtime.kernels.moe import Routing
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat
 
 
 def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -> list[list[tuple[int, int]]]:
@@ -110,11 +108,14 @@ SHORT = {
     "int4-wide": QuantFormat(bits=4, wide=True),
     "fp8": QuantFormat(bits=8, group=0, wide=True, floating=True),
     "fp8-blocks": QuantFormat(bits=8, group=128, wide=True, floating=True),
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.float32) for name in SHORT), ("int4", torch.float16), ("fp8", torch.float16)]
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SHORT), *((name, torch.float16) for name in ("int4", "fp8", "nvfp4"))],
 )
 def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
     experts, tokens, hidden, inner = 4, 9, 384 if name == "fp8-blocks" else 160, 128
@@ -127,16 +128,11 @@ def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -
     routing = Routing(top_k=2, renormalised=True)
     x = operation.sure(router, tokens, routing, generator).to(dtype)
     want = operation.reference(router.to(dtype), gate_up, down, routing)(x)
-    layer = moe.build(router.to(dtype).to(DEVICE), on_device(gate_up), on_device(down), routing)
+    layer = moe.build(router.to(dtype).to(DEVICE), gate_up.moved(DEVICE), down.moved(DEVICE), routing)
     most = float(want.abs().max())
     torch.testing.assert_close(
         layer(x.to(DEVICE)).cpu(), want, atol=most * (1e-5 if dtype == torch.float32 else 4e-3), rtol=0
     )
-
-
-def on_device(weight: QuantizedWeight) -> QuantizedWeight:
-    parts = {name: getattr(weight, name) for name in ("values", "scales", "minima")}
-    return replace(weight, **{name: part if part is None else part.to(DEVICE) for name, part in parts.items()})
 
 
 def test_nothing_is_computed_for_no_tokens() -> None:

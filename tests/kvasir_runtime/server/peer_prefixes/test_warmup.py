@@ -3,7 +3,7 @@
 import pytest
 
 from fakes.engine_facts import engine_facts
-from kvasir_runtime.server.prefix_warmup import (
+from kvasir_runtime.server.peer_prefixes.warmup import (
     OfferedPrefix,
     SharedPrefix,
     SharedPrefixes,
@@ -14,6 +14,8 @@ from kvasir_runtime.server.prefix_warmup import (
 )
 
 FACTS = engine_facts(max_model_len=16, max_sequences=2, max_batch_tokens=8, vocab_size=100)
+HALF = 20
+"""Tokens of the cache above."""
 
 
 def prefix(*ids, hits=1.0, salt="", **place):
@@ -42,17 +44,16 @@ def prefix(*ids, hits=1.0, salt="", **place):
     ],
 )
 def test_what_is_computed_of_what_is_offered(prefixes, prompts):
-    assert [p.ids for p in chosen(offered(prefixes, FACTS), FACTS)] == prompts
+    assert [p.ids for p in chosen(offered(prefixes, FACTS), HALF)] == prompts
 
 
 def test_what_prefixes_share_takes_its_part_of_the_cache_once():
-    facts = engine_facts(max_model_len=1000, num_blocks=300, vocab_size=100)  # half of the cache is 600 tokens
     shared = (1,) * 512
     prefixes = [OfferedPrefix(b"", (*shared, n, n), hits=9.0) for n in range(64)]
-    found = chosen(prefixes, facts)
+    found = chosen(prefixes, 600)
     assert [p.new for p in found] == [514, *[2] * 43]
-    assert chosen([*prefixes[:1], OfferedPrefix(b"", shared)], facts) == found[:1], "it is a beginning of another"
-    assert len(chosen([prefixes[0], OfferedPrefix(b"a", prefixes[1].ids)], facts)) == 1, "salts share nothing"
+    assert chosen([*prefixes[:1], OfferedPrefix(b"", shared)], 600) == found[:1], "it is a beginning of another"
+    assert len(chosen([prefixes[0], OfferedPrefix(b"a", prefixes[1].ids)], 600)) == 1, "salts share nothing"
 
 
 @pytest.mark.parametrize(
@@ -84,5 +85,5 @@ def test_only_addresses_of_ports_are_asked(base, expected):
 )
 def test_blocks_of_what_is_offered_may_be_fetched_at_the_peer_s_own_address(base, port, want):
     answer = SharedPrefixes(tokenizer="t", prefixes=[prefix(1, 2)], kv_transfer_port=port)
-    (found,) = chosen(offered_by(base, answer, FACTS), FACTS)
+    (found,) = chosen(offered_by(base, answer, FACTS), HALF)
     assert (found.ids, found.kv_peer) == ((1, 2), want)
