@@ -28,7 +28,7 @@ from bench.servers import bare_import, peak_rss, serving, watching
 from bench.shapes import SHAPES, Work, work, written
 from kvasir_runtime.bench.workload import PRESETS, requests
 
-ROOT: Final = Path(__file__).parents[2]
+FIGURES: Final = Path(__file__).parents[2] / "docs" / "benchmarks"
 SAMPLED: Final = ("--temperature", "0.8", "--top-p", "0.95")
 WORKLOADS: Final[Mapping[str, tuple[str, ...]]] = {
     "w1_sampled": SAMPLED,
@@ -53,20 +53,21 @@ def main() -> int:
     asked = _arguments()
     chosen = _chosen(asked.engines)
     failed = False
-    run: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "processor": processor(), "shapes": {}}
+    said = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "command": _command()}
+    run: dict[str, Any] = {"processor": processor(), "shapes": {}}
     run["import_s"], run["import_rss"] = bare_import()
     print(results.bare(run["import_s"], run["import_rss"]), flush=True)
     for shape in asked.shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
             found, bad = measured(shape, chosen, asked, Path(folder))
-        run["shapes"][shape], failed = found, failed or bad
+        run["shapes"][shape], failed = said | found, failed or bad
     if asked.json:
         asked.json.write_text(json.dumps(run, indent=1) + "\n")
     if asked.write:
-        page.write(ROOT / "docs" / "benchmarks", run, command=_command())
+        page.write(FIGURES, run)
     else:
         for shape, found in run["shapes"].items():
-            print(f"\n{shape}\n{_against_committed(shape, found)}")
+            print(f"\n{shape}\n{_against_committed(run['processor'], shape, found)}")
     return int(failed)
 
 
@@ -195,12 +196,15 @@ def processor() -> str:
     return f"{named.get('model name', 'unknown')}, {len(os.sched_getaffinity(0))} cores, {' '.join(known)}"
 
 
-def _against_committed(shape: str, found: Mapping[str, Any]) -> str:
-    file = ROOT / "docs" / "benchmarks" / "cpu.json"
-    committed = json.loads(file.read_text())["shapes"] if file.exists() else {}
-    if shape not in committed or "Kvasir" not in found["rounds"]:
+def _against_committed(named: str, shape: str, found: Mapping[str, Any]) -> str:
+    """Beside the same processor, or the one that was measured last."""
+    runs = sorted(page.committed(FIGURES), key=lambda run: run["processor"] != named)
+    runs = [run for run in runs if "Kvasir" in run["shapes"].get(shape, {}).get("rounds", {})]
+    if not runs or "Kvasir" not in found["rounds"]:
         return "no committed figures to compare with"
-    return results.compared(_fractions(found), _fractions(committed[shape]))
+    return f"before: {runs[0]['processor']}\n" + results.compared(
+        _fractions(found), _fractions(runs[0]["shapes"][shape])
+    )
 
 
 def _fractions(found: Mapping[str, Any]) -> dict[str, float]:

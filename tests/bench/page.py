@@ -13,11 +13,27 @@ SCALING: Final = ("<!-- scaling: written by make bench-scaling -->", "<!-- end o
 OURS: Final = {"bf16": "Kvasir", "int8": "Kvasir int8"}
 
 
-def write(folder: Path, run: Mapping[str, Any], *, command: str) -> None:
-    """Replace the committed figures with those of a run. Raises ValueError when cpu.md lacks the marks."""
-    (folder / "cpu.json").write_text(json.dumps(run, indent=1) + "\n")
-    _between(folder / "cpu.md", MEASURED, section(run, command))
-    _plot(folder / "cpu.svg", run)
+def write(folder: Path, run: Mapping[str, Any]) -> None:
+    """Put the figures of a run before those of other processors. Raises ValueError when cpu.md lacks the marks."""
+    runs = kept(committed(folder), run)
+    (folder / "cpu.json").write_text(json.dumps(runs, indent=1) + "\n")
+    _between(folder / "cpu.md", MEASURED, "\n\n".join(section(one) for one in runs))
+    for one in runs[:1]:
+        _plot(folder / "cpu.svg", one)
+
+
+def committed(folder: Path) -> list[dict[str, Any]]:
+    """The runs in cpu.json, one for each processor, the newest first."""
+    file = folder / "cpu.json"
+    runs: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    return runs
+
+
+def kept(runs: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Runs with this one first; what it did not measure of its own processor stays."""
+    same = [one for one in runs if one["processor"] == run["processor"]]
+    shapes = {shape: found for one in same for shape, found in one["shapes"].items()} | run["shapes"]
+    return [{**run, "shapes": shapes}, *(one for one in runs if one not in same)]
 
 
 def write_scaling(folder: Path, run: Mapping[str, Any], tables: Sequence[str]) -> None:
@@ -32,23 +48,27 @@ def _between(page: Path, marks: tuple[str, str], text: str) -> None:
     page.write_text(marked_page.replaced(page.read_text(), marks, text))
 
 
-def section(run: Mapping[str, Any], command: str) -> str:
-    """Markdown: when, where, how, then a table and our ratios for each shape."""
+def section(run: Mapping[str, Any]) -> str:
+    """Markdown: where and how, then a table and our ratios for each shape."""
+    bare = results.bare(run["import_s"], run["import_rss"])
     lines = [
-        f"Measured {run['date']} on {run['processor']}, by `{command}`. Medians of all rounds; in parentheses the",
-        "fraction of what that run's memory and processors allow; the best of a row is bold. In this run",
-        results.bare(run["import_s"], run["import_rss"]) + ", which our start and memory contain.",
+        f"### {run['processor']}",
         "",
-        "![Kvasir beside its peers](cpu.svg)",
+        "Medians of all rounds; in parentheses the fraction of what that run's memory and processors allow; the best",
+        f"of a row is bold. Here {bare}, which our start and memory contain.",
     ]
     for shape, found in run["shapes"].items():
         rounds = max(len(own) for own in found["rounds"].values())
         lines += [
             "",
-            f"### {shape}, {rounds} round{'s' if rounds > 1 else ''}, memory {found['read'] / 1e9:.0f} GB/s",
+            f"#### {shape}, {rounds} round{'s' if rounds > 1 else ''}, memory {found['read'] / 1e9:.0f} GB/s",
+            "",
+            f"Measured {found['date']} by `{found['command']}`.",
             "",
         ]
-        lines += [results.side_by_side(found["rounds"], found["limits"]), "", results.of_greedy(found["rounds"]), ""]
+        lines += [results.side_by_side(found["rounds"], found["limits"]), ""]
+        if sampled := results.of_greedy(found["rounds"]):
+            lines += [sampled, ""]
         for precision, ours in OURS.items():
             ratios = _ratios(found, ours)
             said = [f"{figure.key} {ratios[figure.key]:.2f}" for figure in results.FIGURES if figure.key in ratios]

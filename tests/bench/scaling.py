@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from bench import ceilings, page
-from bench.cpu import PORT, ROOT, processor
+from bench.cpu import FIGURES, PORT, processor
 from bench.engines import ENGINES
 from bench.limits import Ceilings, step
 from bench.servers import serving
@@ -68,7 +68,7 @@ def main() -> int:
         now = datetime.now(UTC).strftime("%Y-%m-%d")
         document = {"date": now, "processor": processor(), "engine": asked.engine, "shapes": shapes}
         tables = [table(name, points) for name, points in shapes.items()]
-        page.write_scaling(ROOT / "docs" / "benchmarks", document, tables)
+        page.write_scaling(FIGURES, document, tables)
     return 0
 
 

@@ -1,10 +1,11 @@
 """The arithmetic behind the benchmark's tables."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench import ceilings, limits, probes, results
+from bench import ceilings, limits, page, probes, results
 from bench.limits import Ceilings
 from bench.scaling import Try, point
 from bench.shapes import SHAPES, Work, drawable, tokenizer_of, work
@@ -118,3 +119,31 @@ def test_every_id_of_a_large_vocabulary_has_a_text_of_its_own() -> None:
 def test_a_tenth_slower_than_committed_stands_out() -> None:
     said = results.compared({"w1_tpot": 0.5, "w2_rate": 0.5}, {"w1_tpot": 0.6, "w2_rate": 0.5})
     assert [line.endswith("slower") for line in said.splitlines()[1:]] == [True, False]
+
+
+def test_figures_of_other_processors_and_shapes_stay() -> None:
+    amd = {"processor": "AMD", "shapes": {"small": {"date": 1}, "wide": {"date": 1}}}
+    intel = {"processor": "Intel", "shapes": {"small": {"date": 2}}}
+    again = {"processor": "AMD", "shapes": {"small": {"date": 3}}}
+    runs = page.kept([intel, amd], again)
+    assert [run["processor"] for run in runs] == ["AMD", "Intel"]
+    assert runs[0]["shapes"] == {"small": {"date": 3}, "wide": {"date": 1}}
+
+
+def test_a_page_has_a_section_for_each_processor(tmp_path: Path) -> None:
+    """The newest first, each shape with the day and the command that measured it."""
+    (tmp_path / "cpu.md").write_text("\n".join(page.MEASURED))
+    found = {"read": 2e9, "rounds": {"Kvasir": [{"w2_rate": 30.0}]}, "limits": {"Kvasir": {"w2_rate": 60.0}}}
+    for name, day in (("AMD", "2026-11-21"), ("Intel", "2026-11-30")):
+        shape = {"date": day, "command": "make bench-peers", **found}
+        page.write(tmp_path, {"processor": name, "import_s": 1.0, "import_rss": 2**20, "shapes": {"small": shape}})
+    lines = (tmp_path / "cpu.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith(("###", "Measured"))] == [
+        "### Intel",
+        "#### small, 1 round, memory 2 GB/s",
+        "Measured 2026-11-30 by `make bench-peers`.",
+        "### AMD",
+        "#### small, 1 round, memory 2 GB/s",
+        "Measured 2026-11-21 by `make bench-peers`.",
+    ]
+    assert "| W2 32 mixed, tokens/s | **30** (0.50) |" in lines
