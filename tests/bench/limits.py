@@ -1,9 +1,9 @@
 """What the machine allows: the least time that each figure of a workload could take, from ceilings of the same run.
 
-Pure. Decode reads every weight once a step, and the keys and values of every sequence in it, and multiplies each weight
-once a token; a step takes the longer of the two. Prompts are products of large matrices, and attention over what came
-before. What a limit leaves out (sampling, HTTP, the client on the same cores) nobody gets for free, so a fraction of 1
-is out of reach; fractions of two runs can be compared.
+Pure. Decode reads every weight once a step, the keys and values of every sequence in it and its logits, and multiplies
+each weight once a token; a step takes the longer of the two. Prompts are products of large matrices, and attention over
+what came before. What a limit leaves out (the arithmetic of sampling, HTTP, the client on the same cores) nobody gets
+for free, so a fraction of 1 is out of reach; fractions of two runs can be compared.
 """
 
 from collections.abc import Sequence
@@ -41,20 +41,34 @@ def prefill(tokens: int, before: int, work: Work, ceilings: Ceilings) -> float:
 
 
 def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, seen: float) -> float:
-    """Seconds of one decode step of so many sequences. seen: tokens whose keys and values it reads, in 16 bits."""
-    read = (work.weights * weight_bytes + 2 * work.kv_width * seen) / ceilings.read
-    return max(read, 2 * work.weights * rows / ceilings.rate(rows))
+    """Seconds of one decode step of so many sequences. seen: tokens whose keys and values it reads, in 16 bits.
+
+    Their logits, in 32 bits, are read once.
+    """
+    read = work.weights * weight_bytes + 2 * work.kv_width * seen + 4 * work.vocabulary * rows
+    return max(read / ceilings.read, (2 * work.weights * rows + work.attention * seen) / ceilings.rate(rows))
 
 
 def crowd(
     tasks: Sequence[WorkloadRequest], shared: int, at_once: int, work: Work, weight_bytes: float, top: Ceilings
 ) -> float:
-    """Seconds for many requests: the common prefix once, all prompts at the rate of large products, and their decode.
+    """Seconds for many requests: the common prefix once, each prompt at the rate of large products, and their decode.
 
-    Decode at the best: every step as full as the number at once allows, keys and values of the prefix read once in it.
+    A prompt is computed as soon as there is a place for it, and between the steps: with its last token the first of its
+    answer is there. Steps have as many rows as there are answers then, the last ones few; keys and values of the prefix
+    are read once in each.
     """
-    prompts = prefill(shared, 0, work, top) if shared else 0.0
-    prompts += sum(2 * work.weights * (task.words - shared) for task in tasks) / top.rate(512)
-    steps = sum(task.output_tokens - 1 for task in tasks) / at_once
-    seen = sum((task.words - shared + task.output_tokens / 2) * (task.output_tokens - 1) for task in tasks)
-    return prompts + steps * step(at_once, work, weight_bytes, top, seen / steps + shared)
+    waiting, running = list(tasks), list[tuple[int, int]]()
+    seconds = prefill(shared, 0, work, top) if shared else 0.0
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            task = waiting.pop(0)
+            own = task.words - shared
+            pairs = own * shared + own * (own + 1) / 2
+            seconds += (2 * work.weights * own + work.attention * pairs) / top.rate(512)
+            if task.output_tokens > 1:
+                running.append((own + 1, task.output_tokens - 1))
+        if running:
+            seconds += step(len(running), work, weight_bytes, top, seen=shared + sum(seen for seen, _ in running))
+        running = [(seen + 1, left - 1) for seen, left in running if left > 1]
+    return seconds

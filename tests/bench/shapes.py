@@ -67,12 +67,13 @@ class Work:
     """What one token costs. weights: read in a step and multiplied once per token, all but the input embedding.
 
     kv_width: elements of keys and values of one token in all layers; attention: multiplications and additions for each
-    pair of a token and one that it sees.
+    pair of a token and one that it sees; vocabulary: logits of one token.
     """
 
     weights: int
     kv_width: int
     attention: int
+    vocabulary: int = 0
 
 
 def work(shape: Shape) -> Work:
@@ -83,6 +84,7 @@ def work(shape: Shape) -> Work:
         weights=shape.num_layers * layer + shape.vocab_size * shape.hidden_size,
         kv_width=2 * kv * shape.num_layers,
         attention=4 * queries * shape.num_layers,
+        vocabulary=shape.vocab_size,
     )
 
 

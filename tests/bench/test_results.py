@@ -60,11 +60,27 @@ def test_a_crowd_computes_the_shared_prefix_once() -> None:
     assert seconds == pytest.approx((512 + 4 * 8) * 2e6 / 8e9 + 2 * 8e-3)
 
 
+def test_the_last_answers_of_a_crowd_run_alone() -> None:
+    """Two at once of three: two steps of both, one of the third beside nobody, each of 1 MB and 4 kB a row."""
+    cost = Work(weights=1_000_000, kv_width=0, attention=0, vocabulary=1000)
+    tasks = [WorkloadRequest(prompt="", words=0, output_tokens=tokens) for tokens in (3, 3, 2)]
+    fast = replace(TOP, products={1: 1e15})
+    assert limits.crowd(tasks, 0, 2, cost, 1, fast) == pytest.approx(2 * 1.008e-3 + 1.004e-3)
+    assert limits.crowd(tasks[:1], 0, 2, cost, 1, replace(fast, read=1e15, products={1: 1e9})) == pytest.approx(4e-3)
+
+
+def test_the_steps_of_a_crowd_attend() -> None:
+    """A prompt of 4 has 10 pairs, and a step behind it 5: of one multiplication each."""
+    cost = Work(weights=0, kv_width=0, attention=1)
+    task = WorkloadRequest(prompt="", words=4, output_tokens=2)
+    assert limits.crowd([task], 0, 1, cost, 1, replace(TOP, products={1: 1.0})) == pytest.approx(15)
+
+
 def test_a_crowd_reads_the_keys_of_each_and_those_of_the_prefix_once() -> None:
-    """Two steps of 4 x (8 + 3 / 2) tokens and 512, of 1 kB each in 16 bits, at 1 GB/s."""
+    """Two steps of 4 x 9 and 4 x 10 tokens and 512 each, of 1 kB each in 16 bits, at 1 GB/s."""
     cost = Work(weights=0, kv_width=500, attention=0)
     tasks = [WorkloadRequest(prompt="", words=512 + 8, output_tokens=3)] * 4
-    assert limits.crowd(tasks, 512, 4, cost, 2, TOP) == pytest.approx(2 * (4 * 9.5 + 512) * 1e3 / 1e9)
+    assert limits.crowd(tasks, 512, 4, cost, 2, TOP) == pytest.approx((4 * 19 + 2 * 512) * 1e3 / 1e9)
 
 
 def test_a_point_is_the_try_with_the_median_share_of_what_its_own_memory_allows() -> None:
