@@ -308,12 +308,10 @@ Ahead next_of(const AttentionArgs& a, const Plan& plan, int64_t task, const Item
 template <class From>
 KVASIR_INLINE void few(const AttentionArgs& a, const Plan& plan, const Tile& t, int64_t task, const Item& item,
                        float* partials) {
-#ifdef __AVX512BF16__
   const Item next = task + 1 < plan.tasks[a.sequences->count] ? item_of(a, plan, task + 1, item.sequence) : Item{};
   const Item* after = next.cut.few ? &next : nullptr;
   const auto attend_rows = a.head_dim == 64 ? attend_few<From, 2> : attend_few<From, 4>;
   attend_rows(a, t.few, item, plan.few_heads, after, partials);
-#endif
 }
 
 #if defined(__AVX512BF16__)

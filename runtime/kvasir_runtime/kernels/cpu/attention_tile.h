@@ -51,13 +51,9 @@ constexpr int64_t CHUNK = 16;
 constexpr int64_t FEW_ROWS = 8, MOST_HEADS = 256;
 
 KVASIR_INLINE bool is_few(const AttentionArgs& a, int64_t queries) {
-#ifdef __AVX512BF16__
   return queries == 1 && a.query_type == kvasir::BFLOAT16 && a.cache_type != kvasir::INT4 &&
          a.heads / a.kv_heads <= FEW_ROWS && a.heads <= MOST_HEADS && (a.head_dim == 64 || a.head_dim == 128) &&
          a.block_size % CHUNK == 0;
-#else
-  return queries < 1 && a.heads < 1;
-#endif
 }
 
 // How one sequence is cut. splits > 1: partial results are merged afterwards.
@@ -85,8 +81,8 @@ KVASIR_INLINE Widths widths(const AttentionArgs& a, int width) {
 
 KVASIR_INLINE int64_t partial_floats(const AttentionArgs& a) { return up(a.head_dim, kLanes) + 16; }
 
-// Scores, weights and sums of all rows of a task of attention_few.h.
-KVASIR_INLINE int64_t few_floats(const AttentionArgs& a) { return a.heads * (SPLIT + SPLIT / 2 + a.head_dim); }
+// Scores, weights, sums and queries of all rows of a task of attention_few.h.
+KVASIR_INLINE int64_t few_floats(const AttentionArgs& a) { return a.heads * (SPLIT + SPLIT / 2 + 2 * a.head_dim); }
 
 // Where a thread keeps a tile. l is kept lane by lane, and summed once at the end.
 struct Tile {

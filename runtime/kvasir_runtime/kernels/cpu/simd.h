@@ -200,6 +200,39 @@ KVASIR_INLINE float sum(Floats v) {
 #endif
 }
 
+// In each four lanes the sums of these lanes, one for each of four vectors.
+KVASIR_INLINE Floats quarter_sums(Floats a, Floats b, Floats c, Floats d) {
+#if defined(__AVX512F__)
+  const auto sums = [](__m512 x, __m512 y) { return _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y)); };
+  const __m512d p = _mm512_castps_pd(sums(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+  const __m512d q = _mm512_castps_pd(sums(reinterpret_cast<__m512>(c), reinterpret_cast<__m512>(d)));
+  return reinterpret_cast<Floats>(_mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)),
+                                                _mm512_castpd_ps(_mm512_unpackhi_pd(p, q))));
+#elif defined(__aarch64__)
+  return vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+#else
+  return reinterpret_cast<Floats>(
+      _mm256_hadd_ps(_mm256_hadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)),
+                     _mm256_hadd_ps(reinterpret_cast<__m256>(c), reinterpret_cast<__m256>(d))));
+#endif
+}
+
+// The sum of each of as many vectors as one has lanes. four: these as quarter_sums leaves them.
+KVASIR_INLINE Floats lane_sums(const Floats (&four)[kLanes / 4]) {
+#if defined(__AVX512F__)
+  const auto halves = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  const auto at = [&](int i) { return reinterpret_cast<__m512>(four[i]); };
+  return reinterpret_cast<Floats>(halves(halves(at(0), at(1)), halves(at(2), at(3))));
+#elif defined(__aarch64__)
+  return four[0];
+#else
+  const __m256 a = reinterpret_cast<__m256>(four[0]), b = reinterpret_cast<__m256>(four[1]);
+  return reinterpret_cast<Floats>(_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+#endif
+}
+
 KVASIR_INLINE float largest(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));

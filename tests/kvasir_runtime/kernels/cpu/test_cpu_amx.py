@@ -3,14 +3,13 @@
 import pytest
 import torch
 
+from fakes.cpu_variants import EMULATED_AMX
 from kvasir_runtime.kernels import quantize
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, dequantized, drawn
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
-EMULATED_AMX = pytest.param("emulated_amx", marks=pytest.mark.xdist_group("emulated-amx"))
-"""On one worker, since the library that it needs is compiled for the run."""
 FLOAT32_UNIT, BFLOAT16_UNIT = 2**-24, 2**-8
 """Largest relative error of one rounding."""
 

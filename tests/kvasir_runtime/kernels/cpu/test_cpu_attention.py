@@ -1,6 +1,7 @@
 """Attention in C++ beyond the small cases of the table: long sequences, wide heads, windows, company in the batch."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fakes.cache_layers import layer_of
+from fakes.cpu_variants import EMULATED_AMX, VARIANTS
 from kvasir_runtime.kernels import attention, kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import bindings, build, structs
 from kvasir_runtime.kernels.cpu.bindings import CpuKernels
-from kvasir_runtime.kernels.cpu.library import Library, variants
+from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, ExpertsStruct, LayerStruct, ModelStruct
 
 BATCHES = [((1, 1, 600, 33), (700, 255, 1100, 300)), ((64,), (1111,)), ((1,), (4100,)), ((1, 2, 40), (513, 256, 40))]
@@ -20,20 +22,14 @@ HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64,
 WORST = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # absolute and relative: two roundings of weights and result
 
 
-EMULATED_AMX = pytest.param("emulated_amx", marks=pytest.mark.xdist_group("emulated-amx"))
-"""On one worker, since the library that it needs is compiled for the run."""
-
-
-@pytest.fixture(params=[*build.VARIANTS, "processor_amx", EMULATED_AMX])
-def variant(request: pytest.FixtureRequest, cpu_library: Library) -> CpuKernels:
-    """Each variant that this processor runs, and AMX, the processor's or emulated."""
-    if request.param not in build.VARIANTS:
-        found: Library = request.getfixturevalue(request.param)
-        made = bindings.cpu_kernels(replace(cpu_library, amx=found.amx))
-        return replace(made, _attention=found.function("attention", ctypes.c_void_p))
-    if request.param not in variants(cpu_library.handle):
-        pytest.skip(f"this processor does not run {request.param}")
-    return bindings.cpu_kernels(replace(cpu_library, isa=request.param))
+@pytest.fixture(params=[*VARIANTS, "processor_amx", EMULATED_AMX])
+def variant(request: pytest.FixtureRequest, cpu_library: Library, of_variant: Callable[[str], Library]) -> CpuKernels:
+    """Each variant that this processor runs or emulates, and AMX, the processor's or emulated."""
+    if request.param in build.VARIANTS:
+        return bindings.cpu_kernels(of_variant(request.param))
+    found: Library = request.getfixturevalue(request.param)
+    made = bindings.cpu_kernels(replace(cpu_library, amx=found.amx))
+    return replace(made, _attention=found.function("attention", ctypes.c_void_p))
 
 
 def case(heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
