@@ -18,6 +18,7 @@ LIMIT = 1 << 20
 COMPLETION = {"prompt": "hello ", "max_tokens": 3}
 CHAT_TURN = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = CHAT_TURN | {"max_tokens": 3}
+OLLAMA = CHAT_TURN | {"model": "tiny", "options": {"num_predict": 3}}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 TEMPLATE = (
     "{# <tool_call> <think> #}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
@@ -151,7 +152,7 @@ UNLOGGED = ("/tokenize", "/v1/responses/input_tokens", "/v1/messages/count_token
         ("/v1/chat/completions", CHAT | {"reasoning_effort": "low"}, {"reasoning_effort"}),
         ("/v1/responses/input_tokens", {"input": "hi", "reasoning": {"effort": "low"}}, {"reasoning.effort"}),
         ("/v1/messages/count_tokens", CHAT_TURN | {"output_config": {"effort": "max"}}, {"output_config.effort"}),
-        ("/api/chat", CHAT_TURN | {"model": "tiny", "think": "low"}, {"think"}),
+        ("/api/chat", OLLAMA | {"think": "low"}, {"think"}),
         ("/v1/completions", COMPLETION | {"max_token": 5}, {"max_token"}),
         ("/tokenize", {"prompt": "a", "colour": 1}, {"colour"}),
     ],

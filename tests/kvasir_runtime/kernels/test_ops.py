@@ -28,6 +28,9 @@ from kvasir_runtime.kernels.sample import Draws
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPP = cpu_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = () if INTERPRETED else (CPU, CPP)
+TABLES = list({table.name: table for table in (*HERE, ops_for(DEVICE))}.values())
+"""Each once: what an interpreting Triton leaves as it is has been compared without it."""
 # Quantizing, whole steps and sampling of rows have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py,
 # runner/sampling/test_host_sampler.py, cpu/test_collectives.py.
 NOT_COMPARED = (
@@ -56,7 +59,7 @@ MANY_NUMBERS = 60_000
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("table", [CPU, CPP, ops_for(DEVICE)], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None:
     module = import_module(f"kvasir_runtime.kernels.{operation}")
     cases = list(module.cases(torch.Generator().manual_seed(0)))
@@ -165,7 +168,7 @@ def codes(rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operation", ["write_kv", "split_qkv"])
-@pytest.mark.parametrize("table", [REFERENCE, CPU, CPP, ops_for(DEVICE)], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [REFERENCE, *TABLES], ids=lambda table: table.name)
 def test_writes_stay_within_their_layer(table: Ops, operation: str) -> None:
     device = DEVICE if table.name.startswith("triton") else torch.device("cpu")
     for case in import_module(f"kvasir_runtime.kernels.{operation}").cases(torch.Generator().manual_seed(0)):
