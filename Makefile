@@ -25,7 +25,7 @@ IMAGE_REGISTRY ?=
 IMAGE_BUILD_ARGS ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-arm64 test-soak test-resume test-clients test-families test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-roles bench-start bench-download bench-wake bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-hub demo-kubelet demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-kubelet test-arm64 test-soak test-resume test-clients test-families test-cases test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-speculation bench-neighbours bench-operator bench-autoscaling bench-routing bench-gateway bench-roles bench-start bench-download bench-wake bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +73,7 @@ test: setup  ## Run every test on two workers: the unit suites, then end to end 
 	@echo; tail -qn 1 .kvasir/test-unit.log .kvasir/test-e2e.log
 
 test-unit: setup  ## Run only what needs no control plane
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS) || { code=$$?; test $$code -eq $(or $(EMPTY),0); }
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e and not long" $(PYTEST_ARGS) || { code=$$?; test $$code -eq $(or $(EMPTY),0); }
 
 test-e2e: setup  ## Run only what needs the control plane, in two lanes
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e -o testpaths="tests/e2e tests/kvasir_local" $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
@@ -194,7 +194,10 @@ test-resume: setup  ## Kill replicas under a hundred streams of each kind; every
 test-families: setup  ## Compute every family in every precision, whole, in chunks, cached, preempted and in batches, and with every drafter
 	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py tests/kvasir_runtime/runner/test_drafts_families.py $(PYTEST_ARGS)
 
-test-long: test-clients test-soak test-resume test-families  ## Run what takes long and stays outside of `make test`
+test-cases: setup  ## Run the cases for which make test has quicker ones of the same fact
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m long $(PYTEST_ARGS)
+
+test-long: test-clients test-soak test-resume test-families test-cases  ## Run what takes long and stays outside of `make test`
 
 test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/kernels tests/gpu $(PYTEST_ARGS)

@@ -105,8 +105,14 @@ def heard(story: Story) -> dict[str, tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("name", "ranks", "nodes", "stages"),
     [
-        *((name, stages, 1, stages) for name in SHAPES for stages in (2, 4)),
-        *[("llama", 4, 1, 2), ("llama", 2, 2, 2), ("qwen3_moe", 3, 3, 3), ("deepseek_v2", 4, 2, 2)],
+        *[("llama", 4, 1, 4), ("llama", 4, 1, 2), ("llama", 2, 2, 2), ("qwen3_moe", 3, 3, 3), ("deepseek_v2", 2, 1, 2)],
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                *[("llama", 2, 1, 2), ("qwen3_moe", 2, 1, 2), ("qwen3_moe", 4, 1, 4)],
+                *[("deepseek_v2", 4, 1, 4), ("deepseek_v2", 4, 2, 2)],
+            )
+        ),
     ],
 )
 def test_traffic_of_every_kind_is_answered_as_by_one_process(

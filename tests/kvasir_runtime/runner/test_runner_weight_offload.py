@@ -50,7 +50,10 @@ def undisturbed(model: Path, quantization: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("on_host", "graphs", "quantization"),
-    [(3, False, "none"), (7, False, "none"), (6, True, "none"), (4, False, "int8"), (3, True, "fp8")],
+    [
+        *[(3, False, "none"), (7, False, "none"), (6, True, "none"), (4, False, "int8")],
+        pytest.param(3, True, "fp8", marks=pytest.mark.long),
+    ],
 )
 def test_the_same_answers_come_with_layers_on_the_host(
     model: Path, on_host: int, graphs: bool, quantization: str
