@@ -17,14 +17,15 @@ BLOCK = 128
 
 
 def convert(folder: Path, style: str, *, num_shards: int = 1) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. style: tensor, channel or block. Returns what its tensors are worth, in float32."""
+    """Rewrite a folder of one file. style: tensor, channel or block. Returns what its tensors are
+    worth, computed in float64 and rounded to float32."""
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
         if not name.endswith(("proj.weight", "proj_with_mqa.weight")):
             stored[name] = worth[name] = weight
             continue
         values, scale, wide = rounded(weight.float(), style)
-        stored[name], worth[name] = values, values.float() * wide
+        stored[name], worth[name] = values, (values.double() * wide.double()).float()
         stored[name + ("_scale_inv" if style == "block" else "_scale")] = scale
         if style == "tensor":
             stored[name.removesuffix("weight") + "input_scale"] = torch.tensor([0.5])

@@ -22,6 +22,7 @@ BLOCK: Final = 128
 SCALES: Final = ("_scale", "_scale_inv")
 UNUSED: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 BY_ROW, BY_BLOCK = FP8, replace(FP8, group=BLOCK)
+_CUT: Final = StoredKind(name="fp8 by blocks that the rows cut")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,11 @@ def _scaled(weight: CheckpointTensor, scale: CheckpointTensor) -> CheckpointTens
     """A matrix that knows its scales; its format is ours where its columns are whole blocks."""
     scales = _read(weight, scale)
     kept = scales.format if scales.format.fits(weight.shape[1]) else None
-    kind = None if kept is None else StoredKind(name=kept.name, format=kept)
-    return replace(weight, kind=kind, part=functools.partial(_part, weight, scales, kept))
+    return replace(weight, kind=_kind(kept), part=functools.partial(_part, weight, scales, kept))
+
+
+def _kind(kept: QuantFormat | None) -> StoredKind:
+    return _CUT if kept is None else StoredKind(name=kept.name, format=kept)
 
 
 def _part(
@@ -71,7 +75,7 @@ def _part(
     return replace(
         weight,
         decoded=functools.partial(_decoded, of),
-        kind=None if kept is None else StoredKind(name=kept.name, format=kept),
+        kind=_kind(kept),
         kept=functools.partial(_kept, of, kept) if kept is not None else None,
     )
 

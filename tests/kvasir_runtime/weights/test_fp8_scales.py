@@ -42,9 +42,14 @@ def test_kept_they_are_the_same(tmp_path: Path, style: str) -> None:
     tensors = loaded(tmp_path, "auto")
     for name, want in merged(worth).items():
         found = tensors[name]
-        if name == "head.weight" or (style == "block" and name == "layers.0.down.weight"):  # no whole blocks
+        if name == "head.weight":
             assert isinstance(found, Tensor)
             assert torch.equal(found, want)
+        elif style == "block" and name == "layers.0.down.weight":  # no whole blocks: rounded once more
+            assert isinstance(found, QuantizedWeight)
+            assert found.format == QuantFormat(bits=8)
+            step = want.view(want.shape[0], -1, 32).abs().amax(dim=2).repeat_interleave(32, dim=1) / 127
+            assert ((quantized.dequantized(found) - want).abs() <= 0.501 * step).all()
         else:
             assert isinstance(found, QuantizedWeight)
             assert found.format == (FP8 if style != "block" else fp8_scales.BY_BLOCK)
