@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from kvasir_api.nemotron_h import BARE
+from kvasir_api.nemotron_h import BARE, STATE_SIZES
 
 NAMES: Final = {
     "num_heads": "linear_num_value_heads",
@@ -17,16 +17,7 @@ NAMES: Final = {
 }
 _LONGEST: Final = 2**18
 """Tokens: a state has no positions, and nothing in a config says where one begins to forget."""
-LEFT_OUT: Final[dict[str, Any]] = {
-    "linear_num_key_heads": 8,
-    "linear_num_value_heads": 128,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-    "mamba_conv_bias": True,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": _LONGEST,
-}
+LEFT_OUT: Final[dict[str, Any]] = STATE_SIZES | {"max_position_embeddings": _LONGEST}
 _MOST_LAYERS: Final = 1024
 
 

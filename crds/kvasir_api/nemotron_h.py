@@ -21,15 +21,18 @@ NAMES: Final = {
     "layers_block_type": "layer_types",
     "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
 }
-LEFT_OUT: Final[dict[str, Any]] = {
+STATE_SIZES: Final[dict[str, Any]] = {
     "linear_num_key_heads": 8,
     "linear_num_value_heads": 128,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
     "mamba_conv_bias": True,
-    "hidden_act": "relu2",
     "rms_norm_eps": 1e-5,
+}
+"""What Mamba-2's own config means by leaving them out, too."""
+LEFT_OUT: Final[dict[str, Any]] = STATE_SIZES | {
+    "hidden_act": "relu2",
     "head_dim": 128,
     "num_key_value_heads": 8,
     "norm_topk_prob": True,
