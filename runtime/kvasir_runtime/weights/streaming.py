@@ -146,7 +146,7 @@ class _Reader:
     def run(self) -> None:
         try:
             with ExitStack() as files:
-                self._read(_Files(files))
+                self._read(_Files(files, self.stopping))
         except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for the piece
             self._filled.put(error)
 
@@ -191,13 +191,19 @@ class _Reader:
 class _Files:
     """One thread's own descriptors: the kernel reads ahead for each by itself."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self, stack: ExitStack, stopping: threading.Event) -> None:
+        """stopping: set when no piece is wanted any more."""
+        self._stack, self._stopping = stack, stopping
         self._opened: dict[Path, int] = {}
 
     def descriptor(self, piece: FilePiece) -> int:
-        """Of its file, which is the same when that is whole."""
+        """Of its file, which is the same when that is whole. Raises OSError and ModelError, also where it stops."""
         if piece.path not in self._opened:
-            stream = arriving.opened(piece.path, piece.start + piece.num_bytes)
+
+            def sleep(seconds: float) -> None:
+                if self._stopping.wait(seconds):
+                    raise ModelError(f"{piece.path.name} is not read any more")
+
+            stream = arriving.opened(piece.path, piece.start + piece.num_bytes, sleep)
             self._opened[piece.path] = self._stack.enter_context(stream).fileno()
         return self._opened[piece.path]

@@ -1,7 +1,9 @@
 """Pieces of files reach their places byte for byte, whatever the disk, the device or the caller do meanwhile."""
 
 import os
+import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from fakes.checkpoints import Shape
 from fakes.checkpoints import write as write_checkpoint
+from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantize import reference
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -197,6 +200,41 @@ def test_who_calls_may_stop_it_at_any_piece(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         stream(pieces, Late(), BufferRing(threads=4, buffers=4), stop)
     assert len(seen) == 3
+    assert not threads()
+
+
+def test_what_is_fetched_again_is_not_waited_for_where_all_else_ended(tmp_path: Path) -> None:
+    """A piece is there when a thread takes it, and its file is another one when the thread has a buffer for it."""
+    folder = Path(tempfile.gettempdir())
+    before = folder / ".." / folder.name / os.path.relpath(tmp_path, folder)  # by its name, which decides what is read
+    (path,) = files(before, (SIZE,))
+    (real := tmp_path / "real").mkdir()
+    partial = tmp_path / "b.incomplete"
+    partial.write_bytes(bytes(SIZE))
+    shards = Shards(headers={"b": b""}, sizes={"b": SIZE}, partials={"b": "../b.incomplete"})
+    coming = ArrivingFolder(real, shards)
+    coming.comes("b")
+    late = FilePiece(path=coming.path / "b", start=0, num_bytes=SIZE // 2, put=lambda _: None)
+    read = threading.Event()
+
+    def noted(descriptor: int, views: list[memoryview], offset: int) -> int:
+        if offset:
+            read.set()
+        return os.preadv(descriptor, views, offset)
+
+    def put(_: Tensor) -> None:
+        assert read.wait(100)
+        time.sleep(0.05)  # for the thread to take the last piece
+        partial.unlink()
+        partial.write_bytes(bytes(SIZE))
+
+    pieces = [FilePiece(path=path, start=at, num_bytes=SIZE // 2, put=put) for at in (0, SIZE // 2)]
+
+    def stop(_: FilePiece) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        stream([*pieces, late], CpuStaging(), BufferRing(threads=1, buffers=2), stop, noted)
     assert not threads()
 
 
