@@ -84,6 +84,8 @@ def of(
         head_norms = query // head_dim
     if family == "glm4_moe" and config.get("use_qk_norm"):
         head_norms = 2 * head_dim
+    if family == "jina_bert" and config.get("use_qk_norm"):
+        norms, head_norms = 3, 2 * (query + key)
     products = 2 if family in _UNGATED else 3
     qkv, output, mlp = _biased(config, family)
     bare, joined = config.get(nemotron_h.BARE), config.get(falcon_h1.JOINED)

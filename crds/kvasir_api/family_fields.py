@@ -193,9 +193,11 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
 
 
 def _jina_bert(document: dict[str, Any]) -> dict[str, Any]:
-    """JinaBERT, which calls itself BERT, under a name of its own."""
-    is_jina = document.get("position_embedding_type") == "alibi"
-    return document | {"model_type": "jina_bert"} if is_jina else document
+    """JinaBERT, which calls itself BERT, under a name of its own. Which of its two kinds a config is of, only the name of
+    the code that it names says."""
+    if document.get("position_embedding_type") != "alibi":
+        return document
+    return document | {"model_type": "jina_bert", "use_qk_norm": "-qk-" in str(document.get("auto_map"))}
 
 
 def _falcon(document: dict[str, Any]) -> dict[str, Any]:

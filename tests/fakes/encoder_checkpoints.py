@@ -66,6 +66,11 @@ ENCODERS = {
     ),
     "nomic": Encoder(stem="NomicBert", family="nomic_bert"),
     "jina": Encoder(stem="JinaBert", family="bert", config=JINA),
+    "jina-normed": Encoder(
+        stem="JinaBert",
+        family="bert",
+        config=JINA | {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}},
+    ),
     "jina-6-heads": Encoder(
         stem="JinaBert", family="bert", config=JINA | {"num_attention_heads": 6, "hidden_size": 48}
     ),
@@ -90,7 +95,7 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
     config._attn_implementation = "eager"
     judge: torch.nn.Module = HEADS[head].from_config(config, dtype=torch.float32).eval()
     if encoder.stem == "JinaBert":
-        judge = jina_bert.of(judge).eval()
+        judge = jina_bert.of(judge, normed=name == "jina-normed").eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for key, parameter in judge.named_parameters():
@@ -99,7 +104,7 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
     judge.save_pretrained(folder)  # type: ignore[operator]  # a PreTrainedModel
     path, first = folder / "model.safetensors", f"{judge.base_model_prefix}."
     if encoder.stem == "JinaBert":
-        save_file(jina_bert.renamed(load_file(path)), path, metadata={"format": "pt"})
+        save_file(jina_bert.renamed(load_file(path), normed=name == "jina-normed"), path, metadata={"format": "pt"})
     if bare:
         found = load_file(path)
         weights = {key.removeprefix(first): tensor for key, tensor in found.items() if key.startswith(first)}

@@ -60,7 +60,6 @@ class _Layer:
     is_local: bool
     qk_norm: Tensor | None
     query_scale: Tensor | None
-    wide_qk_norm: tuple[Tensor, Tensor] | None
     sinks: Tensor | None
     state: StateLayer | None
     latent: LatentAttention | None
@@ -269,7 +268,11 @@ class Decoder:
     def _through(self, layer: _Layer, attended: Tensor, normed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What a layer adds to the residual last, and the residual before it. normed: what attention read."""
         spec, ops = self.spec, self._ops
-        hidden = self._outer(layer.output(attended), layer.outer_norm, layer.scales[0])
+        hidden = layer.output(attended)
+        if spec.encoder is not None and spec.encoder.sums_twice:
+            hidden = norms.normed(ops, hidden, residual, layer.outer_norm, spec.norm_eps)[0]
+        else:
+            hidden = self._outer(hidden, layer.outer_norm, layer.scales[0])
         if layer.feed_forward is None:
             return hidden, residual
         if spec.parallel:
@@ -334,8 +337,6 @@ class Decoder:
             first, rest = projected.split((spec.query_rows, 2 * spec.kv_dim), dim=1)
             query, gate = (part.flatten(1) for part in first.view(-1, heads, 2, spec.head_dim).unbind(2))
             projected = torch.cat((query, rest), dim=1)
-        if layer.wide_qk_norm is not None:
-            projected = norms.all_heads_normed(ops, projected, spec, layer.wide_qk_norm)
         qkv = projected.view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
         query = query if growth is None else (query * growth).to(query.dtype)
@@ -377,11 +378,10 @@ class Decoder:
         layer = _Layer(
             attention=attention,
             attention_norm=norms.taken(tensors, prefix + "attention_norm", spec),
-            qkv=linear("qkv"),
+            qkv=norms.behind_projections(ops, linear("qkv"), tensors, prefix, spec, attention),
             is_local=spec.is_local(index),
             query_scale=norms.of_turned_queries(tensors, prefix, spec),
             qk_norm=norms.of_heads(tensors, prefix, spec, attention, like),
-            wide_qk_norm=norms.of_all_heads(tensors, prefix, spec, attention),
             sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,
             latent=latent,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_api.cache_groups import LayerAttention
-from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.spec import DecoderSpec
@@ -24,6 +24,26 @@ class LayerNorm:
 
 Norm = Tensor | LayerNorm | None
 """The weight of a root-mean-square norm, a norm of the other kind, or none, which leaves the sum as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormedProjection:
+    """x -> (tokens, rows), with a norm over the queries and one over the keys of all heads. widths: of both."""
+
+    project: Linear
+    norms: tuple[Norm, Norm]
+    widths: tuple[int, int]
+    eps: float
+    ops: Ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = self.project(x)
+        *parts, value = rows.split((*self.widths, rows.shape[1] - sum(self.widths)), dim=1)
+        first = [
+            normed(self.ops, part.contiguous(), None, norm, self.eps)[0]
+            for part, norm in zip(parts, self.norms, strict=True)
+        ]
+        return torch.cat((*first, value), dim=1)
 
 
 def taken(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> Norm:
@@ -63,13 +83,21 @@ def of_heads(
     return torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
 
-def of_all_heads(
-    tensors: MutableMapping[str, Weight], prefix: str, spec: DecoderSpec, attention: LayerAttention
-) -> tuple[Tensor, Tensor] | None:
-    """The weights of a layer's norms over queries and over keys of all heads together; None without."""
+def behind_projections(
+    ops: Ops,
+    project: Linear,
+    tensors: MutableMapping[str, Weight],
+    prefix: str,
+    spec: DecoderSpec,
+    attention: LayerAttention,
+) -> Linear:
+    """A layer's projection to queries, keys and values, with its norms over those of all heads together; as it is where
+    the layer has none."""
     if not spec.wide_qk_norm or attention.kind in ("state", "latent"):
-        return None
-    return rms(tensors, prefix + "query_norm", spec), rms(tensors, prefix + "key_norm", spec)
+        return project
+    query, key = (taken(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
+    widths = (spec.query_dim, spec.kv_dim)
+    return NormedProjection(project=project, norms=(query, key), widths=widths, eps=spec.norm_eps, ops=ops)
 
 
 def of_turned_queries(tensors: MutableMapping[str, Weight], prefix: str, spec: DecoderSpec) -> Tensor | None:
@@ -82,16 +110,6 @@ def of_turned_queries(tensors: MutableMapping[str, Weight], prefix: str, spec: D
         return None
     query, key = (rms(tensors, prefix + name, spec).float() for name in ("query_norm", "key_norm"))
     return query * key
-
-
-def all_heads_normed(ops: Ops, projected: Tensor, spec: DecoderSpec, weights: tuple[Tensor, Tensor]) -> Tensor:
-    """Queries, keys and values, (tokens, rows), with a norm over queries and one over keys of all heads together."""
-    parts = projected.split((spec.query_dim, spec.kv_dim, spec.kv_dim), dim=1)
-    both = (
-        ops.rms_norm(part.contiguous(), None, norm, spec.norm_eps)[0]
-        for part, norm in zip(parts, weights, strict=False)
-    )
-    return torch.cat((*both, parts[2]), dim=1)
 
 
 def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:

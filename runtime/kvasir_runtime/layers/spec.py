@@ -324,14 +324,14 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def layer_norms(spec: DecoderSpec, layer: int) -> tuple[str, ...]:
     """Norms of the hidden state that a layer has."""
-    first = () if layer in spec.joined else ("attention_norm",)
-    before = first if spec.shared_norm or layer in spec.bare else (*first, "mlp_norm")
-    behind = ("attention_outer_norm", "mlp_outer_norm")
-    return (*(before if spec.pre_norms else ()), *(behind if spec.outer_norms else ()))
+    last = 1 if spec.shared_norm or layer in spec.bare else 2
+    before = ("attention_norm", "mlp_norm")[layer in spec.joined : last] if spec.pre_norms else ()
+    count = 2 if spec.outer_norms else int(spec.encoder is not None and spec.encoder.sums_twice)
+    return (*before, *("attention_outer_norm", "mlp_outer_norm")[:count])
 
 
-def _norm(name: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    shape = (spec.hidden_size,)
+def _norm(name: str, spec: DecoderSpec, width: int = 0) -> dict[str, tuple[int, ...]]:
+    shape = (width or spec.hidden_size,)
     return {name: shape, f"{name}.bias": shape} if spec.norm_bias else {name: shape}
 
 
@@ -346,7 +346,7 @@ def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, .
         shapes["qkv.bias"] = (rows,)
     if spec.qk_norm:
         wide = (spec.query_dim, spec.kv_dim) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
-        shapes["query_norm"], shapes["key_norm"] = (wide[0],), (wide[1],)
+        shapes |= _norm("query_norm", spec, wide[0]) | _norm("key_norm", spec, wide[1])
     if spec.sinks:
         shapes["sinks"] = (spec.num_heads,)
     shapes["output.weight"] = (spec.hidden_size, spec.query_dim)

@@ -174,7 +174,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rotary_emb_interleaved: bool = False
     moe_every_n_layers: int = 0
     feed_forward_type: str | None = None
-    auto_map: Any = None
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None

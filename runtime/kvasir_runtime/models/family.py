@@ -224,9 +224,11 @@ def usual_places(spec: DecoderSpec, names: TensorNames = LLAMA_NAMES) -> dict[st
     return places
 
 
-def _norm_places(spec: DecoderSpec, theirs: str, ours: str) -> dict[str, Place]:
-    places = {f"{theirs}.weight": whole(ours, spec.hidden_size)}
-    return places | ({f"{theirs}.bias": whole(f"{ours}.bias", spec.hidden_size)} if spec.norm_bias else {})
+def _norm_places(spec: DecoderSpec, theirs: str, ours: str, width: int = 0) -> dict[str, Place]:
+    """width: of what is normalised, where that is not the hidden state."""
+    width = width or spec.hidden_size
+    places = {f"{theirs}.weight": whole(ours, width)}
+    return places | ({f"{theirs}.bias": whole(f"{ours}.bias", width)} if spec.norm_bias else {})
 
 
 def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:
@@ -261,7 +263,8 @@ def _attention_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: 
     if spec.qk_norm:
         widths = (spec.query_dim, kv) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
         for name, own, width in zip((names.query_norm, names.key_norm), ("query", "key"), widths, strict=True):
-            places[f"{theirs}{name}.weight"] = replace(whole(f"{ours}{own}_norm", width), head_order=order)
+            of_heads = _norm_places(spec, theirs + name, f"{ours}{own}_norm", width)
+            places |= {where: replace(place, head_order=order) for where, place in of_heads.items()}
     return places | merged(ours + "output", ((theirs + names.output, hidden),), spec.query_dim, bias=spec.output_bias)
 
 

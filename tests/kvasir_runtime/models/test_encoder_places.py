@@ -168,7 +168,6 @@ def test_matrices_in_fewer_bits_stay_near(judged, quantization) -> None:
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act gelu_new"),
         ("jina", {"position_embedding_type": "absolute"}, "position_embedding_type absolute of JinaBERT"),
         ("jina", {"feed_forward_type": "reglu"}, "feed_forward_type reglu of JinaBERT"),
-        ("jina", {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--x.Y"}}, "norms of queries and keys"),
         ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers of NomicBERT"),
         ("modernbert", {"classifier_activation": "relu"}, "classifier_activation relu"),
     ],
