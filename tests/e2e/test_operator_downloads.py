@@ -1,11 +1,15 @@
-"""Ten downloads that break, by the whole path of the operator, from real servers on loopback: what each condition says,
-which one goes on by itself, and that old replicas serve while new ones have no model.
+"""Twelve downloads that break, by the whole path of the operator, from real servers on loopback: what each condition
+says, which ones go on by themselves, where no token travels, and that old replicas serve while new ones have no model.
 """
 
 import hashlib
+import io
+import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,7 @@ TOKEN = "token-not-to-be-shown"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
     """A service with a model. settings: keys of its Secret. says: pattern of what Stalled says at least. asked: of its
-    source, each with its authorization last."""
+    source, each with its authorization last; led: of the server to which it redirects."""
 
     name: str
     model: dict[str, str]
@@ -39,6 +43,7 @@ class Download:
     says: str = ""
     more: dict[str, Any] = field(default_factory=dict)
     asked: Sequence[tuple[str, ...]] = ()
+    led: Sequence[tuple[str, ...]] = ()
 
 
 def of_hub(found: hub.Hub, name: str, says: str, revision: str = "main", **more: Any) -> Download:
@@ -56,7 +61,7 @@ def of_registry(found: file_server.FileServer, name: str, says: str = "", tag: s
 
 
 def broken(servers: ExitStack, folder: Path) -> Iterator[Download]:
-    """Nine that do not come, each for a reason of its own."""
+    """Ten that do not come, each for a reason of its own."""
 
     def from_hub(fault: hub.Fault, name: str, says: str, **more: Any) -> Download:
         found = servers.enter_context(hub.serving(fault, FILES, held=fault == "none"))
@@ -87,6 +92,69 @@ def broken(servers: ExitStack, folder: Path) -> Iterator[Download]:
         says=f"model {web.url}/tiny.tar is redirected from {web.url} to http://127.0.0.1:9, where the connection is not"
         " protected; it is not followed",
     )
+    yield elsewhere(servers, folder, {"/tiny.tar": bytes(file_server.LARGE)}, DIGEST, fault="unauthorized")
+
+
+def elsewhere(
+    servers: ExitStack, folder: Path, files: dict[str, bytes], digest: str, fault: file_server.Fault = "none"
+) -> Download:
+    """A file of a server that redirects to another one. fault: of that."""
+    homes = [folder / name for name in ("first", "store")]
+    for home in homes:
+        home.mkdir()
+    store = servers.enter_context(file_server.serving(files, tls=homes[1], fault=fault))
+    web = servers.enter_context(file_server.serving(files, tls=homes[0], fault="elsewhere", elsewhere=store.url))
+    (path,) = files
+    return Download(
+        name="elsewhere",
+        model={"uri": f"{web.url}{path}#sha256={digest}"},
+        settings={"ca.crt": "".join((home / "ca.crt").read_text() for home in homes), "token": TOKEN},
+        says=f"model {web.url}{path} could not be fetched: {store.url.removeprefix('https://')}, to which it redirects,"
+        r" refuses access \(401\); credentials are not sent there",
+        asked=web.asked,
+        led=store.asked,
+    )
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """A file system of its own."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "small-disk", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write a file until the disk is full."""
+    free = os.statvfs(file.parent)
+    file.write_bytes(bytes(free.f_bavail * free.f_frsize))
+
+
+def bind(life: Life, disk: Path, name: str) -> None:
+    """A claim whose volume is a disk."""
+    size, modes = {"storage": "64Mi"}, ["ReadWriteOnce"]
+    volume, claim = f"{life.namespace}-{name}", {"namespace": life.namespace, "name": name}
+    held = {"capacity": size, "hostPath": {"path": str(disk)}, "claimRef": claim, "accessModes": modes}
+    spec = {"volumeName": volume, "resources": {"requests": size}, "accessModes": modes}
+    for kind, where, own in (
+        ("PersistentVolume", {"name": volume}, held),
+        ("PersistentVolumeClaim", {"name": name}, spec),
+    ):
+        life.put({"apiVersion": "v1", "kind": kind, "metadata": where, "spec": own | {"storageClassName": ""}})
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """As an archive."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"tiny/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
 
 
 def put(life: Life, one: Download) -> None:
@@ -104,6 +172,11 @@ def condition(life: Life, name: str, kind: str) -> dict[str, Any]:
     service = next(item for item in life.items("infsvc") if item["metadata"]["name"] == name)
     found = [c for c in (service.get("status") or {}).get("conditions") or () if c["type"] == kind]
     return found[0] if found and found[0]["observedGeneration"] == service["metadata"]["generation"] else {}
+
+
+def is_ready(life: Life, name: str) -> bool:
+    """With nothing that goes on."""
+    return condition(life, name, "Ready").get("reason") == "AllReplicasReady"
 
 
 def is_told(life: Life, one: Download) -> bool:
@@ -152,24 +225,63 @@ async def test_each_download_that_breaks_is_told_and_old_replicas_serve(bare: Li
         registry.times = 2  # of which the first is for the header
         resumed = of_registry(registry, "resumed")
         put(life, resumed)
-        nine = list(broken(servers, tmp_path))
-        for one in nine:
+        ten = list(broken(servers, tmp_path))
+        for one in ten:
             put(life, one)
         await life.until(lambda: condition(life, "resumed", "Ready").get("status") == "True", "resumed is ready")
         parts = ["", "", f"bytes={len(FILES[hub.WEIGHTS]) // 2}-"]
         assert registry.parts(WEIGHTS) == parts, "it went on in the middle"
         first, served = await answered(life, installed, "resumed"), pods_of(life, "resumed")
-        for one in nine:
+        for one in ten:
             await life.until(lambda one=one: is_told(life, one), f"{one.name}: {one.says}")
             assert TOKEN not in shown(life) + written(life, one.name), one.name
             life.kubectl("delete", "infsvc", one.name, "--wait=false")
-        with_token = {one.name for one in nine if any(TOKEN in request[-1] for request in one.asked)}
-        assert with_token == {"checksum", "unauthorized", "revision", "disk", "hangs"}
+        with_token = {one.name for one in ten if any(TOKEN in request[-1] for request in one.asked)}
+        assert with_token == {"checksum", "unauthorized", "revision", "disk", "hangs", "elsewhere"}
+        assert {one.name: {request[-1] for request in one.led} for one in ten if one.led} == {"elsewhere": {""}}
 
-        changed = replace(nine[0], name="resumed")
+        changed = replace(ten[0], name="resumed")
         put(life, changed)
         await life.until(lambda: is_told(life, changed), "the new model does not come")
         assert pods_of(life, "resumed") >= served
         assert await answered(life, installed, "resumed") == first
         said = await life.until(lambda: says_refusal(written(life, "resumed")), "its replica writes why")
         assert TOKEN not in shown(life) + said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own is mounted, which root may")
+async def test_a_disk_that_fills_while_a_model_comes_is_told_and_gone_on_with(
+    bare: Life, installed: ControlPlane, tmp_path
+):
+    """The first model comes by way of a redirect, to a server that is not given the token."""
+    life, size = bare, sum(map(len, FILES.values()))
+    with ExitStack() as servers:
+        archive = packed(FILES)
+        first = elsewhere(servers, tmp_path, {"/tiny.tar.gz": archive}, hashlib.sha256(archive).hexdigest())
+        put(life, first)
+        await life.until(lambda: is_ready(life, first.name), "the first is ready")
+        assert {request[-1] for request in first.asked} == {f"Bearer {TOKEN}"}
+        assert {request[-1] for request in first.led} == {""}
+        text, served = await answered(life, installed, first.name), pods_of(life, first.name)
+
+        disk = servers.enter_context(small_disk(tmp_path / "disk", 2 * size))
+        bind(life, disk, "disk")
+        found = servers.enter_context(hub.serving("trickles", FILES, held=True))
+        found.at_once = len(FILES[hub.WEIGHTS]) // 2
+        says = r"model org/name could not be stored: \[Errno 28\] No space left on device; give its cache more room"
+        changed = of_hub(found, first.name, says, claim="disk")
+        put(life, changed)
+
+        def came() -> bool:
+            return any(path.stat().st_size >= found.at_once for path in disk.rglob("*.incomplete"))
+
+        await life.until(came, "half of the weights are on the disk")
+        fill(disk / "others")
+        found.open.set()
+        await life.until(lambda: is_told(life, changed), says)
+        assert pods_of(life, first.name) >= served
+        assert await answered(life, installed, first.name) == text
+        assert TOKEN not in shown(life) + written(life, first.name)
+        (disk / "others").unlink()
+        await life.until(lambda: is_ready(life, first.name), "with room it goes on")
+        assert await answered(life, installed, first.name) == text

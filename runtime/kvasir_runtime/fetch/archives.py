@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from kvasir_api import model_uri
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
-from kvasir_runtime.fetch.http_client import HttpClient, HttpStatusError
+from kvasir_runtime.fetch.http_client import HttpClient, HttpStatusError, origin
 from kvasir_runtime.fetch.model_files import (
     BrokenTransferError,
     Checksum,
@@ -73,11 +73,13 @@ class WebFile:
         try:
             yield
         except HttpStatusError as error:
-            where = urlsplit(self._url).netloc
+            is_led, where = error.origin != origin(self._url), urlsplit(error.origin).netloc
+            where += ", to which it redirects," if is_led else ""
             if error.status == 416:
                 raise BrokenTransferError("it is shorter than it was before") from error
             if error.status in (401, 403):
-                advice = f"put a token that may read it under the key token into {SECRET}"
+                own = f"put a token that may read it under the key token into {SECRET}"
+                advice = "credentials are not sent there" if is_led else own
                 why = f"{where} refuses access ({error.status}); {advice}"
             elif error.status in (404, 410):
                 why = f"{where} does not have it ({error.status})"

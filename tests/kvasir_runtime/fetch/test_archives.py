@@ -113,6 +113,11 @@ def test_a_token_is_for_its_server_alone(found, secret, tmp_path):
         assert {key for *_, key in found.asked} == {f"Bearer {TOKEN}"}
         assert store.asked
         assert {key for *_, key in store.asked} == {""}
+        store.fault = "refused"
+        with pytest.raises(
+            ModelUnavailableError, match=r"to which it redirects, refuses access \(403\); credentials are"
+        ):
+            fetched(uri(found, digest="0" * 64))
 
 
 @pytest.mark.parametrize(
