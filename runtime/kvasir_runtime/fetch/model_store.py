@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from kvasir_api import model_uri
 from kvasir_api.forecast import readable
@@ -25,7 +26,8 @@ from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
 from kvasir_runtime.fetch.model_files import RemoteFile, RemoteModel
 from kvasir_runtime.fetch.model_folder import model_folder
 from kvasir_runtime.fetch.progress import OnBytes, watched
-from kvasir_runtime.fetch.unpacking import BrokenArchiveError, unpack
+from kvasir_runtime.fetch.unpacking import BrokenArchiveError, clear, unpack
+from kvasir_runtime.fetch.unpacking_ahead import ComingArchive, unpacked_ahead
 
 _FILES_AT_ONCE: Final = 4
 WHOLE: Final = ".whole"
@@ -68,8 +70,9 @@ class ModelStore:
                 if (there := self.whole()) is not None:
                     return there
                 self._check_space(model.unpacked_bytes - self._held(model))
-                self._fetch_all(model.files)
-                self._unpack(model.files)
+                with unpacked_ahead(self._coming(model)) as are_unpacked:
+                    self._fetch_all(model.files)
+                    self._unpack(model.files, are_there=are_unpacked())
                 (self._folder / WHOLE).touch()
                 shutil.rmtree(self._partial, ignore_errors=True)
         except OSError as error:
@@ -133,20 +136,48 @@ class ModelStore:
             if self._arrival is not None:
                 self._arrival.arrived(file.name)
 
-    def _unpack(self, files: Sequence[RemoteFile]) -> None:
-        """The archives, one over those before it; a file of its own is not written over."""
-        given = {file.name for file in files if not file.archive}
-        for file in files:
+    def _coming(self, model: RemoteModel) -> list[ComingArchive]:
+        """The archives that are unpacked while they come: all, or none where one has its table at its end, or where a
+        process before this one has unpacked some."""
+        archives = [file for file in model.files if file.archive]
+        if not archives or any(file.archive == "zip" or self._places(file)[0].exists() for file in archives):
+            return []
+        given = _given(model.files)
+        clear(self._folder, given)
+
+        def unpack_to(file: RemoteFile, stream: IO[bytes]) -> None:
+            assert file.archive
+            unpack(stream, file.archive, self._folder, given, lambda more: self._reserve(more, model))
+
+        return [
+            ComingArchive(path=self._places(file)[1], size=file.size, unpack=partial(unpack_to, file))
+            for file in archives
+        ]
+
+    def _unpack(self, files: Sequence[RemoteFile], *, are_there: bool) -> None:
+        """The archives, one over those before it; a file of its own is not written over. are_there: they were unpacked
+        while they came."""
+        given = _given(files)
+        left = [file for file in files if file.archive and not self._places(file)[0].exists()]
+        if left and not are_there and all(file in left for file in files if file.archive):
+            clear(self._folder, given)  # what was sent before may have been of another content
+        for file in left:
             mark, archive = self._places(file)
-            if not file.archive or mark.exists():
-                continue
             try:
-                unpack(archive, file.archive, self._folder, given, self._reserve)
+                if not are_there and file.archive:
+                    with archive.open("rb") as stream:
+                        unpack(stream, file.archive, self._folder, given, self._reserve)
             except BrokenArchiveError as error:
                 raise ModelUnavailableError(f"model {self._uri}: {file.name} cannot be unpacked: {error}") from error
             mark.touch()
             archive.unlink()
 
-    def _reserve(self, num_bytes: int) -> None:
-        self._check_space(num_bytes)
+    def _reserve(self, num_bytes: int, coming: RemoteModel | None = None) -> None:
+        """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""
+        self._check_space(num_bytes + (coming.size - self._held(coming) if coming else 0))
         cache_limit.make_room(self._folder, num_bytes)
+
+
+def _given(files: Sequence[RemoteFile]) -> set[str]:
+    """Names of those that are no archives."""
+    return {file.name for file in files if not file.archive}

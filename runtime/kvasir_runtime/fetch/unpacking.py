@@ -90,7 +90,11 @@ class _Member(tarfile.TarInfo):
 
 
 def unpack(
-    archive: Path, kind: Literal["tar", "zip"], folder: Path, given: Collection[str], reserve: Callable[[int], None]
+    archive: IO[bytes],
+    kind: Literal["tar", "zip"],
+    folder: Path,
+    given: Collection[str],
+    reserve: Callable[[int], None],
 ) -> None:
     """Write the files of an archive that serving needs, and no links, devices or paths that lead elsewhere.
 
@@ -122,7 +126,12 @@ def unpack(
         raise
 
 
-def _files(archive: Path, kind: Literal["tar", "zip"]) -> Iterator[tuple[str, int, _Opened]]:
+def clear(folder: Path, given: Collection[str]) -> None:
+    """Remove all that archives wrote. given: as of `unpack`."""
+    _remove(folder, folder, given)
+
+
+def _files(archive: IO[bytes], kind: Literal["tar", "zip"]) -> Iterator[tuple[str, int, _Opened]]:
     """Path, bytes and content of the regular files of an archive, in its order."""
     if kind == "zip":
         with zipfile.ZipFile(archive) as zipped:
@@ -140,18 +149,17 @@ def _files(archive: Path, kind: Literal["tar", "zip"]) -> Iterator[tuple[str, in
 
 
 @contextmanager
-def _tar(archive: Path) -> Iterator[tarfile.TarFile]:
+def _tar(archive: IO[bytes]) -> Iterator[tarfile.TarFile]:
     """A tar archive, by its first bytes: as it is, or compressed with gzip, bzip2, xz or zstd. Frames of zstd that ask
     for a window of more than 128 MiB are refused by the library.
     """
-    with archive.open("rb") as stream:
-        first = stream.read(4)
-        if first == _ZSTD_FRAME or int.from_bytes(first, "little") in _ZSTD_SKIPPED:
-            stream.seek(0)
-            with zstd.ZstdFile(stream) as plain, tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as packed:
-                yield packed
-            return
-    with tarfile.open(archive, "r:*", tarinfo=_Member) as packed:
+    first = archive.read(4)
+    archive.seek(0)
+    if first == _ZSTD_FRAME or int.from_bytes(first, "little") in _ZSTD_SKIPPED:
+        with zstd.ZstdFile(archive) as plain, tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as packed:
+            yield packed
+        return
+    with tarfile.open(fileobj=archive, mode="r:*", tarinfo=_Member) as packed:
         yield packed
 
 

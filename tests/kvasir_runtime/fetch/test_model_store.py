@@ -1,61 +1,21 @@
 """A folder of fetched models: broken connections go on, wrong content is not used, processes wait for one another."""
 
-import contextlib
 import hashlib
-import io
 import os
 import struct
 import subprocess
 import sys
-import tarfile
 import threading
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from fakes import checkpoints, ggufs
+from fakes.remote_files import URI, VERSION, WEIGHTS, Source, model
 from kvasir_runtime import arriving, gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch.arrival import Arrival
-from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile, RemoteModel, Transfer
 from kvasir_runtime.fetch.model_store import ModelStore
-
-URI, VERSION = "s3://bucket/models/tiny", "a" * 64
-WEIGHTS = bytes(range(256)) * 400
-
-
-class Source:
-    """A file whose bytes come in pieces of 1000. breaks: after so many pieces a transfer ends, one by one; then it does
-    not. sent: how many bytes each transfer had, and from where."""
-
-    def __init__(self, content=WEIGHTS, breaks=(), *, knows_parts=True, stated=None):
-        self.content, self.breaks, self.knows_parts = content, list(breaks), knows_parts
-        self.stated = hashlib.sha256(content).hexdigest() if stated is None else stated
-        self.starts = []
-
-    @contextlib.contextmanager
-    def opened(self, offset):
-        start = offset if self.knows_parts else 0
-        self.starts.append(start)
-        yield Transfer(start=start, pieces=self.pieces(start))
-
-    def pieces(self, start):
-        left = self.breaks.pop(0) if self.breaks else -1
-        for at in range(start, len(self.content), 1000):
-            if left == 0:
-                raise BrokenTransferError("the connection was reset")
-            left -= 1
-            yield self.content[at : at + 1000]
-
-    def file(self, name="model.safetensors", size=None, archive=""):
-        stated = Checksum(algorithm="sha256", value=self.stated) if self.stated else None
-        length = len(self.content) if size is None else size
-        return RemoteFile(name=name, size=length, opened=self.opened, checksum=lambda: stated, archive=archive)
-
-
-def model(*files):
-    return RemoteModel(uri=URI, version=VERSION, files=files)
 
 
 @pytest.fixture
@@ -165,83 +125,6 @@ def test_a_full_disk_is_said_to_be_full(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
     assert "could not be stored: [Errno 27] File too large; give its cache more room" in done.stdout
-
-
-def packed(entries, kind="w:gz"):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode=kind) as archive:
-        for name, content in entries.items():
-            entry = tarfile.TarInfo(name)
-            if content is None:
-                entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
-                archive.addfile(entry)
-            else:
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
-
-
-def zipped(entries):
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    return stream.getvalue()
-
-
-ENTRIES = {"./tiny/config.json": b"{}", "./tiny/model.safetensors": WEIGHTS, "./tiny/run.py": b"", "./tiny/a.bin": b""}
-
-
-@pytest.mark.parametrize(
-    ("content", "archive"),
-    [(packed(ENTRIES), "tar"), (packed(ENTRIES, "w"), "tar"), (zipped(ENTRIES), "zip")],
-    ids=["tar.gz", "tar", "zip"],
-)
-def test_of_an_archive_only_what_serving_needs_is_unpacked(store, content, archive):
-    folder = store.fetched(model(Source(content).file("tiny.tar.gz", archive=archive)))
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert store.whole() == folder
-
-
-@pytest.mark.parametrize("name", ["../config.json", "/config.json", "a/../../config.json"])
-def test_an_archive_that_leads_out_of_the_folder_is_refused(store, tmp_path, name):
-    with pytest.raises(ModelUnavailableError, match="leads out of the model's folder"):
-        store.fetched(model(Source(packed({name: b"{}"})).file("a.tar", archive="tar")))
-    assert not (tmp_path / "config.json").exists()
-
-
-def test_links_in_an_archive_are_not_followed(store):
-    folder = store.fetched(model(Source(packed({"config.json": b"{}", "tokenizer.json": None})).file(archive="tar")))
-    assert not os.path.lexists(folder / "tokenizer.json")
-
-
-def test_layers_are_unpacked_in_the_order_of_the_manifest(store):
-    """Though the last one is there first."""
-    sent = threading.Event()
-
-    class Last(Source):
-        def pieces(self, start):
-            yield from super().pieces(start)
-            sent.set()
-
-    class First(Source):
-        def pieces(self, start):
-            assert sent.wait(100)
-            yield from super().pieces(start)
-
-    own = Source(b"[]").file("own.json")
-    first = First(packed({"config.json": b"old", "gone.json": b"{}", "own.json": b"{}", "model.safetensors": WEIGHTS}))
-    last = Last(packed({"config.json": b"new", ".wh.gone.json": b"", ".wh.own.json": b""}))
-    folder = store.fetched(model(first.file("1", archive="tar"), own, last.file("2", archive="tar")))
-    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
-    assert kept == {"config.json": b"new", "model.safetensors": WEIGHTS, "own.json": b"[]"}
-
-
-@pytest.mark.parametrize("archive", ["tar", "zip"])
-def test_what_is_no_archive_is_named(store, archive):
-    with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):
-        store.fetched(model(Source(b"<html>" * 999).file("tiny.tar", archive=archive)))
 
 
 def test_processes_wait_for_the_one_that_fetches(tmp_path):

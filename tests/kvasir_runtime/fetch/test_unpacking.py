@@ -51,7 +51,8 @@ def there(folder):
 def unpacked(folder, content, kind="tar", reserve=lambda _: None):
     archive = folder.parent / "archive"
     archive.write_bytes(content)
-    unpack(archive, kind, folder, {"own.json"}, reserve)
+    with archive.open("rb") as stream:
+        unpack(stream, kind, folder, {"own.json"}, reserve)
 
 
 @pytest.mark.parametrize(

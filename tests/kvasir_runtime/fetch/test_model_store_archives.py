@@ -1,0 +1,126 @@
+"""Archives in a folder of fetched models: unpacked while they come, one over the other, and nothing of a wrong one."""
+
+import hashlib
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from fakes.remote_files import URI, VERSION, WEIGHTS, Source, model, packed, zipped
+from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.model_store import ModelStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ModelStore(tmp_path, URI, VERSION, sleep=lambda _: None)
+
+
+ENTRIES = {"./tiny/config.json": b"{}", "./tiny/model.safetensors": WEIGHTS, "./tiny/run.py": b"", "./tiny/a.bin": b""}
+
+
+@pytest.mark.parametrize(
+    ("content", "archive"),
+    [(packed(ENTRIES), "tar"), (packed(ENTRIES, "w"), "tar"), (zipped(ENTRIES), "zip")],
+    ids=["tar.gz", "tar", "zip"],
+)
+def test_of_an_archive_only_what_serving_needs_is_unpacked(store, content, archive):
+    folder = store.fetched(model(Source(content).file("tiny.tar.gz", archive=archive)))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert store.whole() == folder
+
+
+@pytest.mark.parametrize("name", ["../config.json", "/config.json", "a/../../config.json"])
+def test_an_archive_that_leads_out_of_the_folder_is_refused(store, tmp_path, name):
+    with pytest.raises(ModelUnavailableError, match="leads out of the model's folder"):
+        store.fetched(model(Source(packed({name: b"{}"})).file("a.tar", archive="tar")))
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_links_in_an_archive_are_not_followed(store):
+    folder = store.fetched(model(Source(packed({"config.json": b"{}", "tokenizer.json": None})).file(archive="tar")))
+    assert not os.path.lexists(folder / "tokenizer.json")
+
+
+def test_layers_are_unpacked_in_the_order_of_the_manifest(store):
+    """Though the last one is there first."""
+    sent = threading.Event()
+
+    class Last(Source):
+        def pieces(self, start):
+            yield from super().pieces(start)
+            sent.set()
+
+    class First(Source):
+        def pieces(self, start):
+            assert sent.wait(100)
+            yield from super().pieces(start)
+
+    own = Source(b"[]").file("own.json")
+    first = First(packed({"config.json": b"old", "gone.json": b"{}", "own.json": b"{}", "model.safetensors": WEIGHTS}))
+    last = Last(packed({"config.json": b"new", ".wh.gone.json": b"", ".wh.own.json": b""}))
+    folder = store.fetched(model(first.file("1", archive="tar"), own, last.file("2", archive="tar")))
+    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
+    assert kept == {"config.json": b"new", "model.safetensors": WEIGHTS, "own.json": b"[]"}
+
+
+NOISE = random.Random(1).randbytes(50_000)
+
+
+@pytest.mark.parametrize("kind", ["w", "w:gz", "w:xz"])
+def test_an_archive_is_unpacked_while_it_comes(store, tmp_path, kind):
+    class Waiting(Source):
+        def pieces(self, start):
+            *most, last = super().pieces(start)
+            yield from most
+            deadline = time.monotonic() + 100
+            while not any(path.stat().st_size == len(NOISE) for path in tmp_path.rglob("model.safetensors")):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert store.whole() is None
+            yield last
+
+    entries = {"tiny/config.json": b"{}", "tiny/model.safetensors": NOISE, "tiny/unused.bin": NOISE[::-1]}
+    folder = store.fetched(model(Waiting(packed(entries, kind)).file("tiny.tar", archive="tar")))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "config.json": b"{}",
+        "model.safetensors": NOISE,
+    }
+    assert not (store.entry / ".partial").exists()
+
+
+@pytest.mark.parametrize("cut", [0, 20])
+def test_nothing_is_left_of_an_archive_with_another_checksum(store, cut):
+    """It was unpacked before it was known to be wrong. cut: pieces that came of it, if not all."""
+    right, wrong = ({"config.json": b"{}", name: NOISE} for name in ("a.safetensors", "b.safetensors"))
+
+    class Mended(Source):
+        def pieces(self, start):
+            if len(self.starts) > 1:
+                self.content = packed(right, "w")
+            yield from super().pieces(start)
+
+    source = Mended(packed(wrong, "w"), [cut] if cut else [], stated=hashlib.sha256(packed(right, "w")).hexdigest())
+    folder = store.fetched(model(source.file("tiny.tar", archive="tar")))
+    assert {path.name for path in folder.iterdir() if path.name[0] != "."} == {"config.json", "a.safetensors"}
+
+
+def test_layers_of_which_a_dead_process_unpacked_some_are_gone_on_with(store):
+    layers = [Source(packed({name: b"{}"})) for name in ("config.json", "other.json")]
+    files = [source.file(str(number), archive="tar") for number, source in enumerate(layers)]
+    partial = store.entry / ".partial"
+    partial.mkdir(parents=True)
+    (store.entry / "config.json").write_bytes(b"{}")
+    (partial / f"{hashlib.sha256(b'0').hexdigest()[:16]}.unpacked").touch()
+    folder = store.fetched(model(*files))
+    assert [source.starts for source in layers] == [[], [0]]
+    assert {path.name for path in folder.iterdir() if path.name[0] != "."} == {"config.json", "other.json"}
+
+
+@pytest.mark.parametrize("archive", ["tar", "zip"])
+def test_what_is_no_archive_is_named(store, archive):
+    with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):
+        store.fetched(model(Source(b"<html>" * 999).file("tiny.tar", archive=archive)))
