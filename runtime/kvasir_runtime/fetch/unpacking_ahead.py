@@ -6,7 +6,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, cast
@@ -33,20 +33,21 @@ def unpacked_ahead(archives: Sequence[ComingArchive]) -> Iterator[Callable[[], b
 
     An error is no error of the download: who gets False unpacks the whole archives, and finds it again.
     """
-    ended, read = threading.Event(), list[tuple[int, int]]()
+    ended, read, opened = threading.Event(), list[_Growing](), ExitStack()
 
     def run() -> None:
         try:
             for archive in archives:
-                with _Growing(archive, ended) as growing, io.BufferedReader(growing) as stream:
-                    archive.unpack(cast(IO[bytes], stream))
-                    read.append(growing.number)
+                growing = opened.enter_context(_Growing(archive, ended))
+                # It stays open, so that no other file has its number meanwhile.
+                archive.unpack(cast(IO[bytes], opened.enter_context(io.BufferedReader(growing))))
+                read.append(growing)
         except Exception:  # noqa: BLE001 -- see above
             return
 
     def are_unpacked() -> bool:
         thread.join()
-        return bool(archives) and read == [_number(archive.path.stat()) for archive in archives]
+        return bool(archives) and len(read) == len(archives) and all(one.is_there() for one in read)
 
     thread = threading.Thread(target=run, name="unpacking", daemon=True)
     thread.start()
@@ -55,10 +56,11 @@ def unpacked_ahead(archives: Sequence[ComingArchive]) -> Iterator[Callable[[], b
     finally:
         ended.set()
         thread.join()
+        opened.close()
 
 
 class _Growing(io.RawIOBase):
-    """A file that grows to its size: reading waits for bytes. number: device and number of the file."""
+    """A file that grows to its size: reading waits for bytes."""
 
     def __init__(self, archive: ComingArchive, ended: threading.Event) -> None:
         """Waits until it has begun. Raises EOFError where it ends before."""
@@ -70,7 +72,13 @@ class _Growing(io.RawIOBase):
                 break
             except FileNotFoundError:
                 self._wait()
-        self.number = _number(os.fstat(self._stream.fileno()))
+
+    def is_there(self) -> bool:
+        """Whether its path is this very file."""
+        try:
+            return os.path.samestat(os.fstat(self._stream.fileno()), self._archive.path.stat())
+        except FileNotFoundError:
+            return False
 
     def readable(self) -> bool:
         return True
@@ -83,7 +91,7 @@ class _Growing(io.RawIOBase):
         if self._ended.is_set():
             raise EOFError("the download ended")
         while not (count := self._stream.readinto(buffer)) and self._stream.tell() < self._archive.size:
-            if not self._archive.path.exists() or _number(self._archive.path.stat()) != self.number:
+            if not self.is_there():
                 raise EOFError("it is fetched again")
             self._wait()
         return count
@@ -102,7 +110,3 @@ class _Growing(io.RawIOBase):
     def _wait(self) -> None:
         if self._ended.wait(LOOK_S):
             raise EOFError("the download ended")
-
-
-def _number(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
