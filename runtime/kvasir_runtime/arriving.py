@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
@@ -22,6 +22,8 @@ from kvasir_runtime.errors import ModelError
 
 _MARK: Final = ".arriving"
 """A file of such a folder."""
+_GROWN: Final = ".grown"
+"""A file of one in which there are more files now than in the beginning."""
 LOOK_S: Final = 0.05
 Loaded = TypeVar("Loaded")
 
@@ -84,6 +86,15 @@ class ArrivingFolder:
             new = self._folder / f".{name}.new"
             new.write_bytes(msgspec.json.encode(link))
             new.replace(_partial_of(self._folder / name))
+
+    def grown(self, names: Iterable[str], *, is_void: bool) -> None:
+        """Files of the real folder, or folders in it, that came since. is_void: `awaited` and `confirm` raise."""
+        for name in names:
+            with suppress(FileExistsError):
+                (self._folder / name).symlink_to(self._real / name)
+            (self._folder / _GROWN).touch()
+        for name in self._shards.headers if is_void else ():
+            _note_of(self._folder / name).touch()
 
     def arrived(self, name: str) -> None:
         """A shard is whole in the real folder. Where it is another file than that which came, or its header was another
@@ -158,12 +169,12 @@ def confirm(model: Path) -> None:
 
 
 def is_confirmed(model: Path) -> bool:
-    """Whether what was read of a checkpoint, all of which is there, is of the files that were compared."""
+    """Whether what was read of a checkpoint, all of which is there, is of the files that were compared, and of all."""
     try:
         confirm(model)
     except ModelError:
         return False
-    return True
+    return not (_folder(model) / _GROWN).exists()
 
 
 def loaded(model: Path, load: Callable[[Path], Loaded]) -> Loaded:

@@ -31,6 +31,9 @@ class Arrival:
         self._on_begun, self._abandoned = on_begun, False
         self._folder: ArrivingFolder | None = None
 
+    loads_archives = True
+    """Whether a model may be loaded while it is unpacked: no other process has to be told of it."""
+
     @property
     def loads_meanwhile(self) -> bool:
         """Whether files are loaded while others come."""
@@ -70,6 +73,11 @@ class Arrival:
         """A file is about to grow where its bytes come."""
         if self._folder is not None:
             self._folder.comes(name)
+
+    def grown(self, names: Sequence[str], *, is_void: bool) -> None:
+        """These files of the folder came after it had begun. is_void: what was loaded meanwhile does not count."""
+        if self._folder is not None:
+            self._folder.grown(names, is_void=is_void)
 
     def arrived(self, name: str) -> None:
         """A file is whole, and was compared with its checksum."""

@@ -21,6 +21,7 @@ from kvasir_api import model_uri
 from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
+from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
 from kvasir_runtime.fetch.arrival import Arrival, has_weights
 from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
 from kvasir_runtime.fetch.model_files import RemoteFile, RemoteModel
@@ -70,10 +71,13 @@ class ModelStore:
                 if (there := self.whole()) is not None:
                     return there
                 self._check_space(model.unpacked_bytes - self._held(model))
-                with unpacked_ahead(self._coming(model)) as are_unpacked:
+                begun = self._archive_arrival(model)
+                with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
                     self._fetch_all(model.files)
                     self._unpack(model.files, are_there=are_unpacked())
                 (self._folder / WHOLE).touch()
+                if begun is not None:
+                    begun.compared()
                 shutil.rmtree(self._partial, ignore_errors=True)
         except OSError as error:
             raise not_stored(self._uri, error) from error
@@ -136,7 +140,14 @@ class ModelStore:
             if self._arrival is not None:
                 self._arrival.arrived(file.name)
 
-    def _coming(self, model: RemoteModel) -> list[ComingArchive]:
+    def _archive_arrival(self, model: RemoteModel) -> ArchiveArrival | None:
+        """Of a start that may load from the one archive that a model is, while it is unpacked."""
+        arrival = self._arrival
+        if arrival is None or not (arrival.loads_meanwhile and arrival.loads_archives) or len(model.files) > 1:
+            return None
+        return ArchiveArrival(arrival)
+
+    def _coming(self, model: RemoteModel, begun: ArchiveArrival | None) -> list[ComingArchive]:
         """The archives that are unpacked while they come: all, or none where one has its table at its end, or where a
         process before this one has unpacked some."""
         archives = [file for file in model.files if file.archive]
@@ -147,7 +158,8 @@ class ModelStore:
 
         def unpack_to(file: RemoteFile, stream: IO[bytes]) -> None:
             assert file.archive
-            unpack(stream, file.archive, self._folder, given, lambda more: self._reserve(more, model))
+            on_grown = begun.grown if begun is not None else _unseen
+            unpack(stream, file.archive, self._folder, given, lambda more: self._reserve(more, model), on_grown)
 
         return [
             ComingArchive(path=self._places(file)[1], size=file.size, unpack=partial(unpack_to, file))
@@ -176,6 +188,10 @@ class ModelStore:
         """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""
         self._check_space(num_bytes + (coming.size - self._held(coming) if coming else 0))
         cache_limit.make_room(self._folder, num_bytes)
+
+
+def _unseen(_: Path, __: int) -> None:
+    """No start waits for the files of an archive."""
 
 
 def _given(files: Sequence[RemoteFile]) -> set[str]:

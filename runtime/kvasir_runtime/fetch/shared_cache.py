@@ -85,6 +85,8 @@ class Recorder:
 class RecordedArrival(Arrival):
     """Of a process that fetches for others, which load while shards come."""
 
+    loads_archives = False
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(lambda _: None)
         self._recorder = recorder

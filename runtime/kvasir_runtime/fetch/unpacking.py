@@ -2,7 +2,6 @@
 
 import lzma
 import os
-import shutil
 import struct
 import sys
 import tarfile
@@ -95,13 +94,15 @@ def unpack(
     folder: Path,
     given: Collection[str],
     reserve: Callable[[int], None],
+    on_grown: Callable[[Path, int], None] = lambda _, __: None,
 ) -> None:
     """Write the files of an archive that serving needs, and no links, devices or paths that lead elsewhere.
 
     What it says is removed of the layers below (whiteouts) is removed, whatever its order, after the OCI image format
     specification 1.1, section Layer. given: paths in the folder that are no archive's and stay as they are. reserve:
-    takes the bytes that a file adds, before they are written. After an error none of its files is there. Raises
-    BrokenArchiveError, and what reserve and the disk raise.
+    takes the bytes that a file adds, before they are written. on_grown: takes a file that has more bytes now, and how
+    many it will have. After an error none of its files is there. Raises BrokenArchiveError, and what these functions
+    and the disk raise.
     """
     written = set[str]()
     try:
@@ -117,7 +118,7 @@ def unpack(
                 if len(written) > _MOST_FILES:
                     raise BrokenArchiveError(f"it has more than {_MOST_FILES:,} files of models")
                 with opened() as content:
-                    _write(path, content)
+                    _write(path, content, partial(on_grown, path, size))
     except BaseException as error:
         for name in written:
             (folder / name).unlink(missing_ok=True)
@@ -181,9 +182,13 @@ def _remove(folder: Path, place: Path, kept: Collection[str]) -> None:
             path.unlink()
 
 
-def _write(path: Path, content: IO[bytes]) -> None:
+def _write(path: Path, content: IO[bytes], on_grown: Callable[[], None]) -> None:
+    """As another file than one that is there, so that who reads that meanwhile never sees it change."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     with path.open("wb") as stream:
-        shutil.copyfileobj(content, stream, _READ_BYTES)
-        stream.flush()
+        while piece := content.read(_READ_BYTES):
+            stream.write(piece)
+            stream.flush()
+            on_grown()
         os.fsync(stream.fileno())

@@ -3,13 +3,16 @@
 import hashlib
 import os
 import random
+import struct
 import threading
 import time
 
 import pytest
 
 from fakes.remote_files import URI, VERSION, WEIGHTS, Source, model, packed, zipped
-from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime import arriving
+from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_store import ModelStore
 
 
@@ -124,3 +127,140 @@ def test_layers_of_which_a_dead_process_unpacked_some_are_gone_on_with(store):
 def test_what_is_no_archive_is_named(store, archive):
     with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):
         store.fetched(model(Source(b"<html>" * 999).file("tiny.tar", archive=archive)))
+
+
+SHARD = struct.pack("<Q", 2) + b"{}" + NOISE
+CONFIG, WEIGHTS_FILE, BEHIND = {"t/config.json": b"{}"}, {"t/model.safetensors": SHARD}, {"t/unused.bin": NOISE}
+INDEX = {"t/model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'}
+SHARDS = {"t/1.safetensors": SHARD, "t/2.safetensors": SHARD}
+LATER = {"t/tokenizer.json": b"[]"}
+
+
+def coming(tmp_path, entries, kind="w", **wishes):
+    """What a start is given to load from while an archive comes, which goes with the last value, and the folder with
+    the model. before: called before the last piece, once there is something to load from."""
+    begun, before = [], wishes.pop("before", None)
+
+    class Waiting(Source):
+        def pieces(self, start):
+            *most, last = super().pieces(start)
+            yield from most
+            if before is not None:
+                deadline = time.monotonic() + 100
+                while not begun:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                before(begun[0])
+            yield last
+
+    source = Waiting(packed(entries, kind), **wishes)
+    arrival = Arrival(begun.append)
+    store = ModelStore(tmp_path, URI, VERSION, sleep=lambda _: None, arrival=arrival)
+    return begun, store.fetched(model(source.file("tiny.tar", archive="tar"))), arrival
+
+
+@pytest.mark.parametrize("kind", ["w", "w:gz"])
+@pytest.mark.parametrize(
+    ("first", "shards"), [(CONFIG, WEIGHTS_FILE), (CONFIG | INDEX, SHARDS)], ids=["one file", "with an index"]
+)
+def test_a_checkpoint_is_loaded_while_its_archive_comes(tmp_path, kind, first, shards):
+    names = [name.removeprefix("t/") for name in shards]
+
+    def before(view):
+        for name in names:
+            assert arriving.readable(view / name, len(SHARD)).read_bytes() == SHARD
+            assert not arriving.is_here(view / name)
+
+    (view,), folder, _arrival = coming(tmp_path, {**first, **shards, **BEHIND}, kind, before=before)
+    assert arriving.is_confirmed(view)
+    assert {(view / name).resolve() for name in names} == {folder / name for name in names}
+    assert arriving.real(view) == folder
+
+
+@pytest.mark.parametrize(
+    ("late", "loads_again"),
+    [
+        (LATER, False),
+        ({"t/chat_template.jinja": b"x", "t/generation_config.json": b"{}"}, False),
+        ({"t/1_Pooling/config.json": b"{}"}, True),
+        ({"t/sentence_bert_config.json": b"{}"}, True),
+        ({"t/2.safetensors": SHARD}, True),
+        (CONFIG, True),
+        (WEIGHTS_FILE, True),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_files_behind_the_weights_are_read_when_all_is_there(tmp_path, late, loads_again):
+    entries = [*(CONFIG | WEIGHTS_FILE | BEHIND).items(), *late.items()]
+    (view,), folder, _arrival = coming(tmp_path, Entries(entries), before=lambda _: None)
+    assert not arriving.is_confirmed(view), "the API reads all once more"
+    for name in (name.removeprefix("t/") for name in late):
+        assert (view / name).read_bytes() == (folder / name).read_bytes()
+    if loads_again:
+        with pytest.raises(ModelError):
+            arriving.confirm(view)
+    else:
+        arriving.confirm(view)
+
+
+class Entries(dict):
+    """Of an archive in which a name may stand twice."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs)
+        self.pairs = pairs
+
+    def items(self):
+        return self.pairs
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        WEIGHTS_FILE | CONFIG,
+        CONFIG | SHARDS | INDEX,
+        CONFIG | INDEX | {"t/1.safetensors": SHARD},
+        CONFIG | {"t/model.safetensors": b"no header"},
+        CONFIG | {"t/other.safetensors": SHARD},
+        CONFIG | {"t/x/model.safetensors": SHARD},
+    ],
+    ids=["config behind", "index behind", "shard missing", "no header", "another name", "another folder"],
+)
+def test_other_archives_are_waited_for(tmp_path, entries):
+    begun, *_ = coming(tmp_path, entries | BEHIND)
+    assert begun == []
+
+
+def test_of_an_archive_with_another_checksum_nothing_is_there(tmp_path):
+    begun = []
+    lie = Source(packed(CONFIG | WEIGHTS_FILE | BEHIND, "w"), stated="0" * 64)
+    found = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
+    with pytest.raises(ModelUnavailableError, match="fetched twice"):
+        found.fetched(model(lie.file("tiny.tar", archive="tar")))
+    assert found.whole() is None
+    assert not any(arriving.is_here(view / "model.safetensors") for view in begun)
+
+
+def test_what_was_read_of_an_archive_that_is_sent_again_is_void(tmp_path):
+    right = CONFIG | WEIGHTS_FILE | BEHIND
+    digest = hashlib.sha256(packed(right, "w")).hexdigest()
+    begun = []
+
+    class Mended(Source):
+        def pieces(self, start):
+            if len(self.starts) > 1:
+                self.content = packed(right, "w")
+            *most, last = super().pieces(start)
+            yield from most
+            deadline = time.monotonic() + 100
+            while not begun:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield last
+
+    source = Mended(packed(right | {"t/model.safetensors": SHARD[:-1] + b"!"}, "w"), stated=digest)
+    found = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
+    folder = found.fetched(model(source.file("tiny.tar", archive="tar")))
+    assert (folder / "model.safetensors").read_bytes() == SHARD
+    with pytest.raises(ModelError, match="was fetched again"):
+        arriving.confirm(begun[0])

@@ -1,0 +1,83 @@
+"""Which checkpoint comes in an archive, from the files that are unpacked of it: a start loads from it as soon as the
+header of the last shard is there. Called by `model_store`, in the thread that unpacks, and when all was compared.
+"""
+
+import json
+import struct
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+from kvasir_runtime.arriving import Shards
+from kvasir_runtime.fetch.arrival import MOST_HEADER_BYTES, Arrival
+
+_ONE_FILE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_READ_LATER: Final = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "generation_config.json"),
+    *("chat_template*", "preprocessor_config.json", "processor_config.json"),
+)
+"""What a start reads when all of the model is there, or once more then; other files change how weights are loaded."""
+
+
+class ArchiveArrival:
+    """Of an archive that is all of a model."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self._arrival = arrival
+        self._headers, self._sizes = dict[Path, bytes](), dict[Path, int]()
+        self._folder: Path | None = None
+        self._late = set[Path]()
+
+    def grown(self, path: Path, size: int) -> None:
+        """A file has more bytes now; it will have so many. Files come one after the other. Raises OSError."""
+        if self._folder is not None:
+            if path not in self._headers:
+                self._late.add(path)
+        elif path.suffix == ".safetensors" and path not in self._headers and (header := _header(path, size)):
+            self._headers[path], self._sizes[path] = header, size
+            self._begin(path.parent)
+
+    def compared(self) -> None:
+        """All of the archive is there, has its checksum and is unpacked. Raises OSError."""
+        if (folder := self._folder) is None:
+            return
+        late = {path.relative_to(folder).as_posix() for path in self._late if path.is_relative_to(folder)}
+        are_read_later = all(any(fnmatch(name, pattern) for pattern in _READ_LATER) for name in late)
+        self._arrival.grown(sorted({name.partition("/")[0] for name in late}), is_void=not are_read_later)
+        for path in self._headers:
+            self._arrival.arrived(path.name)
+
+    def _begin(self, folder: Path) -> None:
+        """Where all else that weights are loaded with is there."""
+        names = {path.name for path in self._headers if path.parent == folder}
+        if len(names) < len(self._headers) or not (folder / "config.json").is_file() or names != _expected(folder):
+            return
+        self._folder = folder
+        shards = Shards(
+            headers={path.name: header for path, header in self._headers.items()},
+            sizes={path.name: size for path, size in self._sizes.items()},
+            partials={name: name for name in names},
+        )
+        self._arrival.expect(folder, shards)
+        for name in sorted(names):
+            self._arrival.comes(name)
+
+
+def _expected(folder: Path) -> set[str]:
+    """The shards of a checkpoint by its index, the one file without one."""
+    if not (folder / _INDEX).is_file():
+        return {_ONE_FILE}
+    try:
+        return set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return set()  # it is refused when it is loaded
+
+
+def _header(path: Path, size: int) -> bytes:
+    """Length and JSON at the beginning of a shard; empty as long as they are not there, or are none."""
+    with path.open("rb") as stream:
+        begin = stream.read(8)
+        length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
+        found = begin + stream.read(length) if length <= min(MOST_HEADER_BYTES, size - 8) else b""
+    return found if len(found) == 8 + length else b""
