@@ -8,6 +8,7 @@ import itertools
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class Utils:
 
 
 class Hopper:
-    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name.
+    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name, and
+    `launches` how often each would have been launched.
 
     capability: of another card, such as 89, with so much shared memory for one program.
     """
@@ -47,6 +49,7 @@ class Hopper:
     def __init__(self, capability: int = 90, shared_bytes: int = SHARED_BYTES) -> None:
         self.utils = Utils(shared_bytes=shared_bytes)
         self._capability = capability
+        self.launches: Counter[str] = Counter()
         self._device = next(self._numbers)  # Triton keeps what it compiled by device: each fake sees all of its own
 
     @property
@@ -75,4 +78,7 @@ class Hopper:
         return 0
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        return lambda *args: None
+        def launch(*args: Any) -> None:
+            self.launches[metadata.name] += 1
+
+        return launch

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import act_and_mul, linear
 from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
-from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.linear import Build, Linear, NormedLinear, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,13 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         return self.down(self.gate_up(x))
+
+    def normed(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """As of `NormedLinear`, of the first product."""
+        if not isinstance(self.gate_up, NormedLinear):
+            return None
+        found = self.gate_up.normed(x, residual, norm, eps)
+        return None if found is None else (self.down(found[0]), found[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,21 @@ class RowLookup(Protocol):
         ...
 
 
+@runtime_checkable
+class NormedLinear(Protocol):
+    """A linear layer that may compute the norm before it as a part of the product."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def normed(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """The product of what kernels.rms_norm gives, and the sum; None where it does not take this x.
+
+        norm: (in_features,). Numbers are rounded before they are divided by the root of the mean square, in place of
+        behind it: once in either case.
+        """
+        ...
+
+
 def reference(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight as it is."""
     if isinstance(weight, QuantizedWeight):

@@ -105,6 +105,7 @@ class Decoder:
         self._slopes = torch.tensor(spec.alibi, device=table.device) if spec.alibi else None
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._offload = offload
+        self._alone = norms.read_once(spec)
         self._layers = tuple(self._layer(index, spec.attentions[index], tensors, table) for index in spec.layers)
         self._embedding_norm = norms.taken(tensors, "embedding_norm", spec)
         self._norm = norms.taken(tensors, "norm", spec)
@@ -118,7 +119,7 @@ class Decoder:
             self._head = ops.linear(tensors.pop("head.weight") if has_own else table, bias)
         # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
         shared = with_rows(self._head) if self._head and not has_own else None
-        embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
+        embed: Callable[[Tensor], Tensor] = shared.rows if shared else lambda ids: ops.embedding(ids, table)
         self._embed = embed if self._group is None else partial(vocabulary.embedded, embed, spec, self._group)
         self.step = self._whole_step(shared or table) if own else None
         self._kept: tuple[int, ...] = ()
@@ -233,15 +234,16 @@ class Decoder:
             if index in self._kept:
                 kept[index] = hidden if residual is None else hidden + residual
             if index + spec.layers.start not in spec.joined:
-                normed, residual = norms.normed(ops, hidden, residual, layer.attention_norm, spec.norm_eps)
+                product = layer.qkv if self._alone else None
+                normed, residual = norms.into(product, ops, hidden, residual, layer.attention_norm, spec.norm_eps)
             else:  # what the layer before it reads
                 residual = hidden if residual is None else residual + hidden
             if batch.beside is not None:
                 normed, residual = torch.cat((normed, batch.beside[0]), dim=1), batch.beside[1]
             if spec.encoder is not None and (index == 0 or spec.encoder.post_norms):
                 residual = normed
-            turned = local if layer.is_local else angles
-            projected, attn_metadata = layer.qkv(normed), batch.attn_metadata[group]
+            turned, attn_metadata = local if layer.is_local else angles, batch.attn_metadata[group]
+            projected = normed if self._alone else layer.qkv(normed)
             if layer.state is not None:
                 attended = layer.state(projected, cache.layers[index], attn_metadata, cache.block_size)
             elif layer.latent is not None:
@@ -279,10 +281,12 @@ class Decoder:
             if not spec.shared_norm:
                 normed, residual = norms.normed(ops, residual, None, layer.mlp_norm, spec.norm_eps)
             return hidden + self._outer(layer.feed_forward(normed), layer.mlp_outer_norm, layer.scales[1]), residual
-        hidden, residual = norms.normed(ops, hidden, residual, layer.mlp_norm, spec.norm_eps)
-        if spec.encoder is not None and spec.encoder.post_norms:
-            residual = hidden
-        return self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm, layer.scales[1]), residual
+        twice = spec.encoder is not None and spec.encoder.post_norms  # what is normalised is the residual as well
+        product = None if twice else layer.feed_forward
+        hidden, residual = norms.into(product, ops, hidden, residual, layer.mlp_norm, spec.norm_eps)
+        if twice:
+            hidden, residual = layer.feed_forward(hidden), hidden
+        return self._outer(hidden, layer.mlp_outer_norm, layer.scales[1]), residual
 
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
         """`kernels.copy_blocks` on a cache of this decoder."""
@@ -393,7 +397,3 @@ class Decoder:
             scales=spec.scales_of(index),
         )
         return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
-
-
-def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:
-    return ops.embedding(ids, table)

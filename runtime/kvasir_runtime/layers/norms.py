@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_api.cache_groups import LayerAttention
-from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.linear import Linear, NormedLinear, Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.spec import DecoderSpec
@@ -118,3 +118,23 @@ def normed(ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float)
         return ops.rms_norm(x, residual, norm, eps)
     total = x if residual is None else x + residual
     return total if norm is None else F.layer_norm(total, total.shape[-1:], norm.weight, norm.bias, eps), total
+
+
+def into(
+    product: Linear | None, ops: Ops, x: Tensor, residual: Tensor | None, norm: Norm, eps: float
+) -> tuple[Tensor, Tensor]:
+    """What a product, or None, makes of the normalised x (+ residual), and the sum itself.
+
+    One operation where the product computes norms as well.
+    """
+    if isinstance(product, NormedLinear) and isinstance(norm, Tensor):
+        found = product.normed(x, residual, norm, eps)
+        if found is not None:
+            return found
+    result, total = normed(ops, x, residual, norm, eps)
+    return result if product is None else product(result), total
+
+
+def read_once(spec: DecoderSpec) -> bool:
+    """Whether the projection to queries, keys and values is all that reads the norm before attention."""
+    return spec.encoder is None and not (spec.shared_norm or spec.joined or spec.doubled_input)

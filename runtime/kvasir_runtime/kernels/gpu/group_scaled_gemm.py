@@ -277,7 +277,10 @@ def _grouped(
                 KIND, OFFSET, dtype, COMPILED, PRECISION,
             )  # fmt: skip
         place += all_rows
-    settle(acc, up, parts, arrived, units, bias, out, tokens, rows, GATED, True, BIASED, SPLITS, BLOCK_N, BLOCK_M)
+    settle(
+        acc, up, acc, columns, 0.0, parts, arrived, units, bias, out, tokens, rows,
+        False, GATED, True, BIASED, SPLITS, BLOCK_N, BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first", "count"])

@@ -15,7 +15,7 @@ from kvasir_runtime.kernels import linear as operation
 from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.gpu import act_and_mul, fp8, group_scaled_gemm, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e4m3
-from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
+from kvasir_runtime.kernels.gpu.small_gemm import NO_NORM, GemmPlan, GemmShape, NormBefore, settle, share, weighed
 from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight
 
@@ -41,6 +41,17 @@ class Streamed:
         if x.shape[0] > self.plan.product.most_tokens or x.dtype == torch.float32:
             return self.many(x)
         return few(self, x)
+
+    def normed(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """kernels.linear.NormedLinear: of a weight in bfloat16.
+
+        In float16 a number times the norm's weight may be too large. A step of e4m3 has half of the bytes to hide the
+        norm behind: its instructions, counted, take longer than the memory.
+        """
+        if x.shape[0] > self.plan.product.most_tokens or x.dtype != torch.bfloat16 or self.units is not None:
+            return None
+        before = small_gemm.norm_before(x, residual, norm, eps)
+        return few(self, x, before), before.total
 
 
 def build(weight: Weight, bias: Tensor | None) -> Linear:
@@ -106,12 +117,14 @@ def _then_gate(product: Linear) -> Linear:
     return GatedProduct(product=product, gate=act_and_mul.launch, activation="silu")
 
 
-def few(layer: Streamed, x: Tensor) -> Tensor:
-    """The product by the kernel, whatever the type of x."""
-    plan, shape, launch = layer.plan, layer.plan.shape, layer.plan.launch(x)
+def few(layer: Streamed, x: Tensor, norm: NormBefore | None = None) -> Tensor:
+    """The product by the kernel, whatever the type of x, behind a norm where there is one."""
+    plan, shape, launch = layer.plan, layer.plan.shape, layer.plan.launch(x, norm)
     _stream[launch.grid](
         x, layer.weight, layer.units, layer.bias, launch.out, launch.parts, plan.arrived,
         x.shape[0], shape.outputs, shape.columns, x.stride(0), layer.weight.stride(0),
+        *(NO_NORM if norm is None else norm.arguments()),
+        NORMED=norm is not None, ADDED=norm is not None and norm.residual is not None,
         FP8=layer.units is not None, GATED=shape.gated, BIASED=layer.bias is not None, SPLITS=plan.splits,
         MASKED=shape.columns % plan.product.columns != 0, COMPILED=isinstance(_stream, triton.JITFunction),
         BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_K=plan.product.columns, STAGES=launch.num_stages,
@@ -124,6 +137,7 @@ def few(layer: Streamed, x: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["tokens"])
 def _stream(
     x, weight, units, bias, out, parts, arrived, tokens, rows, columns, x_stride, weight_stride,
+    residual, total, norm, eps, residual_stride, NORMED: tl.constexpr, ADDED: tl.constexpr,
     FP8: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
     COMPILED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -138,6 +152,11 @@ def _stream(
     here = (m < tokens)[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = acc
+    squares = tl.zeros((BLOCK_K, BLOCK_M), tl.float32)
+    beside, kept = residual, total
+    if ADDED:
+        beside = residual + m[None, :] * residual_stride + k[:, None]
+        kept = total + m[None, :] * columns + k[:, None]
     first, last = share(tl.cdiv(columns, BLOCK_K), SPLITS)
     for step in tl.range(first, last, num_stages=STAGES):
         at = step * BLOCK_K
@@ -145,6 +164,11 @@ def _stream(
         if MASKED:
             wanted, known = here & (at + k < columns)[:, None], inside & (at + k < columns)[None, :]
         some = tl.load(x + token + at, mask=wanted, other=0.0)
+        if NORMED:
+            factor = tl.load(norm + at + k, mask=at + k < columns, other=0.0).to(tl.float32)
+            some, squares = weighed(
+                some, squares, factor, beside + at if ADDED else x, kept + at if ADDED else x, wanted, ADDED
+            )
         tile = tl.load(weight + gate_row + at, mask=known, other=0, eviction_policy="evict_first")
         if FP8:
             tile = e4m3(tile, x.dtype.element_ty, COMPILED)
@@ -154,4 +178,7 @@ def _stream(
             if FP8:
                 above = e4m3(above, x.dtype.element_ty, COMPILED)
             up = tl.dot(above, some, up, input_precision=PRECISION)
-    settle(acc, up, parts, arrived, units, bias, out, tokens, rows, GATED, FP8, BIASED, SPLITS, BLOCK_N, BLOCK_M)
+    settle(
+        acc, up, tl.sum(squares, 0), columns, eps, parts, arrived, units, bias, out, tokens, rows,
+        NORMED, GATED, FP8, BIASED, SPLITS, BLOCK_N, BLOCK_M,
+    )  # fmt: skip

@@ -6,9 +6,13 @@ whatever the order of arrival. So the same call gives the same bits. Neither ste
 tokens: what is summed for a
 row of x, and in which order, is the same whatever is beside it, as long as tensor cores treat the columns of a tile
 alike. Beyond the table's number of tokens the vendor's library sums in its own order.
+
+A norm before a product may be part of it: x is multiplied by the norm's weight as it is read, and what the root of its
+mean square divides by follows from the same columns, so that results are scaled once, in float32.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
@@ -51,16 +55,17 @@ class GemmPlan:
     splits: int
     arrived: Tensor
 
-    def launch(self, x: Tensor) -> "GemmLaunch":
+    def launch(self, x: Tensor, norm: "NormBefore | None" = None) -> "GemmLaunch":
         """For x, of at most `product.most_tokens` tokens."""
         tokens = x.shape[0]
         tile = self.product.tile(tokens)
         block_m = max(16, triton.next_power_of_2(tokens))
         halves = 2 if self.shape.gated else 1
-        stage = halves * tile.rows * self.shape.step_bytes + block_m * self.product.columns * x.element_size()
+        inputs = 1 if norm is None or norm.residual is None else 2
+        stage = halves * tile.rows * self.shape.step_bytes + inputs * block_m * self.product.columns * x.element_size()
         stages = min(tile.shared_bytes, self.shared_bytes) // stage
         tiles = -(-self.shape.outputs // tile.rows)
-        room = tiles * self.splits * halves * tile.rows * block_m if self.splits > 1 else 1
+        room = tiles * self.splits * (halves * tile.rows + 1) * block_m if self.splits > 1 else 1
         return GemmLaunch(
             grid=(tiles, self.splits),
             out=x.new_empty((tokens, self.shape.outputs)),
@@ -70,6 +75,38 @@ class GemmPlan:
             num_warps=tile.num_warps,
             num_stages=max(2, min(stages, _MOST_STAGES)),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormBefore:
+    """kernels.rms_norm of x as a part of the product that reads it. residual: x's shape, or None; weight: (columns,).
+
+    total: where the sum of x and the residual goes, contiguous; x itself where there is no residual.
+    """
+
+    residual: Tensor | None
+    weight: Tensor
+    eps: float
+    total: Tensor
+
+    def arguments(self) -> tuple[object, ...]:
+        """Of the kernels, in their order."""
+        stride = 0 if self.residual is None else self.residual.stride(0)
+        return self.residual, self.total, self.weight, self.eps, stride
+
+
+def norm_before(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> NormBefore:
+    """With room for the sum."""
+    return NormBefore(
+        residual=residual,
+        weight=weight,
+        eps=eps,
+        total=x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    )
+
+
+NO_NORM: Final = (None, None, None, 0.0, 0)
+"""`NormBefore.arguments` where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,18 +170,38 @@ def left(parts, acc, half, PLACES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: 
 
 
 @triton.jit
+def weighed(some, squares, factor, residual, total, wanted, ADDED: tl.constexpr):
+    """A tile of x times the norm's weight, and the sum of squares with those of the tile: (columns, tokens) each.
+
+    factor: (columns,) float32. residual, total: pointers; the sum of both is kept by the first tile's programs.
+    """
+    if ADDED:
+        some += tl.load(residual, mask=wanted, other=0.0)
+        tl.store(total, some, mask=wanted & (tl.zeros(some.shape, tl.int32) + tl.program_id(0) == 0))
+    wide = some.to(tl.float32)
+    return (wide * factor[:, None]).to(some.dtype), squares + wide * wide
+
+
+@triton.jit
 def settle(
-    acc, up, parts, arrived, units, bias, out, tokens, rows,
-    GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, SPLITS: tl.constexpr,
+    acc, up, squares, columns, eps, parts, arrived, units, bias, out, tokens, rows,
+    NORMED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Add what the programs of this tile have, and store scale, bias and gate of it. up: acc again where not GATED."""
+    """Add what the programs of this tile have, and store scale, bias and gate of it. up: acc again where not GATED.
+
+    squares: (tokens,) of x, whose columns the norm divides by, read where NORMED.
+    """
     last = True
     if SPLITS > 1:
         places: tl.constexpr = 2 if GATED else 1
         left(parts, acc, 0, places, SPLITS, BLOCK_N, BLOCK_M)
         if GATED:
             left(parts, up, 1, places, SPLITS, BLOCK_N, BLOCK_M)
+        # Behind the tiles, of each tile and split.
+        lanes = parts + (tl.num_programs(0) * SPLITS * places * BLOCK_N).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        if NORMED:
+            tl.store(lanes + (tl.program_id(0) * SPLITS + tl.program_id(1)) * BLOCK_M, squares)
         tl.debug_barrier()  # all threads' stores come before the arrival that one of them announces
         last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
         if last:
@@ -152,10 +209,19 @@ def settle(
             acc = added(parts, 0, places, SPLITS, BLOCK_N, BLOCK_M)
             if GATED:
                 up = added(parts, 1, places, SPLITS, BLOCK_N, BLOCK_M)
+            if NORMED:
+                squares = tl.zeros((BLOCK_M,), tl.float32)
+                for split in tl.static_range(SPLITS):
+                    squares += tl.load(lanes + (tl.program_id(0) * SPLITS + split) * BLOCK_M, cache_modifier=".cg")
             tl.store(arrived + tl.program_id(0), 0)  # as the next launch expects it
     if last:
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         m = tl.arange(0, BLOCK_M)
+        if NORMED:
+            scale = tl.rsqrt(squares / columns + eps)[None, :]
+            acc *= scale
+            if GATED:
+                up *= scale
         result = _finished(acc, units, bias, n, rows, 0, SCALED, BIASED)
         if GATED:
             result = result / (1.0 + tl.exp(-result)) * _finished(up, units, bias, n, rows, rows, SCALED, BIASED)

@@ -1,5 +1,6 @@
 """Whole steps of the Triton kernels compile for Hopper as the runner launches them; nothing in them asks the host."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,3 +66,19 @@ def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Pat
     assert {key.output for key in runner._graphs.replays} >= {"hidden", "filtered"}
     own = KERNELS.get(name, {"attend", "_split_qkv"})
     assert own | {"_rms_norm", "_scan", "_gather", "_settle", "_penalise"} <= set(hopper.loaded)
+
+
+def test_a_token_has_six_kernels_for_each_layer(hopper: Hopper, tmp_path: Path) -> None:
+    """Four products with norms, residuals and the gate in them, what splits their results, and attention."""
+    folder = checkpoints.write(tmp_path / "llama", SHAPES["llama"])
+    sizes = {"block_size": 16, "max_sequences": 4, "num_blocks": 64}
+    runner = runner_of(folder, ops=OPS, device_stream=Overlapping(), dtype=torch.bfloat16, **sizes)
+    stream = Stream(prompt=tuple(range(3, 43)), sampling=SamplingConfig(temperature=0.0, max_tokens=9))
+    hand = Hand(runner)
+    hand.step([(stream, 40)])
+    before = Counter(hopper.launches)
+    hand.step([(stream, 1)])
+    found, layers = Counter(hopper.launches) - before, SHAPES["llama"].num_layers
+    assert found.pop("_stream") == 4 * layers + 1  # and the head
+    assert found.pop("_rms_norm") == 1  # before it
+    assert {name for name, count in found.items() if count == layers} == {"_split_qkv", "attend"}

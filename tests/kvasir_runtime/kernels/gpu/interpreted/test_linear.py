@@ -16,7 +16,7 @@ DEVICE = triton_device.device()
 from kvasir_runtime.kernels import gated as gated_operation
 from kvasir_runtime.kernels import linear as operation
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, linear
+from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, linear, small_gemm
 from kvasir_runtime.kernels.gpu.group_scaled_gemm import GroupScaledLinear
 from kvasir_runtime.kernels.gpu.linear import Streamed
 from kvasir_runtime.kernels.gpu.tuning_table import GemmTile, GemmTuning
@@ -205,3 +205,44 @@ def test_odd_shapes_are_left_to_torch(kind: str, rows: int, columns: int) -> Non
     layer = linear.build(moved(weight), None)
     assert not isinstance(layer, Streamed | GroupScaledLinear)
     close(layer(x.to(DEVICE)).cpu(), operation.reference(weight, None)(x))
+
+
+@pytest.mark.parametrize(("gated", "splits", "added"), [(True, 1, True), (True, 4, True), (False, 4, False)])
+def test_a_norm_in_front_is_part_of_the_product(gated: bool, splits: int, added: bool) -> None:
+    """As in float64; the sum of x and residual is that of the norm, and one program of each tile keeps it."""
+    weight, bias, columns = normal(128, 352) / 8, normal(128), 352
+    built = (linear.gated if gated else linear.build)(moved(weight.half()), bias.to(DEVICE))
+    assert isinstance(built, Streamed)
+    layer = tiled(replace(built, weight=moved(weight)), splits)
+    x, norm = 30 * normal(17, columns), 1 + normal(columns) / 4
+    residual = normal(17, columns).flip(0) if added else None
+    before = small_gemm.norm_before(
+        x.to(DEVICE), None if residual is None else residual.to(DEVICE), norm.to(DEVICE), 1e-5
+    )
+    assert isinstance(layer, Streamed)
+    have = linear.few(layer, x.to(DEVICE), before).cpu()
+    total = x if residual is None else x + residual
+    assert torch.equal(before.total.cpu(), total)
+    wide = total.double() * torch.rsqrt(total.double().square().mean(dim=1, keepdim=True) + 1e-5) * norm.double()
+    want = wide @ weight.double().T + bias.double()
+    if gated:
+        gate, up = want.chunk(2, dim=1)
+        want = torch.nn.functional.silu(gate) * up
+    assert float((have - want).norm() / want.norm()) < 1e-6
+    assert not layer.plan.arrived.any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tokens"),
+    [
+        ("plain", torch.float16, 1),
+        ("plain", torch.float32, 1),
+        ("plain", torch.bfloat16, 65),
+        ("fp8", torch.bfloat16, 1),
+    ],
+)
+def test_a_norm_is_apart_where_the_product_does_not_take_it(kind: str, dtype: torch.dtype, tokens: int) -> None:
+    layer = linear.build(moved(made(kind, 64, 64, torch.bfloat16)), None)
+    assert isinstance(layer, operation.NormedLinear)
+    x, norm = torch.ones(tokens, 64, dtype=dtype, device=DEVICE), torch.ones(64, device=DEVICE)
+    assert layer.normed(x, None, norm, 1e-5) is None
