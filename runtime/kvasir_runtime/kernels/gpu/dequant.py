@@ -11,6 +11,7 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language import constexpr
 
 
@@ -74,9 +75,22 @@ _ONES_FLOAT16 = constexpr("mov.b32 $0, 0x3c003c00; mov.b32 $1, 0x3c003c00;")
 _OFFSETS: Final = {torch.bfloat16: 128, torch.float16: 1024, torch.float32: 0}
 
 
+_TOP: Final = 127 + 12
+
+
 def offset(dtype: torch.dtype) -> int:
     """What `nibbles` adds to each number: the value of the bits in front of it."""
     return _OFFSETS[dtype]
+
+
+def of_rows(scales: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales that are powers of two with the largest of each row taken to its unit, so that float16 holds the numbers.
+
+    scales: (rows, groups) uint8, as e8m0; units: (rows,) float32. The largest becomes 2^12, of which e2m1 has 24,576 at
+    most; what is 2^-35 of it and smaller loses bits in float16.
+    """
+    largest = scales.amax(dim=1, keepdim=True).int()
+    return (scales + (_TOP - largest)).clamp_(min=0).to(torch.uint8), torch.ldexp(units, (largest - _TOP).view(-1))
 
 
 @triton.jit

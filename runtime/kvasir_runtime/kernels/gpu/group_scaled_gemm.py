@@ -8,9 +8,9 @@ The builder repacks: what a step reads lies together, step after step, as
     values (steps, rows, bytes): int8 64 columns; int4 and MXFP4 64, NVFP4 32, the first half in low halves; e4m3 128
     words  (planes, steps, rows): int8, int4 two float16 scales in an int32, then for int4 two minima; e2m1 two scales
            of the file, a byte each, in an int16; e4m3 a float32
-Float16 scales are relative to a power of two for each row, which wide ones of Q4_K need. Somewhat more tokens than a
-launch takes have a few of them; many take the weight in their own type, unpacked a piece at a time, and the vendor's
-library.
+Scales are relative to a power of two for each row: float16 ones, as wide ones of Q4_K need, and those of MXFP4, so that
+the numbers fit into float16. Somewhat more tokens than a launch takes have a few of them; many take the weight in their
+own type, unpacked a piece at a time, and the vendor's library.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import act_and_mul, small_gemm, tuning_table
-from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, offset, ones, short_scale
+from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, of_rows, offset, ones, short_scale
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
 from kvasir_runtime.kernels.quantized import NVFP4_GROUP, QuantFormat, QuantizedWeight
@@ -101,8 +101,10 @@ def packed(weight: QuantizedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor]:
         units = torch.ones(rows, dtype=torch.float32, device=values.device)
     elif weight.units is not None:
         values = _by_halves(_filled(quantized.codes(weight), steps * step_columns), step_columns)
-        words = _filled(weight.scales.view(torch.uint8), 2 * steps).view(torch.int16).unsqueeze(0)
-        units = 2 * weight.units.view(-1)  # which are of halves
+        scales, units = weight.scales.view(torch.uint8), 2 * weight.units.view(-1)  # which are of halves
+        if kind == MXFP4:
+            scales, units = of_rows(scales, units)
+        words = _filled(scales, 2 * steps).view(torch.int16).unsqueeze(0)
     else:
         q = _filled(quantized.numbers(weight), steps * step_columns)
         values = q if kind == INT8 else _by_halves(q, step_columns)

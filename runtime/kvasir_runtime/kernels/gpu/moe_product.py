@@ -2,7 +2,7 @@
 
 Weights of few bits become numbers of x's type in registers: e4m3 with a scale for each row exactly, its scale behind
 the sum; others times the scale of their group, rounded once, which changes none of e2m1, whose unit of a row is behind
-the sum too. They stay as `kernels.quantized` holds them.
+the sum too, with the largest power of two of the row. Else they stay as `kernels.quantized` holds them.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from torch import Tensor
 from triton.language import constexpr
 
 from kvasir_runtime.kernels.gpu.act_and_mul import RELU2, activated
-from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, offset, short_scale
+from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, of_rows, offset, short_scale
 from kvasir_runtime.kernels.gpu.moe_align import Lists
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.linear import Weight
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import NVFP4_GROUP, QuantFormat, QuantizedWeight
 
 _PLAIN: Final = 0
 _INT8, _INT4, _E4M3, _E4M3_ROWS, _E2M1 = 8, 4, 2, 1, 3
@@ -51,7 +51,7 @@ class Bank:
 
 
 def bank(weight: Weight, bias: Tensor | None, experts: int) -> Bank:
-    """Of experts that lie one below the other; their memory is not copied."""
+    """Of experts that lie one below the other; their memory is not copied, but for scales of MXFP4."""
     columns = weight.shape[1]
     if not isinstance(weight, QuantizedWeight):
         return Bank(kind=_PLAIN, values=weight.view(experts, -1, columns), bias=bias, columns=columns, group=columns)
@@ -59,6 +59,8 @@ def bank(weight: Weight, bias: Tensor | None, experts: int) -> Bank:
     if kind == _E2M1:
         assert weight.units is not None
         scales, units = scales.view(torch.uint8), 2 * weight.units.view(-1)  # which are of halves
+        if weight.format.group != NVFP4_GROUP:
+            scales, units = of_rows(scales, units)
     elif kind == _E4M3_ROWS:
         units = scales.view(-1).float()
     return Bank(

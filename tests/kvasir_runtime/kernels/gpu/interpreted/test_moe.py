@@ -135,6 +135,27 @@ def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -
     )
 
 
+@pytest.mark.parametrize("exponent", [-60, 30])
+def test_scales_of_mxfp4_that_float16_does_not_hold_change_nothing(exponent: int) -> None:
+    """They are powers of two: with a unit of each row the other way the numbers are the same."""
+    experts, tokens, hidden, inner = 2, 3, 64, 64
+    generator = torch.Generator().manual_seed(4)
+    router = operation._random(generator, experts, hidden, inner)[0]
+    gate_up = quantized.drawn(MXFP4, experts * 2 * inner, hidden, generator)
+    down = quantized.drawn(MXFP4, experts * hidden, inner, generator)
+    routing = Routing(top_k=2, renormalised=True)
+    x = operation.sure(router, tokens, routing, generator).half().to(DEVICE)
+    router = router.half().to(DEVICE)
+    want = moe.build(router, gate_up.moved(DEVICE), down.moved(DEVICE), routing)(x)
+    for weight in (gate_up, down):
+        weight.scales.view(torch.uint8).add_(exponent)
+        assert weight.units is not None
+        weight.units.mul_(2.0**-exponent)
+    assert torch.equal(moe.build(router, gate_up.moved(DEVICE), down.moved(DEVICE), routing)(x), want)
+    assert want.isfinite().all()
+    assert want.any()
+
+
 def test_nothing_is_computed_for_no_tokens() -> None:
     router, gate_up, down = operation._random(torch.Generator(), 4, 16, 8)
     layer = moe.build(router.to(DEVICE), gate_up.to(DEVICE), down.to(DEVICE), Routing(top_k=2, renormalised=True))
