@@ -9,8 +9,8 @@ The builder repacks: what a step reads lies together, step after step, as
     words  (planes, steps, rows): int8, int4 two float16 scales in an int32, then for int4 two minima; e2m1 two scales
            of the file, a byte each, in an int16; e4m3 a float32
 Scales are relative to a power of two for each row: float16 ones, as wide ones of Q4_K need, and those of MXFP4, so that
-the numbers fit into float16. Somewhat more tokens than a launch takes have a few of them; many take the weight in their
-own type, unpacked a piece at a time, and the vendor's library.
+the numbers fit into float16. Somewhat more tokens than a launch takes have a few of them; some hundred unpack what they
+multiply (`dequant_gemm`); more take the weight in their own type, unpacked a piece at a time, and the vendor's library.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.gpu import act_and_mul, small_gemm, tuning_table
+from kvasir_runtime.kernels.gpu import act_and_mul, dequant_gemm, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e2m1, e4m3, nibbles, of_rows, offset, ones, short_scale
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
@@ -54,9 +54,10 @@ class GroupScaledLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """kernels.linear, or kernels.gated."""
-        most = self.plan.product.most_tokens
-        if x.shape[0] > most * self.plan.product.passes or x.dtype == torch.float32:
-            return many(self, x)
+        most, tokens = self.plan.product.most_tokens, x.shape[0]
+        if tokens > most * self.plan.product.passes or x.dtype == torch.float32:
+            some = tuning_table.tuning_of(x.device).dequant_tokens[_KINDS[self.kind]]
+            return several(self, x) if tokens <= some and x.dtype != torch.float32 else many(self, x)
         return few(self, x) if x.shape[0] <= most else torch.cat([few(self, part) for part in x.split(most)])
 
 
@@ -151,6 +152,13 @@ def few(layer: GroupScaledLinear, x: Tensor) -> Tensor:
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     return launch.out
+
+
+def several(layer: GroupScaledLinear, x: Tensor) -> Tensor:
+    """The product by the kernel that unpacks the weight's tiles itself."""
+    tile = tuning_table.tuning_of(x.device).dequant_tile(layer.plan.shape.rows, x.shape[0])
+    out = dequant_gemm.product(x, layer.values, layer.words, layer.units, layer.bias, tile, _sizes(layer.kind))
+    return act_and_mul.launch(out, "silu") if layer.plan.shape.gated else out
 
 
 def many(layer: GroupScaledLinear, x: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ def test_a_token_has_six_kernels_for_each_layer(hopper: Hopper, tmp_path: Path) 
     before = Counter(hopper.launches)
     hand.step([(stream, 1)])
     found, layers = Counter(hopper.launches) - before, SHAPES["llama"].num_layers
-    assert found.pop("_stream") == 4 * layers + 1  # and the head
-    assert found.pop("_rms_norm") == 1  # before it
+    # And the head, unless memory held what is no number, so that the row sampled nothing more; its norm is computed.
+    assert found.pop("_stream") - 4 * layers in (0, 1)
+    assert found.pop("_rms_norm") == 1
     assert {name for name, count in found.items() if count == layers} == {"_split_qkv", "attend"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -107,14 +108,29 @@ def test_many_tokens_agree_with_the_reference(kind: str) -> None:
         for dtype in DTYPES:
             layer, given = build(moved(weight), bias.to(dtype).to(DEVICE)), x.to(dtype)
             want = module.reference(weight, bias.to(dtype))(given)
-            have = layer(given.to(DEVICE)).cpu()
+            product = partial(group_scaled_gemm.many, layer) if isinstance(layer, GroupScaledLinear) else layer
+            have = product(given.to(DEVICE)).cpu()
             if kind == "fp8":  # rounds x as well: three bits of mantissa, so a sixteenth at most, twice behind a gate
                 assert float((have - want).float().norm() / want.float().norm()) < 0.08
             else:
                 close(have, want)
 
 
-@pytest.mark.parametrize(("tokens", "passes"), [(64, 1), (65, 2), (192, 3), (193, 0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8 blocks", "mxfp4", "nvfp4"])
+def test_some_hundred_tokens_unpack_what_they_multiply(kind: str, dtype: torch.dtype) -> None:
+    """As in float64; weights are rounded to x's type once."""
+    rows, columns = 80, 384 if kind == "fp8 blocks" else 352
+    weight, bias, x = made(kind, rows, columns, torch.float16), normal(rows).to(dtype), normal(70, columns).to(dtype)
+    layer = linear.build(moved(weight), bias.to(DEVICE))
+    assert isinstance(layer, GroupScaledLinear)
+    assert isinstance(weight, QuantizedWeight)
+    want = x.double() @ quantized.dequantized(weight).to(dtype).double().T + bias.double()
+    have = group_scaled_gemm.several(layer, x.to(DEVICE)).cpu().double()
+    assert float((have - want).norm() / want.norm()) < {torch.float32: 1e-6, torch.float16: 5e-4}.get(dtype, 4e-3)
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(64, 1), (65, 2), (192, 3), (193, 0), (321, 0)])
 def test_some_tokens_more_are_several_launches(tokens: int, passes: int) -> None:
     weight, x = made("int8", 64, 64, torch.float16), normal(tokens, 64).half()
     layer = linear.build(moved(weight), None)
@@ -123,7 +139,7 @@ def test_some_tokens_more_are_several_launches(tokens: int, passes: int) -> None
     parts = (
         [group_scaled_gemm.few(layer, part) for part in x.to(DEVICE).split(64)]
         if passes
-        else [group_scaled_gemm.many(layer, x.to(DEVICE))]
+        else [(group_scaled_gemm.several if tokens < 321 else group_scaled_gemm.many)(layer, x.to(DEVICE))]
     )
     assert len(parts) == max(passes, 1)
     assert torch.equal(have, torch.cat(parts))
