@@ -31,6 +31,8 @@ VARIANTS: Final[dict[str, dict[str, str]]] = {
 }
 """Besides 16 bits, at the first context only; where the engine has them for this device."""
 WASTE: Final = 0.04
+ROOM: Final = 1024
+"""Tokens behind a context that a cell adds at most, of up to some hundred sequences."""
 LEAST_S: Final = 10.0
 
 
@@ -125,7 +127,7 @@ def _grid(context: Context, label: str, how: Mapping[str, Any], cells: Sequence[
     try:
         for cell, name in names.items():
             goal = GOALS.get((label, *cell))
-            yield _decoded(context, served, cell, name, Goal(sense="ratio", value=goal) if goal else Goal())
+            yield decoded(context, served, cell, name, Goal(sense="ratio", value=goal) if goal else Goal())
         if label == context.sizes.dtype:
             yield _waste(context, served)
             budget = served.runner.facts.max_batch_tokens
@@ -134,18 +136,21 @@ def _grid(context: Context, label: str, how: Mapping[str, Any], cells: Sequence[
         served.close()
 
 
-def _decoded(context: Context, served: Served, cell: tuple[int, int], name: str, goal: Goal) -> Cell:
+def decoded(
+    context: Context, served: Served, cell: tuple[int, int], name: str, goal: Goal, section: str = "decode"
+) -> Cell:
+    """Steps of one batch and context."""
     batch, known = cell
     sizes = context.sizes
     if context.left_s < LEAST_S:
-        return skipped("decode", name, NO_TIME)
+        return skipped(section, name, NO_TIME)
     facts = served.runner.facts
     prompts = [prompt(known, sizes.shape.vocab_size, (name, n)) for n in range(batch)]
     longest = known + spare(prompts, facts.max_batch_tokens) + sizes.warm_steps + sizes.steps
     if batch * (longest + facts.block_size) > facts.num_blocks * facts.block_size:
-        return skipped("decode", name, f"the cache holds {facts.num_blocks * facts.block_size:,} tokens")
+        return skipped(section, name, f"the cache holds {facts.num_blocks * facts.block_size:,} tokens")
     script = Steady(prompts, facts.max_batch_tokens, sizes.warm_steps, sizes.steps)
-    if said := _without(context, served, script, name):
+    if said := _without(context, served, script, name, section):
         return said
     mean = sum(script.contexts) / len(script.contexts)
     kv_bytes = facts.kv_bytes_per_token / context.work.kv_width
@@ -153,17 +158,17 @@ def _decoded(context: Context, served: Served, cell: tuple[int, int], name: str,
     floor = step(batch, mean, context.work, facts.weights_bytes - context.table_bytes, kv_bytes, top)
     seconds = script.seconds
     note = f"{batch * len(seconds) / sum(seconds):,.0f} tokens/s"
-    return measured("decode", name, seconds, floor=floor, goal=goal, note=note)
+    return measured(section, name, seconds, floor=floor, goal=goal, note=note)
 
 
-def _without(context: Context, served: Served, script: Steady, name: str) -> Cell | None:
+def _without(context: Context, served: Served, script: Steady, name: str, section: str = "decode") -> Cell | None:
     """Run a script: the cell that says why there is no figure, or None where there is one."""
     try:
         served.run(script, context.left_s)
     except Late as error:
-        return skipped("decode", name, f"{NO_TIME}: {error}")
+        return skipped(section, name, f"{NO_TIME}: {error}")
     except RuntimeError as error:
-        return failed("decode", name, str(error))
+        return failed(section, name, str(error))
     return None
 
 

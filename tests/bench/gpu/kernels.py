@@ -15,7 +15,7 @@ from bench.gpu import experts, products
 from bench.gpu.book import Cell as Measured
 from bench.gpu.book import Goal, failed, measured, skipped
 from bench.gpu.section import NO_TIME, Context
-from bench.gpu.timing import seconds
+from bench.gpu.timing import peak_bytes, seconds
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.ops import Ops
@@ -51,7 +51,7 @@ class Scale:
         (64, 8192),
         (256, 1024),
     )
-    prefill: tuple[int, ...] = (1024, 8192)
+    prefill: tuple[int, ...] = (1024, 8192, 32_768)
     products: tuple[int, ...] = (1, 16, 64, 256, 8192)
     few: tuple[int, ...] = (1, 64, 256)
     tokens: tuple[int, ...] = (1, 64, 8192)
@@ -83,6 +83,7 @@ def cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch.dtype) -> I
     sizes = (scale.hidden, scale.intermediate, scale.few)
     for name, make, moved, flops in (
         *products.gates(*sizes, ops, device, dtype),
+        *products.normed(*sizes, ops, device, dtype),
         *products.short(*sizes, ops, device, dtype),
         *products.changes(scale.vocab, scale.rows, ops, device),
         *experts.calls(scale.mixtures, ops, device, dtype),
@@ -203,5 +204,8 @@ def grid(context: Context) -> Iterator[Measured]:
             yield failed("kernels", cell.name, str(error))
             continue
         yield measured("kernels", cell.name, times, floor=floor, goal=GOALS.get(cell.name, Goal()))
+        if cell.name.startswith("attention"):
+            peak = peak_bytes(cell.make(), device) / (1 << 20)
+            yield measured("kernels", f"{cell.name}, peak memory", [peak], unit="MiB")
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -45,6 +45,21 @@ GOALS: Final = (
     Row("A follow-up on 32,768 cached tokens against cold", "prefill", "cold over 32768", "60 times"),
     Row("Decode attention alone, 64 of 8,192", "kernels", "attention, decode, 64 x 8192", "0.95 of the floor"),
     Row("The device waits in a step of 1 sequence", "decode", "device idle in a step, 1 x 1024", "at most 100 us"),
+    Row("Prefill, bfloat16, 131,072", "long", "prefill, bfloat16, 131072", "0.68 of the floor"),
+    Row("A follow-up on 200,000 cached tokens against cold", "long", "cold over 200000", "60 times"),
+    Row("64 clients over HTTP, fp8, 128 in, 128 out", "sweep", "64 clients over HTTP, fp8", "17,000 tokens/s"),
+    Row(
+        "First token of 64 clients, 128 in, 128 out",
+        "serving",
+        "first token of 64 clients over HTTP, 128 in, 128 out",
+        "at most 100 ms",
+    ),
+    Row(
+        "First token of 64 clients, fp8, 128 in, 128 out",
+        "sweep",
+        "first token of 64 clients over HTTP, fp8",
+        "at most 100 ms",
+    ),
     Row("Places of the KV cache without a token", "decode", "kv cache, pinned without a token", "at most 4 %"),
 )
 TITLES: Final = {
@@ -56,6 +71,11 @@ TITLES: Final = {
     "start": "Start",
     "kernels": "Kernels",
     "peers": "Peers",
+    "crossover": "From how many tokens on 16 bits are quicker",
+    "graphs": "Recorded graphs",
+    "pauses": "Pauses of streams under prompts",
+    "long": "Long prompts",
+    "sweep": "From 1 to 512 clients",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.linear import NormedLinear
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.quantized import FP8, MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
@@ -34,6 +35,25 @@ def gates(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: to
     for count in tokens:
         moved = (2 * inner * hidden + count * (hidden + inner)) * dtype.itemsize
         yield f"linear, gate_up and gate, {count}", partial(call, count), moved, 4 * count * inner * hidden
+
+
+def normed(
+    hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: torch.device, dtype: torch.dtype
+) -> Made:
+    """A norm with its residual and the product behind it, as two operations and, where the product has it, as one."""
+
+    def call(count: int, together: bool) -> Callable[[], object]:
+        layer = ops.linear(torch.randn(inner, hidden, device=device).to(dtype) / 64, None)
+        x, residual, norm = (torch.randn(*size, hidden, device=device).to(dtype) for size in ((count,), (count,), ()))
+        if together and isinstance(layer, NormedLinear) and layer.normed(x, residual, norm, 1e-5) is not None:
+            return lambda: layer.normed(x, residual, norm, 1e-5)
+        return lambda: layer(ops.rms_norm(x, residual, norm, 1e-5)[0])
+
+    for count in tokens:
+        moved = (inner * hidden + count * (3 * hidden + inner)) * dtype.itemsize
+        for together in (False, True):
+            name = f"norm and product, {'one kernel where there is one' if together else 'two kernels'}, {count}"
+            yield name, partial(call, count, together), moved, 2 * count * inner * hidden
 
 
 def short(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: torch.device, dtype: torch.dtype) -> Made:

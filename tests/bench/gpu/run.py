@@ -41,8 +41,15 @@ SECTIONS: Final[Mapping[str, tuple[str, str, float]]] = {
     "start": ("bench.gpu.http_loads", "starts", 90.0),
     "kernels": ("bench.gpu.kernels", "grid", 80.0),
     "peers": ("bench.gpu.peers", "cells", 150.0),
+    "crossover": ("bench.gpu.crossover", "cells", 60.0),
+    "graphs": ("bench.gpu.graphs", "cells", 110.0),
+    "pauses": ("bench.gpu.pauses", "cells", 70.0),
+    "long": ("bench.gpu.prefill", "longest", 200.0),
+    "sweep": ("bench.gpu.http_loads", "sweep", 220.0),
 }
 """Where each is, and the most of the budget that it may take; in the order in which they run."""
+MORE: Final = ("crossover", "graphs", "pauses", "long", "sweep")
+"""Which `--sections more` measures, in ten minutes of its own; `all` are the others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +201,8 @@ def _path() -> str:
 
 
 def _chosen(names: str) -> list[str]:
-    wanted = list(SECTIONS) if names == "all" else names.split(",")
+    groups = {"all": [name for name in SECTIONS if name not in MORE], "more": MORE}
+    wanted = [name for each in names.split(",") for name in groups.get(each, (each,))]
     unknown = [name for name in wanted if name not in SECTIONS]
     if unknown:
         raise SystemExit(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
@@ -207,7 +215,7 @@ def _all_ended(found: Book, chosen: Sequence[str]) -> bool:
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", default="all", help=f"some of {', '.join(SECTIONS)}")
+    parser.add_argument("--sections", default="all", help=f"all, more, or some of {', '.join(SECTIONS)}")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all; later cells are skipped")
     parser.add_argument("--json", type=Path, default=RESULTS, help="keep the results here")
     parser.add_argument("--add", action="store_true", help="add to the results that are there")

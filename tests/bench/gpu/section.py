@@ -53,6 +53,11 @@ class Context:
         return models.provided(self.folder / "model", self.sizes.shape, self.torch_device)
 
     @property
+    def far_model_len(self) -> int:
+        """Tokens of a sequence behind the far prefix."""
+        return min(self.sizes.far_prefix + 2048, self.sizes.shape.max_position_embeddings)
+
+    @property
     def table_bytes(self) -> int:
         """Of the table of embeddings, of which a step reads a few rows only."""
         return self.head * self.sizes.shape.dtype.itemsize

@@ -1,17 +1,21 @@
 """Cells, ratios, floors and the page: what is void, what is met, and what nobody measured."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.gpu import book, decode, floors, http_loads, idle, kernels, page, prefill
+from bench.gpu import book, crossover, decode, floors, http_loads, idle, kernels, page, prefill
 from bench.gpu.book import Book, Cell, Goal, measured
 from bench.gpu.floors import Ceilings
+from bench.gpu.pauses import Interrupted
 from bench.gpu.sizes import FULL, LLAMA_8B
 from bench.shapes import work
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.wire import EngineOutput, StepOutputs, Submit, ToEngine
 
 TOP = Ceilings(read=4.3e12, flops=790e12)
 WORK = work(LLAMA_8B)
@@ -160,6 +164,10 @@ def test_every_goal_of_the_page_is_a_cell_that_a_full_run_makes() -> None:
     made |= {("prefill", f"cold over {FULL.prefix}")}
     made |= {("serving", f"{c} clients over HTTP, {i} in, {o} out") for c, _, i, o in FULL.crowds}
     made |= {("serving", f"first token over HTTP, {FULL.first_token[0]} tokens")}
+    made |= {("serving", f"first token of {c} clients over HTTP, {i} in, {o} out") for c, _, i, o in FULL.crowds}
+    made |= {("long", f"prefill, {FULL.dtype}, {FULL.long_prompt}"), ("long", f"cold over {FULL.far_prefix}")}
+    for clients in FULL.sweep:
+        made |= {("sweep", f"{of}{clients} clients over HTTP, fp8") for of in ("", "first token of ")}
     cpu = torch.device("cpu")
     every = {cell.name for cell in kernels.cells(kernels.Scale(), ops_for(cpu), cpu, torch.bfloat16)}
     made |= {("kernels", name) for name in every}
@@ -167,7 +175,47 @@ def test_every_goal_of_the_page_is_a_cell_that_a_full_run_makes() -> None:
     assert set(decode.GOALS) <= {(q, *cell) for q in (FULL.dtype, *decode.VARIANTS) for cell in FULL.decode}
     assert set(prefill.GOALS) <= set(FULL.prefill)
     assert set(http_loads.CROWD_GOALS) == {(clients, prompt, answer) for clients, _, prompt, answer in FULL.crowds}
+    assert set(http_loads.FP8_GOALS) <= {(clients, *FULL.sweep_lengths) for clients in FULL.sweep}
     assert set(kernels.GOALS) <= every
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "want"),
+    [
+        ((1.0, 2.0, 5.0), (2.0, 3.0, 4.0), 64),
+        ((1.0, 4.0, 5.0), (2.0, 3.0, 4.0), 8),
+        ((3.0, 2.0, 3.0), (2.0, 3.0, 4.0), 0),  # slower with few alone
+        ((1.0, 2.0, 3.0), (2.0, 3.0, 4.0), 0),
+        ((3.0, 4.0, 5.0), (2.0, 3.0, 4.0), 1),
+    ],
+)
+def test_sixteen_bits_are_quicker_from_where_they_stay_so(
+    ours: tuple[float, ...], other: tuple[float, ...], want: int
+) -> None:
+    tokens = (1, 8, 64)
+    measured_ones = (dict(zip(tokens, each, strict=True)) for each in (ours, other))
+    assert crossover.first_quicker(tokens, *measured_ones) == want
+
+
+def test_gaps_of_streams_are_told_from_those_under_prompts() -> None:
+    script = Interrupted([(1, 2)] * 2, [(3,) * 9] * 2, budget=8, warm=1, steps=2)
+    first, second = names_of(script.begin())
+    now, sent = 0.0, list[str]()
+    for gap in (1.0, 1.0, 1.0, 1.0, 5.0, 7.0):
+        now += gap
+        outputs = [EngineOutput(request_id=name, token_ids=(5,)) for name in (first, second)]
+        outputs += [EngineOutput(request_id=one, token_ids=(5,), finish_reason="length") for one in sent]
+        answer = script.heard(StepOutputs(tuple(outputs), RuntimeState()), now)
+        sent = names_of(answer or ())
+    assert answer is None
+    assert (script.alone, script.beside, script.wrong) == ([1.0] * 4, [5.0, 5.0, 7.0, 7.0], "")
+    ended = EngineOutput(request_id=first, token_ids=(), finish_reason="length")
+    assert script.heard(StepOutputs((ended,), RuntimeState()), now) is None
+    assert "a stream ended" in script.wrong
+
+
+def names_of(messages: Sequence[ToEngine]) -> list[str]:
+    return [message.request.request_id for message in messages if isinstance(message, Submit)]
 
 
 def test_cells_are_of_their_shape_only() -> None:

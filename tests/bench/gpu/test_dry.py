@@ -45,6 +45,11 @@ def names(found: Book, section: str) -> dict[str, str]:
         ("kernels", 19, ()),
         ("serving", 2, ()),
         ("peers", 4, ()),
+        ("crossover", 8, ()),
+        ("graphs", 4, ()),
+        ("pauses", 3, ()),
+        ("long", 6, ()),
+        ("sweep", 8, ()),
     ],
 )
 def test_a_section_says_all_its_cells(tmp_path: Path, section: str, cells: int, absent: tuple[str, ...]) -> None:
@@ -137,7 +142,7 @@ def test_what_there_was_no_time_for_is_said(tmp_path: Path) -> None:
 
 
 def test_cells_that_there_was_no_time_for_are_said(tmp_path: Path) -> None:
-    for section in ("decode", "prefill", "serving", "start", "kernels", "peers"):
+    for section in ("decode", "prefill", "serving", "start", "kernels", "peers", *run.MORE):
         context = Context(sizes=DRY, device="cpu", folder=tmp_path, book=Book(), until=0.0)
         cells = list(run.section(section)(context))
         assert cells

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 REPLAYS: Final = 30
 WARM_UPS: Final = 5
@@ -32,6 +33,23 @@ def seconds(calls: Sequence[Call], device: torch.device, replays: int = REPLAYS)
         if replay >= WARM_UPS:
             times.append(start.elapsed_time(end) / 1000 / len(calls))
     return sorted(times)
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """Memory that a call takes at most beyond what is there before it, its results included.
+
+    On a CPU all that torch allocates in it, as its profiler counts.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    return sum(max(0, event.self_cpu_memory_usage) for event in watched.events() or ())
 
 
 def wall(call: Call, device: torch.device, replays: int = REPLAYS) -> list[float]:
