@@ -166,10 +166,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)])
 
 
-def measured(shape: str, seconds: float, rounds: int, clock: Clock) -> str:
+def measured(asked: argparse.Namespace, clock: Clock) -> str:
     """The tables of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        model = written(Path(folder) / "model", SHAPES[shape])
+        shape = SHAPES[asked.shape]
+        model = written(Path(folder) / "model", shape)
         auto = ServeOptions(
             model=str(model),
             speculation="auto",
@@ -178,41 +179,43 @@ def measured(shape: str, seconds: float, rounds: int, clock: Clock) -> str:
             prefix_cache=False,
             startup_cache="off",
         )
-        forced = auto.model_copy(update={"speculation": "suffix"})
-        small = replace(SHAPES[shape], num_layers=max(1, SHAPES[shape].num_layers // DRAFT_LAYERS))
-        with_model = auto.model_copy(update={"speculation": str(written(Path(folder) / "draft model", small))})
-        runner, with_drafts = (build(options, lambda progress: None) for options in (auto, with_model))
-        steps, gains, of_model = [], [], []
-        for streams in STREAMS:
-            one = costs(runner, forced, streams, seconds, clock)
-            relative = [elapsed_s / one[0] for elapsed_s in one]
-            cells = [f"{x:.2f} ({break_even(x, count)})" for x, count in zip(relative[1:], DRAFTS[1:], strict=True)]
-            steps.append([str(streams), f"{1000 * one[0]:.2f}", *cells])
+        engines: list[tuple[str, ModelRunner, ServeOptions, Drafter]] = []
+        engines.append(("auto", build(auto, lambda progress: None), auto, OracleDrafter(asked.drafts)))
+        if not asked.no_model:
+            small = replace(shape, num_layers=max(1, shape.num_layers // DRAFT_LAYERS))
+            with_model = auto.model_copy(update={"speculation": str(written(Path(folder) / "draft model", small))})
+            engines.append(("model", build(with_model, lambda progress: None), with_model, ModelDrafter()))
+        steps, gains = list[list[str]](), {name: list[list[str]]() for name, *_ in engines}
+        for streams in asked.streams:
+            steps.append([str(streams), *cost_cells(engines[0][1], auto, streams, asked.seconds, clock)])
             print("step:", *steps[-1], flush=True)
-            ratios = [
-                with_and_without(decoding(runner, auto, streams, rate, OracleDrafter(), clock), seconds, rounds)
-                for rate in RATES
-            ]
-            gains.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
-            print("auto:", *gains[-1], flush=True)
-            ratios = [
-                with_and_without(
-                    decoding(with_drafts, with_model, streams, rate, ModelDrafter(), clock), seconds, rounds
-                )
-                for rate in RATES
-            ]
-            of_model.append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
-            print("model:", *of_model[-1], flush=True)
-    first = table(["streams", "ms without", *(f"{count} drafts" for count in DRAFTS[1:])], steps)
-    head = ["streams", *(f"{100 * rate:.0f} % right" for rate in RATES)]
-    second, third = table(head, gains), table(head, of_model)
-    facts = with_drafts.facts
-    return (
-        f"Seconds of a step in those of one without drafts, and in brackets the acceptance from which on they pay:\n\n"
-        f"{first}\n\nTokens a second with `auto` by those with `off`:\n\n{second}\n\n"
-        f"The same with a draft model of {100 * facts.drafter.weights_bytes / facts.weights_bytes:.0f} % of the"
-        f" weights:\n\n{third}"
-    )
+            for name, runner, options, drafter in engines:
+                ratios = [
+                    with_and_without(
+                        decoding(runner, options, streams, rate, drafter, clock), asked.seconds, asked.rounds
+                    )
+                    for rate in RATES
+                ]
+                gains[name].append([str(streams), *(f"{ratio:.2f}" for ratio in ratios)])
+                print(f"{name}:", *gains[name][-1], flush=True)
+        head = ["streams", *(f"{100 * rate:.0f} % right" for rate in RATES)]
+        said = (
+            f"Seconds of a step in those of one without drafts, and in brackets the acceptance from which on they"
+            f" pay:\n\n"
+            f"{table(['streams', 'ms without', *(f'{count} drafts' for count in DRAFTS[1:])], steps)}\n\n"
+            f"Tokens a second with `auto` by those with `off`:\n\n{table(head, gains['auto'])}"
+        )
+        for _, runner, _, _ in engines[1:]:
+            share = 100 * runner.facts.drafter.weights_bytes / runner.facts.weights_bytes
+            said += f"\n\nThe same with a draft model of {share:.0f} % of the weights:\n\n{table(head, gains['model'])}"
+        return said
+
+
+def cost_cells(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock) -> list[str]:
+    """Of the first table: the milliseconds of a step without drafts, then what those with drafts take of it."""
+    one = costs(runner, options.model_copy(update={"speculation": "suffix"}), streams, seconds, clock)
+    relative = zip([elapsed_s / one[0] for elapsed_s in one[1:]], DRAFTS[1:], strict=True)
+    return [f"{1000 * one[0]:.2f}", *(f"{x:.2f} ({break_even(x, count)})" for x, count in relative)]
 
 
 def main() -> int:
@@ -221,6 +224,9 @@ def main() -> int:
     parser.add_argument("--shape", default="small", choices=list(SHAPES))
     parser.add_argument("--seconds", type=float, default=0.8, help="of each turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns with drafts and without")
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="at once")
+    parser.add_argument("--drafts", type=int, default=1 << 10, help="of a sequence, at most, that the oracle has")
+    parser.add_argument("--no-model", action="store_true", help="leave out the table of a draft model")
     parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/speculation.md")
     parser.add_argument("--one-thread", action="store_true", help="by the processor seconds of one thread")
     asked = parser.parse_args()
@@ -228,7 +234,7 @@ def main() -> int:
     if asked.one_thread:
         os.environ["OMP_NUM_THREADS"] = "1"
         clock, by = time.thread_time, ", by processor seconds of 1 thread"
-    tables = measured(asked.shape, asked.seconds, asked.rounds, clock)
+    tables = measured(asked, clock)
     said = f"{asked.shape}, {processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}{by}\n\n{tables}"
     print(f"\n{said}")
     if asked.write:
