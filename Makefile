@@ -192,7 +192,7 @@ test-resume: setup  ## Kill replicas under a hundred streams of each kind; every
 	@KVASIR_TEST_STREAMS=$(or $(STREAMS),100) $(TEST_ENV) $(BIN)/python -m pytest --timeout 3600 tests/wiring/test_gateway_resume.py $(PYTEST_ARGS)
 
 test-families: setup  ## Compute every family in every precision, whole, in chunks, cached, preempted and in batches, and with every drafter
-	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py tests/kvasir_runtime/runner/test_drafts_families.py $(PYTEST_ARGS)
+	@KVASIR_FAMILY_MATRIX=all $(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/models/test_family_matrix.py tests/kvasir_runtime/runner/test_drafts_families.py tests/kvasir_runtime/runner/test_draft_head.py $(PYTEST_ARGS)
 
 test-cases: setup  ## Run the cases for which make test has quicker ones of the same fact
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m long $(PYTEST_ARGS)

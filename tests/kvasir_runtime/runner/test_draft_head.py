@@ -1,5 +1,6 @@
 """A head changes no answer, drafts what its own code drafts, and takes up a text of which it has missed a part."""
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,7 @@ LONG = ("glm4-moe by chance", "glm4-moe trained")
 """Of which the head of the other family says the same in less time."""
 TRAINING_STEPS = 60
 """After which a head drafts right more often than not; some 3 seconds."""
-FEW = (0, 2, 6)
+FEW = tuple(range(len(WISHES))) if os.environ.get("KVASIR_FAMILY_MATRIX") == "all" else (0, 2, 6)
 """Wishes that are enough, since a draft model is tried with all of them: greedy, filtered with a seed, penalties."""
 SEVEN = Shape(num_layers=7, std=0.06, seed=3)
 NEXT = Shape(family="qwen3_next", num_layers=4, seed=11)
