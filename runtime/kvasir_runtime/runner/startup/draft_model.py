@@ -86,6 +86,7 @@ def load(
             "pipeline_parallel_size": 1,
             "nnodes": 1,
             "enable_expert_parallel": False,
+            "enable_eplb": False,
             "model_impl": model_impl,
         }
     )
