@@ -44,7 +44,8 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     of this process since its start: stored_tokens were copied there, loaded_tokens came back, missed_tokens should have
     and were computed, fetched_tokens came from other replicas, and failed_fetches brought less than was asked for, or
     nothing, because a replica did not answer rightly. handed_over_prompts: of which another replica computed a part for
-    this one; peer_prompts: that this one computed for another. prefetched_tokens of those fetched came from replicas that
+    this one; peer_prompts: that this one computed for another. handing_over: requests that wait now while another replica
+    computes their prompts. prefetched_tokens of those fetched came from replicas that
     were leaving, before a request needed them. load_bytes_per_s, store_bytes_per_s, fetch_bytes_per_s: measured,
     0 until then.
     """
@@ -62,6 +63,7 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fetch_bytes_per_s: float = 0.0
     handed_over_prompts: Count = 0
     peer_prompts: Count = 0
+    handing_over: Count = 0
     prefetched_tokens: Count = 0
 
 

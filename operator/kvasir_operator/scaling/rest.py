@@ -84,9 +84,9 @@ def _same_pod(before: ScaledReplica, now: ScaledReplica) -> bool:
         return False  # a load is the mean of some ticks
     if not (before.fresh and now.fresh):
         return False
-    return (before.uid, before.serving, before.current) == (now.uid, now.serving, now.current) and (
-        before.reading is now.reading or unchanged(before.reading, now.reading)
-    )
+    if (before.uid, before.serving, before.current, before.prefill) != (now.uid, now.serving, now.current, now.prefill):
+        return False
+    return before.reading is now.reading or unchanged(before.reading, now.reading)
 
 
 def _gateways_alike(before: Sequence[ServiceDemand], now: Sequence[ServiceDemand]) -> bool:

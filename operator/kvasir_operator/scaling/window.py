@@ -56,7 +56,7 @@ class ScaledReplica(Struct, frozen=True, kw_only=True):
 
 class LoadGauges(NamedTuple):
     """The load at one moment, summed over serving replicas but those that compute prompts for the others: what they do
-    is of requests that wait at these."""
+    is of requests that wait at these. waiting: without those, which wait for no place; waiting_tokens: with theirs."""
 
     pinned_tokens: float = 0.0
     running: float = 0.0
@@ -271,7 +271,8 @@ def _sum(readings: Iterable[RuntimeState]) -> LoadGauges:
     pinned = running = waiting = tokens = 0
     for r in readings:
         pinned, running = pinned + r.kv.pinned_tokens, running + r.running
-        waiting, tokens = waiting + r.waiting, tokens + r.waiting_uncached_tokens
+        waiting += max(0, r.waiting - r.kv_host.handing_over)
+        tokens += r.waiting_uncached_tokens
     return LoadGauges(pinned_tokens=pinned, running=running, waiting=waiting, waiting_tokens=tokens)
 
 

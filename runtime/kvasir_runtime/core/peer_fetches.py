@@ -108,6 +108,7 @@ class PeerFetches:
             prefetched_tokens=tokens_of(self._num_prefetched),
             failed_fetches=self._num_failed,
             handed_over_prompts=self._num_handed_over,
+            handing_over=len(set(self.handing_over)),
         )
 
     @property
@@ -180,6 +181,11 @@ class PeerFetches:
         """Keys of the blocks that a peer computes for a request."""
         orders = (*self._new, *self._under_way.values())
         return next((f.keys for f in orders if f.request_id == request_id and f.order.prefill), frozenset())
+
+    @property
+    def handing_over(self) -> Iterator[str]:
+        """Ids of the requests whose prompts peers compute."""
+        return (f.request_id for f in (*self._new, *self._under_way.values()) if f.order.prefill and not f.is_cancelled)
 
     def cancel(self, request_id: str) -> None:
         """A request has ended, and no other one waits for what a peer computes for it."""

@@ -62,6 +62,7 @@ def test_where_nothing_happens_no_tick_is_needed_for_a_while():
         pytest.param(read(4.0, with_(stalled_s=3.0)), id="its engine stands still"),
         pytest.param(read(4.0, fresh=False), id="it does not answer"),
         pytest.param(read(4.0, serving=False), id="it takes no requests"),
+        pytest.param(read(4.0, prefill=True), id="it has the role of prompts"),
         pytest.param(read(4.0, None), id="it is gone"),
         pytest.param(
             read(4.0, gateway=ServiceDemand(namespace="default", name="s", requests=10)), id="a gateway was asked"

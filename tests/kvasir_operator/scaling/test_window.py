@@ -98,6 +98,19 @@ def test_a_prompt_that_was_handed_over_counts_where_it_is_answered_alone():
     assert (window.last.prefill, window.last.serving) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("waiting", "handing_over", "want"),
+    [(3, 2, 1), (3, 3, 0), pytest.param(3, 10**9, 0, id="one that lies hides no request of others")],
+)
+def test_a_request_whose_prompt_another_replica_computes_waits_for_no_place(waiting, handing_over, want):
+    """Its prompt still has to be computed."""
+    host = KvHostState(handing_over=handing_over)
+    reading = RuntimeState(phase="ready", waiting=waiting, waiting_uncached_tokens=900, kv_host=host)
+    others = RuntimeState(phase="ready", waiting=2, waiting_uncached_tokens=100)
+    gauges = run([member("a", reading=reading), member("b", reading=others)]).last.gauges
+    assert (gauges.waiting, gauges.waiting_tokens) == (want + 2, 1000)
+
+
 def test_a_pod_that_lies_about_prompts_for_others_hides_no_other_load():
     window = run([computing(10, 8), member("a")], [computing(12, 10**9), member("a", arrivals=5)])
     assert window.samples[-1].counts.arrivals == 5
