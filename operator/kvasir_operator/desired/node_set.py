@@ -2,6 +2,8 @@
 
 So a replica leaves as one: the pod of node 0 drains, and when it is gone garbage collection takes the others. The set
 is made once node 0 has an address, and never changed: where something of it changes, the replica is replaced.
+Its pods prefer cluster nodes in the zone of node 0's, or in the same part by each key over which the service spreads
+its replicas, such as a rack: they exchange something for each token, and another place is better than none.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from kvasir_operator.desired.template import pod_labels
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, Revision
 
+ZONE: Final = "topology.kubernetes.io/zone"
 MOST_OF_A_NAME: Final = 40
 """Of the service's name. Kubernetes appends to the set's name in labels, which hold 63 characters."""
 
@@ -23,12 +26,23 @@ def node_set_name(service: str, leader_uid: str) -> str:
     return f"{service[:MOST_OF_A_NAME]}-{hashlib.sha256(leader_uid.encode()).hexdigest()[:10]}"
 
 
-def node_sets(seen: Observed) -> list[Json]:
-    """Those that are missing: of pods that are node 0 of several and have an address."""
+def lacking(seen: Observed) -> list[tuple[Replica, Revision]]:
+    """Pods that are node 0 of several, have an address and no set."""
     made = {found.leader for found in seen.node_sets}
-    lacking = [r for r in seen.replicas if r.live and r.ip and r.uid not in made]
-    found = [(r, seen.revision(r.revision)) for r in lacking]
-    return [_node_set(seen, r, revision) for r, revision in found if revision is not None and revision.nodes > 1]
+    leaders = [r for r in seen.replicas if r.live and r.ip and r.uid not in made]
+    found = [(r, seen.revision(r.revision)) for r in leaders]
+    return [(r, revision) for r, revision in found if revision is not None and revision.nodes > 1]
+
+
+def domain_keys(revision: Revision) -> tuple[str, ...]:
+    """Labels of nodes by which pods of a replica are to be in one part."""
+    spread = revision.template["spec"].get("topologySpreadConstraints") or ()
+    return tuple(dict.fromkeys(str(one["topologyKey"]) for one in spread)) or (ZONE,)
+
+
+def node_sets(seen: Observed) -> list[Json]:
+    """Those that are missing."""
+    return [_node_set(seen, r, revision) for r, revision in lacking(seen)]
 
 
 def _node_set(seen: Observed, leader: Replica, revision: Revision) -> Json:
@@ -65,12 +79,25 @@ def _template(of_leader: Json, leader: Replica, labels: Json) -> Json:
     """Constraints of the spread are about replicas, which pods of node 0 stand for."""
     spec: Json = {name: value for name, value in of_leader["spec"].items() if name != "topologySpreadConstraints"}
     metadata = of_leader["metadata"]
+    if leader.domains:
+        spec["affinity"] = _near(spec.get("affinity") or {}, leader.domains)
     own = {one["name"]: one for one in node_group.variables_of_node(leader.ip, leader.uid)}
     spec["containers"] = [
         {**container, "env": [own.get(one["name"], one) for one in container.get("env") or ()]}
         for container in spec["containers"]
     ]
     return {"metadata": {**metadata, "labels": {**metadata["labels"], **labels}}, "spec": spec}
+
+
+def _near(affinity: Json, domains: tuple[tuple[str, str], ...]) -> Json:
+    """An affinity that also prefers nodes with these labels."""
+    of_nodes = affinity.get("nodeAffinity") or {}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    own = [
+        {"weight": 100, "preference": {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}}
+        for key, value in domains
+    ]
+    return {**affinity, "nodeAffinity": {**of_nodes, preferred: [*(of_nodes.get(preferred) or ()), *own]}}
 
 
 def _owner(leader: Replica) -> dict[str, Any]:

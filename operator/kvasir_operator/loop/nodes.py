@@ -1,4 +1,5 @@
-"""Reads the nodes of replicas when one of them must leave, and all nodes where models are fetched ahead.
+"""Reads the nodes of replicas when one of them must leave or the other pods of one are made, and all nodes where models
+are fetched ahead.
 
 Nodes are not watched: there may be thousands, and they matter for seconds. Where nodes may not be read, as in an
 installation for one namespace, replicas are told apart by their work alone.
@@ -14,6 +15,7 @@ from msgspec import structs
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_kube.kinds import NODE, Json
+from kvasir_operator.desired import node_set
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.observed.candidate_node import CandidateNode, candidate_node
 from kvasir_operator.observed.node import GONE, NodeLifetime, node_lifetime
@@ -44,6 +46,16 @@ class NodeReader:
         if len(live) <= wanted or not wanted or self._clock.steady() < self._forbidden_until:
             return seen
         return replace(seen, replicas=tuple([await self._marked(r) for r in seen.replicas]))
+
+    async def placed(self, seen: Observed) -> Observed:
+        """The service with the domains of those replicas whose other pods are to be made."""
+        found: dict[str, tuple[tuple[str, str], ...]] = {}
+        for r, revision in node_set.lacking(seen):
+            known = (await self._node(r.node)).labels if r.node else {}
+            found[r.uid] = tuple((key, known[key]) for key in node_set.domain_keys(revision) if key in known)
+        if not any(found.values()):
+            return seen
+        return replace(seen, replicas=tuple(structs.replace(r, domains=found.get(r.uid, ())) for r in seen.replicas))
 
     async def candidates(self) -> tuple[CandidateNode, ...]:
         """Where a replica may come, by the last list that succeeded; none where nodes may not be listed."""

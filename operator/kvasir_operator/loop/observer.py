@@ -114,6 +114,10 @@ class Observer:
         """The same with the state of its nodes, where one of its replicas must leave."""
         return await self._nodes.marked(seen, wanted=wanted)
 
+    async def with_domains(self, seen: Observed) -> Observed:
+        """The same with what replicas are near to whose other pods are to be made."""
+        return await self._nodes.placed(seen)
+
     async def with_candidates(self, seen: Observed) -> Observed:
         """The same with the nodes where a replica may come, for those that are to have its model before."""
         return replace(seen, candidates=await self._nodes.candidates())

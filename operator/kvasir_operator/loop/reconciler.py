@@ -128,7 +128,7 @@ class Reconciler:
         """The fourth stage. What the API server refuses goes into the status and is tried again."""
         seen = resolved.observed
         current = asked if planned.target.revision == asked.id else seen.revision(planned.target.revision) or asked
-        wanted = children(seen, current, planned.counts, self._settings)
+        wanted = children(await self._observer.with_domains(seen), current, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, {asked.id, current.id}))
         foreign: tuple[ForeignObject, ...] = ()
         try:

@@ -1,9 +1,10 @@
-"""What of a node matters to the choice of a replica that leaves: whether it is about to vanish, or may at any time.
+"""What of a node matters to replicas: whether it is about to vanish, or may at any time, and what it is near to.
 
 Called by the loop; knows the labels and taints by which clouds and autoscalers say so.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvasir_kube.kinds import Json
@@ -31,10 +32,11 @@ LEAVING_TAINTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLifetime:
-    """leaving: it takes no pods any more, or is gone. spot: it can vanish at short notice."""
+    """leaving: it takes no pods any more, or is gone. spot: it can vanish at short notice. labels: its own."""
 
     leaving: bool = False
     spot: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 GONE: Final = NodeLifetime(leaving=True)
@@ -48,4 +50,5 @@ def node_lifetime(obj: Json) -> NodeLifetime:
     return NodeLifetime(
         leaving=bool(spec.get("unschedulable")) or bool(taints & LEAVING_TAINTS),
         spot=any(labels.get(name) == value for name, value in SPOT_LABELS.items()),
+        labels=labels,
     )

@@ -62,6 +62,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     failed, for people. drained: the operator
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
+    domains: labels of that node that say what it is near to, where the other pods of the replica are to be made.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
     said, when it ended last, that its device failed. watchdog: how it said then that its engine stood still. ends: how
     often it has ended. unhealthy: devices of it that the kubelet calls so.
@@ -109,6 +110,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     node: str = ""
     node_leaves: bool = False
     spot: bool = False
+    domains: tuple[tuple[str, str], ...] = ()
     nodes: tuple["Replica", ...] = ()
     broken: str = ""
 

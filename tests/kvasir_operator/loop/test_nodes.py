@@ -1,10 +1,13 @@
 """When nodes are asked for, how often, and what is done where they may not be read."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import service
+from fakes.stages import resolved
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import NODE
 from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, LISTED_S, NodeReader
@@ -74,6 +77,38 @@ async def test_an_api_server_that_is_away_tells_nothing(bench):
     bench.cluster.errors["get"] = [KubeError("no answer"), KubeError("no answer")]
     assert await bench.marks() == [(False, False)] * 2
     assert await bench.marks() == [(False, False), (True, False)]
+
+
+def group(*, node="good"):
+    """A replica of two pods, of which the second is to be made, spread over racks."""
+    spec = {"runtime": {"tensorParallelSize": 2, "nnodes": 2}, "pod": {"topologySpread": [{"topologyKey": "rack"}]}}
+    found = resolved(observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None))
+    leader = Replica(name="a", uid="u", ip="10.0.0.1", revision=found.revision.id, node=node)
+    return replace(found.observed, revisions=(found.revision,), replicas=(leader,))
+
+
+@pytest.mark.parametrize(
+    ("labels", "errors", "want"),
+    [
+        pytest.param({"rack": "7", "row": "2"}, [], (("rack", "7"),), id="by the key of the spread"),
+        pytest.param({"row": "2"}, [], (), id="without the label"),
+        pytest.param({"rack": "7"}, [KubeError("nodes is forbidden", status=403)], (), id="nodes may not be read"),
+        pytest.param({"rack": "7"}, [KubeError("no answer")], (), id="no answer"),
+    ],
+)
+async def test_a_replica_of_several_pods_has_the_parts_that_its_node_is_in(bench, labels, errors, want):
+    await bench.cluster.put(NODE, {"metadata": {"name": "good", "labels": labels}, "spec": {}})
+    bench.cluster.errors["get"] = errors
+    (found,) = (await bench.nodes.placed(group())).replicas
+    assert found.domains == want
+
+
+async def test_without_pods_to_be_made_no_node_is_read(bench):
+    bench.cluster.errors["get"] = [KubeError("nobody may ask")]
+    for asked in (TWO, replace(group(), replicas=())):
+        assert await bench.nodes.placed(asked) is asked
+    assert len(bench.cluster.errors["get"]) == 1
+    assert await bench.nodes.placed(found := group(node="")) is found
 
 
 @pytest.mark.parametrize(("status", "left"), [(429, 2), (0, 2), (403, 0)])

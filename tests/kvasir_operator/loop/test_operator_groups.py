@@ -112,6 +112,7 @@ async def test_a_replica_is_a_pod_with_a_set_of_its_own_that_it_owns() -> None:
         assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
         assert spec["selector"]["matchLabels"][names.LABEL_LEADER] == leader["metadata"]["name"]
         assert len(f"{one['metadata']['name']}-0123456789") <= 63
+        assert "affinity" not in spec["template"]["spec"]  # cluster nodes have no labels here
 
 
 async def test_it_rests_and_another_operator_writes_nothing() -> None:
