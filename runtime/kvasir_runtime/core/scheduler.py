@@ -158,7 +158,7 @@ class Scheduler:
         elapsed_s = self._budget.end(plan.num_tokens, now)
         self.deadlines.collected(load, elapsed_s, now)
         self._speculation.collected(chunks, results, elapsed_s)
-        self._sets.collected(plan.step, chunks, now)
+        self._sets.collected(plan.step, chunks, sum([len(sample.tokens) for sample in results.sampled]), now)
         sampled, scored, pooled = iter(results.sampled), iter(results.scored), iter(results.pooled)
         outputs: list[EngineOutput] = []
         for chunk in chunks:

@@ -5,8 +5,9 @@ requests. They go through the stages one behind the other and wait for the slowe
 are divided into sets of as many rows, as they come and go.
 
 A stage reads its weights for each set. Where that is most of a step, as with few requests or where stages share what
-they read by, sets cost as much as they gain or more. So both are tried now and then, and what gave more tokens a second
-is done. Knows no clock: seconds are given.
+they read by, and where rank 0 has much to do for each step, sets cost as much as they gain or more. So other numbers of
+sets are tried now and then, and the one that gave most tokens a second is kept. There are no more sets than stages:
+then all stages compute, and a further set would read all weights once more. Knows no clock: seconds are given.
 """
 
 from collections import defaultdict, deque
@@ -21,42 +22,71 @@ from kvasir_runtime.core.steps_in_flight import StepsInFlight
 from kvasir_runtime.core.throughput import DecayingMean
 
 TRIAL: Final = 16
-"""Measured steps of each way, before they are compared."""
+"""Measured steps of each number of sets, before it is compared."""
 LEAST_WAIT: Final = 16 * TRIAL
 MOST_WAIT: Final = LEAST_WAIT << 5
-"""Steps until the slower way is tried again; twice as many each time that it was slower still."""
+"""Steps until another number is tried again; twice as many when all others were slower."""
 KEPT: Final = 1 - 1 / TRIAL
 """Of what was measured, at each step."""
 
 
+def numbers_of_sets(stages: int, num_rows: int) -> tuple[int, ...]:
+    """Which are tried for up to so many rows: as many sets as there are stages, half as many, and so on to one."""
+    found = [max(1, min(stages, num_rows))]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 2) if found[-1] > 2 else 1)
+    return tuple(found)
+
+
 @dataclass(slots=True)
 class SetChoice:
-    """Whether about so many requests are divided. divides: now. best: what was faster; the other is tried meanwhile.
+    """Into how many sets about so many requests are divided. numbers: those that are tried, the most first.
 
-    left: measured steps until this changes or is compared.
+    sets: now. best: what was fastest; another one is tried meanwhile. left: measured steps until this changes or is
+    compared. slower: others in a row that were.
     """
 
-    divides: bool = True
-    best: bool = True
+    numbers: tuple[int, ...]
+    sets: int = field(init=False)
+    best: int = field(init=False)
     left: int = TRIAL
     wait: int = LEAST_WAIT
-    rates: dict[bool, DecayingMean] = field(default_factory=lambda: {True: DecayingMean(), False: DecayingMean()})
+    slower: int = 0
+    rates: dict[int, DecayingMean] = field(default_factory=lambda: defaultdict(DecayingMean))
+    _others: deque[int] = field(init=False)
+    """Those beside the best, in the order in which they are tried."""
 
-    def observe(self, divided: bool, num_tokens: int, elapsed_s: float) -> None:
-        """A step of decoding alone ended so many seconds after the one before."""
-        self.rates[divided].add(num_tokens, elapsed_s, KEPT)
-        if divided != self.divides:
+    def __post_init__(self) -> None:
+        self.sets = self.best = self.numbers[0]
+        self._others = deque(self.numbers[1:])
+
+    def observe(self, sets: int, num_tokens: int, elapsed_s: float) -> None:
+        """A step of decoding alone ended so many seconds after the one before, and gave so many tokens."""
+        self.rates[sets].add(num_tokens, elapsed_s, KEPT)
+        if sets != self.sets or not self._others:
             return
         self.left -= 1
         if self.left:
             return
-        if self.divides == self.best:
-            self.divides, self.left = not self.best, TRIAL
-            return
-        faster = self.rates[True].value >= self.rates[False].value
-        self.wait = min(MOST_WAIT, 2 * self.wait) if faster == self.best else LEAST_WAIT
-        self.divides = self.best = faster
-        self.left = self.wait
+        self.left = TRIAL
+        if self.sets != self.best:
+            self._compare()
+            if all(number in self.rates for number in self.numbers):
+                self.sets, self.left = self.best, self.wait
+                return
+        self.sets = self._others[0]
+
+    def _compare(self) -> None:
+        """What was tried with the best."""
+        tried, best = self._others.popleft(), self.best
+        if self.rates[tried].value > self.rates[best].value:
+            self.best, tried = tried, best
+            self.slower, self.wait = 0, LEAST_WAIT
+        else:
+            self.slower += 1
+        self._others.append(tried)
+        if self.slower >= len(self._others):
+            self.slower, self.wait = 0, min(MOST_WAIT, 2 * self.wait)
 
 
 class _Way(NamedTuple):
@@ -64,7 +94,7 @@ class _Way(NamedTuple):
 
     step: int
     size: int
-    divided: bool
+    sets: int
 
 
 class StageSets:
@@ -72,10 +102,10 @@ class StageSets:
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
-        self._choices: dict[int, SetChoice] = defaultdict(SetChoice)
+        self._choices: dict[int, SetChoice] = {}
         self._ways: deque[_Way] = deque()
-        self._before: tuple[int, bool] | None = None
-        """Size and way of the step that was collected last, None where it did not only decode."""
+        self._before: tuple[int, int] | None = None
+        """Size and sets of the step that was collected last, None where it did not only decode."""
         self._ended = 0.0
         self._steps: dict[int, int] = {}
         """The last of each request, by its id: those that wait longest come first, else one of many rows had none."""
@@ -90,15 +120,15 @@ class StageSets:
             return list(running)
         num_rows = sum([kind.num_rows for kind in running if lacking(kind) <= 1])
         size = num_rows.bit_length()
-        divided = num_rows > 1 and self._choices[size].divides
+        sets = self._sets_of(size) if num_rows > 1 else 1
         if self._ways and self._ways[-1].step == builder.step:  # of a plan that had nothing to do
             self._ways.pop()
-        self._ways.append(_Way(builder.step, size, divided))
-        if launched and not divided:
+        self._ways.append(_Way(builder.step, size, sets))
+        if len(launched) >= sets:
             builder.takes_prompts = False
             return []
         builder.takes_prompts = not launched.has_prompts
-        room, taken = -(-num_rows // self._stages) if divided else num_rows, 0
+        room, taken = -(-num_rows // sets), 0
         found: list[RequestKind] = []
         for kind in sorted(running, key=lambda kind: self._steps.get(id(kind), 0)):
             if lacking(kind) > 1:
@@ -111,15 +141,21 @@ class StageSets:
         self._steps = {id(kind): self._steps.get(id(kind), 0) for kind in running} | chosen
         return [kind for kind in running if id(kind) in chosen]
 
-    def collected(self, step: int, chunks: Sequence[LaunchedChunk], now: float) -> None:
-        """A step ended."""
+    def collected(self, step: int, chunks: Sequence[LaunchedChunk], num_tokens: int, now: float) -> None:
+        """A step ended, which gave so many tokens, accepted drafts among them."""
         if self._stages == 1:
             return
         while (way := self._ways.popleft()).step != step:  # given up after a failure
             pass
         decodes = bool(chunks) and all(chunk.end - chunk.start == 1 for chunk in chunks)
-        before, self._before = self._before, (way.size, way.divided) if decodes else None
+        before, self._before = self._before, (way.size, way.sets) if decodes else None
         elapsed_s, self._ended = now - self._ended, now
         # A single request is divided in no way.
         if self._before is not None and self._before == before and way.size > 1 and elapsed_s > 0:
-            self._choices[way.size].observe(way.divided, len(chunks), elapsed_s)
+            self._choices[way.size].observe(way.sets, num_tokens, elapsed_s)
+
+    def _sets_of(self, size: int) -> int:
+        """For a number of rows with so many bits."""
+        if size not in self._choices:
+            self._choices[size] = SetChoice(numbers_of_sets(self._stages, (1 << size) - 1))
+        return self._choices[size].sets

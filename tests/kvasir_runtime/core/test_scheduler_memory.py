@@ -86,15 +86,24 @@ def test_without_memory_for_drafts_all_go_on_without_them(names):
     assert len(later[-2].chunks) == len(names), "no stream waits for others: steps are as large as they were"
 
 
-def test_drafts_come_back_after_longer_and_longer():
+@pytest.mark.parametrize("stages", [1, 2])
+def test_drafts_come_back_after_longer_and_longer(stages):
+    """Over two stages the step of one request is asked for beside the one in flight, and is no step of its own."""
     limits = Limits(
-        num_blocks=1_000, block_size=16, max_batch_tokens=64, max_sequences=1, max_model_len=9_000, speculation="suffix"
+        num_blocks=1_000,
+        block_size=16,
+        max_batch_tokens=64,
+        max_sequences=1,
+        max_model_len=9_000,
+        speculation="suffix",
+        stages=stages,
     )
     scheduler, tries = Scheduler(limits), []
     prompt = EngineRequest(request_id="r", prompt=(5, 5, 5, 5), sampling=SamplingConfig(max_tokens=8_000))
     assert scheduler.submit(prompt, 0.0) is None
     for step in range(1_200):
         plan = scheduler.plan(float(step))
+        assert stages == 1 or scheduler.plan(float(step)) is None
         if any(chunk.drafts for chunk in plan.chunks):
             tries.append(step)
             assert scheduler.fail_running(no_memory(plan.step), step + 0.5) == ()

@@ -1,5 +1,6 @@
 """Several steps in flight over stages: of disjoint rows, as many in each, and prompts in one of them."""
 
+import itertools
 from collections import Counter, deque
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.row_pool import RowPool
-from kvasir_runtime.core.stage_sets import StageSets
+from kvasir_runtime.core.stage_sets import LEAST_WAIT, MOST_WAIT, TRIAL, SetChoice, StageSets, numbers_of_sets
 
 ENDLESS = FakeModel(table=tuple(range(1, 24)))
 
@@ -161,6 +162,7 @@ def tokens_per_s(served: Serving, pipeline: Pipeline, streams_: int, steps: int)
         pytest.param(4, 0.002, 0.0001, 1.7, id="rows take long, 4 stages"),
         pytest.param(2, 0.0, 0.001, 0.94, id="weights are all"),
         pytest.param(4, 0.0001, 0.004, 0.94, id="rank 0 is busy"),
+        pytest.param(4, 0.002, 0.004, 1.25, id="two sets in four stages are best"),
     ],
 )
 def test_streams_are_divided_where_that_gives_more_tokens_a_second(stages, row_s, host_s, gain):
@@ -172,3 +174,73 @@ def test_streams_are_divided_where_that_gives_more_tokens_a_second(stages, row_s
     before = tokens_per_s(one, Pipeline(stages, **costs), 8, 300)
     after = tokens_per_s(many, Pipeline(stages, **costs), 8, 300 if gain < 1 else 500)
     assert after > gain * before
+
+
+@pytest.mark.parametrize(
+    ("stages", "rows", "want"),
+    [(2, 3, (2, 1)), (3, 15, (3, 2, 1)), (4, 15, (4, 2, 1)), (4, 3, (3, 2, 1)), (8, 63, (8, 4, 2, 1)), (2, 1, (1,))],
+)
+def test_numbers_of_sets_that_are_tried(stages, rows, want):
+    assert numbers_of_sets(stages, rows) == want
+
+
+@pytest.mark.parametrize(
+    ("tokens", "want"),
+    [
+        pytest.param({4: 8, 2: 6, 1: 4}, 4, id="as many as stages"),
+        pytest.param({4: 6, 2: 8, 1: 4}, 2, id="half as many"),
+        pytest.param({4: 4, 2: 3, 1: 8}, 1, id="one, behind one that is slower than the first"),
+        pytest.param({4: 8, 2: 8, 1: 8}, 4, id="alike"),
+    ],
+)
+def test_the_number_of_sets_with_most_tokens_a_second_is_kept(tokens, want):
+    choice = SetChoice((4, 2, 1))
+    for _ in range(3 * TRIAL):
+        choice.observe(choice.sets, tokens[choice.sets], 0.01)
+    assert (choice.sets, choice.best) == (want, want)
+
+
+def test_other_numbers_are_tried_again_and_more_seldom_while_all_are_slower():
+    """Both others, one behind the other; both were slower before the wait grows."""
+    choice, done = SetChoice((4, 2, 1)), []
+    for _ in range(8 * LEAST_WAIT + 6 * TRIAL):
+        done.append(choice.sets)
+        choice.observe(choice.sets, 8 if choice.sets == 4 else 4, 0.01)
+    found = [(sets, len(list(steps))) for sets, steps in itertools.groupby(done)]
+    first, second = 2 * LEAST_WAIT, 4 * LEAST_WAIT
+    assert found == [
+        *((4, TRIAL), (2, TRIAL), (1, TRIAL), (4, first), (2, TRIAL), (4, first), (1, TRIAL)),
+        *((4, second), (2, TRIAL)),
+    ]
+    for _ in range(100 * MOST_WAIT):
+        choice.observe(choice.sets, 8 if choice.sets == 4 else 4, 0.01)
+    assert choice.wait == MOST_WAIT
+
+
+def test_what_was_slower_takes_over_when_it_is_faster():
+    choice, tokens = SetChoice((2, 1)), {2: 8, 1: 4}
+    for _ in range(2 * TRIAL):
+        choice.observe(choice.sets, tokens[choice.sets], 0.01)
+    assert choice.best == 2
+    tokens = {2: 4, 1: 8}
+    for _ in range(4 * LEAST_WAIT):
+        choice.observe(choice.sets, tokens[choice.sets], 0.01)
+    assert (choice.sets, choice.best) == (1, 1)
+
+
+def test_accepted_drafts_count_as_tokens_of_a_step():
+    """Each request gives many tokens a step, since its answer repeats itself."""
+    served = serving(
+        depth=2,
+        runner=FakeRunner(model=FakeModel(table=(5,) * 24)),
+        stages=2,
+        speculation="ngram",
+        num_blocks=400,
+        max_batch_tokens=64,
+    )
+    served.submit(*[request(f"r{number}", [5] * 6, max_tokens=100) for number in range(2)])
+    for _ in range(12):
+        served.step()
+    assert any(chunk.drafts for plan in served.plans for chunk in plan.chunks)
+    (choice,) = served.scheduler._sets._choices.values()
+    assert choice.rates[2].value > 1.5  # of one request in each set

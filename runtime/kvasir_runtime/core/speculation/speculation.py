@@ -101,7 +101,6 @@ class Speculation:
             self.drafter_follows = not self._controller.is_off(num_rows)
         num_forced = sum([max(0, lacking(kind) - 1) for kind in running])
         room = min(budget - num_forced, self._most) - num_rows
-        self._rest = max(0, self._rest - 1)
         if room < 1 or not able or self._rest:
             return
         if (counts := self._counts(able, num_rows, room)) is None:
@@ -153,12 +152,13 @@ class Speculation:
 
     def rest(self) -> None:
         """A step with drafts found no memory: those that follow have none, twice as many each time."""
-        self._rest, self._next_rest = 1 + self._next_rest, min(MOST_REST, 2 * self._next_rest)
+        self._rest, self._next_rest = self._next_rest, min(MOST_REST, 2 * self._next_rest)
 
     def collected(self, chunks: Sequence[LaunchedChunk], results: StepResults, elapsed_s: float) -> None:
         """A step of these chunks ended, after so many seconds."""
         if self._drafter is None:
             return
+        self._rest = max(0, self._rest - bool(chunks))
         num_drafts = sum([len(chunk.drafts) for chunk in chunks])
         is_read = self._made(chunks, results) if num_drafts else True
         # Where a draft model still reads prompts, the step costs what others do not.
