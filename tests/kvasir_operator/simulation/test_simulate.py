@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_operator.simulation import traffic
 from kvasir_operator.simulation.figures import figures
 from kvasir_operator.simulation.hold_model import HoldProfile
 from kvasir_operator.simulation.kvasir_rule import KvasirRule
 from kvasir_operator.simulation.scenarios import scenarios
 from kvasir_operator.simulation.simulate import pairs, row, rows, run
+from kvasir_operator.simulation.traffic import LengthMix
 
 FIGURES_FILE = Path(__file__).parents[3] / "docs" / "benchmarks" / "autoscaling.jsonl"
 
@@ -49,6 +51,25 @@ def test_on_the_ramp_of_llm_d_the_tail_waits_for_less_than_two_starts(name):
     assert found["p99_ttft_s"] <= 2 * 120
     assert found["overshoot"] <= 1.3
     assert found.get("signal_to_pod_p95_s", 0.0) <= 10  # absent where the fleet was never saturated
+
+
+def test_a_fleet_of_hundreds_grows_toward_a_thousand_replicas():
+    """Pods with four slots, so that a pod is cheap to simulate; the load needs more than 1,000 of them."""
+    (ramp,) = (scenario for scenario in scenarios() if scenario.name == "ramp")
+    large = replace(
+        ramp,
+        profile=replace(ramp.profile, slots=4, cold_start_s=20.0),
+        mix=LengthMix(prompt=600, output=3000),
+        load=traffic.ramp(300, 900, start=30, end=90),
+        most_load=900,
+        seconds=300,
+        start=400,
+        most=1000,
+    )
+    done = run(large, KvasirRule(spec=large.autoscaling))
+    counts = [count for _, count in done.targets]
+    assert counts == sorted(counts)
+    assert 900 < counts[-1] <= 1000
 
 
 @pytest.mark.parametrize("name", ["noise", "square-wave", "slow-square-wave"])
