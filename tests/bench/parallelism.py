@@ -1,8 +1,9 @@
 """What stages and ranks do for streams that decode: `PYTHONPATH=tests python -m bench.parallelism`.
 
 The layouts compute the same random model with as many threads in all, one after another in rounds, driven as the engine
-drives them. A row gives tokens a second beside those of two stages with one step in flight, medians of all rounds: what
-else runs on the machine changes rates, and ratios of one round less.
+drives them, for some seconds each, of which the last half is measured. A row gives tokens a second beside those of two
+stages with one step in flight, medians of all rounds: what else runs on the machine changes rates, and ratios of one
+round less. Three numbers of streams take three minutes and what it takes to load the model three times.
 """
 
 import argparse
@@ -45,6 +46,7 @@ LAYOUTS: Final = {
     "one process": Layout(()),
 }
 PROMPT_TOKENS: Final = 64
+KV_TOKENS: Final = 16384
 
 
 def main() -> None:
@@ -52,8 +54,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="small", choices=SHAPES)
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--tokens", type=int, default=160, help="of each stream, the last half of which is measured")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a layout in a round")
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-parallelism-") as home:
         model = written(Path(home) / given.shape, SHAPES[given.shape])
@@ -65,7 +67,7 @@ def main() -> None:
         print("|---|---|" + "---|" * (len(LAYOUTS) - 1))
         for streams in given.streams:
             rounds = [
-                {name: rate(runners[of.options], model, of, streams, given.tokens) for name, of in LAYOUTS.items()}
+                {name: rate(runners[of.options], model, of, streams, given.seconds) for name, of in LAYOUTS.items()}
                 for _ in range(given.rounds)
             ]
             print(row(streams, rounds), flush=True)
@@ -81,14 +83,15 @@ def row(streams: int, rounds: Sequence[dict[str, float]]) -> str:
 
 
 def options_of(model: Path, layout: Layout) -> ServeOptions:
-    fields = {"device": "cpu", "kv_cache_tokens": 16384, "startup_cache": "off", "speculation": "off"}
+    fields = {"device": "cpu", "kv_cache_tokens": KV_TOKENS, "startup_cache": "off", "speculation": "off"}
     return ServeOptions.model_validate({"model": str(model), **fields, **dict(layout.options)})
 
 
-def rate(runner: ModelRunner, model: Path, layout: Layout, streams: int, tokens: int) -> float:
-    """Tokens a second of so many streams, from the moment when all have half of theirs."""
+def rate(runner: ModelRunner, model: Path, layout: Layout, streams: int, seconds: float) -> float:
+    """Tokens a second of so many streams in the second half of so many seconds, or until one ends."""
     limits = msgspec.structs.replace(limits_of(options_of(model, layout), runner.facts), stages=layout.stages)
     scheduler, flying = Scheduler(limits), deque[LaunchedStep]()
+    tokens = min(limits.max_model_len, KV_TOKENS // streams) - PROMPT_TOKENS - limits.block_size
     sampling = SamplingConfig(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     for number in range(streams):
         prompt = tuple((number * 31 + place) % 4000 + 3 for place in range(PROMPT_TOKENS))
@@ -98,14 +101,19 @@ def rate(runner: ModelRunner, model: Path, layout: Layout, streams: int, tokens:
         """Where no time passes, no way is faster than the first."""
         return time.monotonic() if layout.chooses else 0.0
 
-    begun, made, before = 0.0, 0, streams * (tokens // 2)
-    while scheduler.has_work:
+    begun, half, made, ended = time.monotonic(), 0.0, 0, False
+    while (at := time.monotonic()) < begun + seconds and not ended:
+        if not half and at >= begun + seconds / 2:
+            half, made = at, 0
         while len(flying) < layout.stages and (plan := scheduler.plan(now())) is not None:
             flying.append(runner.launch(plan))
-        made += sum(len(output.token_ids) for output in scheduler.commit(runner.collect(flying.popleft()), now()))
-        if not begun and made >= before:
-            begun, made = time.monotonic(), 0
-    return made / (time.monotonic() - begun)
+        outputs = scheduler.commit(runner.collect(flying.popleft()), now())
+        made += sum(len(output.token_ids) for output in outputs)
+        ended = any(output.finish_reason is not None for output in outputs)
+    found = made / (time.monotonic() - (half or begun))
+    while flying:  # what is in flight is for this scheduler's rows
+        scheduler.commit(runner.collect(flying.popleft()), now())
+    return found
 
 
 if __name__ == "__main__":
