@@ -99,8 +99,7 @@ def load_model(
 ) -> LoadedModel:
     """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit.
 
-    copies: for weights that stay on the host, None where that is the device. beside_bytes: weights of another model.
-    nodes: of `stage_cut.told`.
+    copies: for weights on the host, None where that is the device. beside_bytes: of another model. nodes: of `told`.
     """
     if load_transformers.is_chosen(options, folder):
         return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
@@ -126,9 +125,8 @@ def load_model(
     share = _limit_bytes(device) // options.local_ranks
     capacity.check_cache(options.kv_cache_tokens, part.token_bytes(options, cache_dtype), weights_bytes, share)
     with torch.inference_mode():
-        names = {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
-        on_read, unused = loading_progress(on_progress), family.unused
-        tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, unused)
+        names, on_read = _names_on_host(shapes, on_host), loading_progress(on_progress)
+        tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, family.unused)
         offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
         expert_copies = expert_reader.copies(folder, family, config, part, ops, dtype)
         model = decoder_of(spec, ops, tensors, limit, offload, expert_copies)
@@ -200,6 +198,11 @@ def _sequence_limit(options: ServeOptions, folder: Path, family: Family, documen
     """Tokens of the longest sequence. Raises ModelError where the option is more than the model has positions."""
     limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
     return read_longest_text(folder, limit) if family.is_encoder and not options.max_model_len else limit
+
+
+def _names_on_host(shapes: model_parts.Shapes, on_host: Sequence[int]) -> set[str]:
+    """Of the weights of layers that stay there."""
+    return {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
 
 
 def _buffer_bytes(on_host: Sequence[int], layer_bytes: Sequence[int]) -> int:
