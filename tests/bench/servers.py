@@ -38,7 +38,11 @@ class Watched:
 
 @contextmanager
 def serving(command: Sequence[str], ready_url: str, log: Path, env: dict[str, str]) -> Iterator[Running]:
-    """The server, ready. Raises RuntimeError with the end of its log when it is not."""
+    """The server, ready. Raises RuntimeError with the end of its log when it is not.
+
+    It ends with this process where that is told to end, too.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
