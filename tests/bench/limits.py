@@ -40,13 +40,16 @@ def prefill(tokens: int, before: int, work: Work, ceilings: Ceilings) -> float:
     return (2 * work.weights * tokens + work.attention * pairs) / ceilings.rate(tokens)
 
 
-def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, seen: float) -> float:
-    """Seconds of one decode step of so many sequences. seen: tokens whose keys and values it reads, in 16 bits.
+def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, seen: float, shared: float = 0) -> float:
+    """Seconds of one decode step of so many sequences. seen: tokens whose keys and values it reads, in 16 bits; shared:
+    those that it reads once for all.
 
     Their logits, in 32 bits, are read once.
     """
-    read = work.weights * weight_bytes + 2 * work.kv_width * seen + 4 * work.vocabulary * rows
-    return max(read / ceilings.read, (2 * work.weights * rows + work.attention * seen) / ceilings.rate(rows))
+    read = work.weights * weight_bytes + 2 * work.kv_width * (seen + shared) + 4 * work.vocabulary * rows
+    return max(
+        read / ceilings.read, (2 * work.weights * rows + work.attention * (seen + rows * shared)) / ceilings.rate(rows)
+    )
 
 
 def crowd(
@@ -69,6 +72,6 @@ def crowd(
             if task.output_tokens > 1:
                 running.append((own + 1, task.output_tokens - 1))
         if running:
-            seconds += step(len(running), work, weight_bytes, top, seen=shared + sum(seen for seen, _ in running))
+            seconds += step(len(running), work, weight_bytes, top, sum(seen for seen, _ in running), shared)
         running = [(seen + 1, left - 1) for seen, left in running if left > 1]
     return seconds

@@ -70,10 +70,14 @@ def test_the_last_answers_of_a_crowd_run_alone() -> None:
 
 
 def test_the_steps_of_a_crowd_attend() -> None:
-    """A prompt of 4 has 10 pairs, and a step behind it 5: of one multiplication each."""
+    """A prompt of 4 has 10 pairs, and a step behind it 5: of one multiplication each. Behind a prefix of 3 with 6 pairs
+    each of two prompts of 2 has 9, and each row of the step 6.
+    """
     cost = Work(weights=0, kv_width=0, attention=1)
     task = WorkloadRequest(prompt="", words=4, output_tokens=2)
     assert limits.crowd([task], 0, 1, cost, 1, replace(TOP, products={1: 1.0})) == pytest.approx(15)
+    tasks = [WorkloadRequest(prompt="", words=5, output_tokens=2)] * 2
+    assert limits.crowd(tasks, 3, 2, cost, 1, replace(TOP, products={1: 1.0})) == pytest.approx(6 + 2 * 9 + 2 * 6)
 
 
 def test_a_crowd_reads_the_keys_of_each_and_those_of_the_prefix_once() -> None:

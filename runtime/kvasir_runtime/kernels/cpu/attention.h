@@ -19,6 +19,7 @@ struct Sequences {
 // cache: keys, and value_offset bytes behind them values: blocks of (block_size, kv_heads) rows, block_bytes apart.
 // window, chunk, cap (softcap): as in kernels/attention.py, 0 for none.
 // amx: whether sequences of 16 rows and more may be computed by it, whose sums are in another order.
+// invariant: whether one query is computed as several are, in place of attention_few.h.
 // INT8 rows are head_dim numbers and behind them their scale, a float32; INT4 rows as kernels/kv_int4.py has them.
 struct AttentionArgs {
   const void* query;  // (tokens, heads, head_dim), token_stride elements from token to token
@@ -30,7 +31,7 @@ struct AttentionArgs {
   int64_t heads, kv_heads, head_dim, block_size, window, chunk;
   float scale, cap;
   Type query_type, cache_type;
-  int32_t amx;
+  int32_t amx, invariant;
 };
 
 }  // namespace kvasir

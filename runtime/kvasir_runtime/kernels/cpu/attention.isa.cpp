@@ -3,7 +3,8 @@
 //
 // Work is cut into (sequence, key head, up to ROWS rows); sequences of few rows are cut along their positions too, at
 // fixed places, so that one long sequence keeps all threads busy and a result does not depend on who else is in the batch.
-// In float32 sums of many rows end there too, so that it does not depend on how much of its own sequence comes at a time.
+// In float32, and where that is asked for, sums of many rows end there too, so that it does not depend on how much of its
+// own sequence comes at a time.
 #include "attention_few.h"
 #include "attention_tile.h"
 
@@ -152,8 +153,9 @@ void attend(const AttentionArgs& a, Tile t, const Item& item, Ahead ahead, float
       elements<Kind>(from, a.head_dim, t.query + r * w.depth, w.depth);
     }
   }
-  // In bfloat16 prompts and answers have kernels of their own, so that their bits differ anyway.
-  const bool many = Kind::kWidth == 1 && item.cut.tiles > 1;
+  // In bfloat16 prompts and answers have kernels of their own, so that their bits differ, unless these are told not to.
+  const bool folds_all = Kind::kWidth == 1 || (a.invariant && Kind::kPanelRows <= kLanes);
+  const bool many = folds_all && item.cut.tiles > 1;
   clear(t, w, rows);
   const auto [first, stop] = span_of(a, item);
   alignas(64) static const uint8_t zeros[4096] = {};

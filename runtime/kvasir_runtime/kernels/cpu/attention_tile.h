@@ -51,7 +51,7 @@ constexpr int64_t CHUNK = 16;
 constexpr int64_t FEW_ROWS = 8, MOST_HEADS = 256;
 
 KVASIR_INLINE bool is_few(const AttentionArgs& a, int64_t queries) {
-  return queries == 1 && a.query_type == kvasir::BFLOAT16 && a.cache_type != kvasir::INT4 &&
+  return queries == 1 && !a.invariant && a.query_type == kvasir::BFLOAT16 && a.cache_type != kvasir::INT4 &&
          a.heads / a.kv_heads <= FEW_ROWS && a.heads <= MOST_HEADS && (a.head_dim == 64 || a.head_dim == 128) &&
          a.block_size % CHUNK == 0;
 }

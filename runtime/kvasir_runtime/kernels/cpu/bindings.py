@@ -27,9 +27,10 @@ MAX_HEAD_DIM: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels:
-    """One C++ function per operation, on this processor's variant. amx: whether attention may use it."""
+    """One C++ function per operation, on this processor's variant. amx, invariant: of attention, as in `Library`."""
 
     _amx: bool
+    _invariant: bool
     _attention: Function
     _norm: Function
     _split_qkv: Function
@@ -79,6 +80,7 @@ class CpuKernels:
             query_type=structs.TYPES[query.dtype],
             cache_type=structs.TYPES[cache.dtype],
             amx=self._amx,
+            invariant=self._invariant,
         )
         self._attention(ctypes.byref(args))
         del kept
@@ -230,6 +232,7 @@ def cpu_kernels(library: Library) -> CpuKernels:
     """The functions of a library."""
     return CpuKernels(
         library.amx,
+        library.invariant,
         *(
             library.function(name, ctypes.c_void_p)
             for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax", "sample", "logprobs")

@@ -25,12 +25,14 @@ class Library:
     """The loaded library.
 
     isa: the variant in use, such as avx512_bf16. amx: bfloat16 products of 16 rows and more are AMX's, in weights that
-    are packed with it and in attention, whose order of summation is another than the variant's.
+    are packed with it and in attention, whose order of summation is another than the variant's. invariant: attention
+    computes one query as it does several, so that a token has the same bits with drafts.
     """
 
     isa: str
     handle: ctypes.CDLL
     amx: bool = False
+    invariant: bool = False
 
     def function(self, name: str, *types: Any) -> Function:
         """The variant's kvasir_<name>, which takes arguments of these ctypes and returns nothing.

@@ -69,7 +69,7 @@ CPU = Ops(
 def cpu_ops(*, batch_invariant: bool = False) -> Ops:
     """CPU with C++ kernels for what has one; without the library torch's, as a fallback.
 
-    batch_invariant: no kernel whose sums depend on the number of rows, which leaves AMX aside.
+    batch_invariant: no kernel whose sums depend on the number of rows, which leaves AMX and that of one query aside.
     """
     found = library.library()
     if found is None:
@@ -79,7 +79,7 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
 
 def cpp_ops(found: library.Library, *, batch_invariant: bool = False) -> Ops:
     """The same of a library that was loaded, in its variant."""
-    found, amx = (found, "") if batch_invariant else packing.with_amx(found)
+    found, amx = (replace(found, invariant=True), "") if batch_invariant else packing.with_amx(found)
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)
     both = packing.packed_linear(found, gated.composed(linear.cpu, made.act_and_mul, "silu"), gated=True)

@@ -24,8 +24,8 @@ struct StepLayer {
 // cache, value_offset, block_bytes: as in kernels/kv_cache.py. num_groups: of the cache.
 // intermediate: the widest of all layers' and shared experts'. num_experts, top_k, expert_size: the largest of all layers',
 // 0 without. embedding_scale, residual_scale (of what is added to the residual),
-// logit_scale: 1 for none. logit_cap: 0 for none; with one logits are in float32. scale, cap, amx: as in AttentionArgs.
-// norm_type: of all norms' weights.
+// logit_scale: 1 for none. logit_cap: 0 for none; with one logits are in float32. scale, cap, amx,
+// invariant: as in AttentionArgs. norm_type: of all norms' weights.
 struct StepModel {
   const StepLayer* layers;
   const void* embedding;
@@ -37,7 +37,7 @@ struct StepModel {
   float eps, scale, cap, embedding_scale, residual_scale, logit_scale, logit_cap;
   Type type, cache_type, norm_type;
   Activation activation;
-  int32_t amx;
+  int32_t amx, invariant;
 
   Type logits_type() const { return logit_cap != 0 ? FLOAT32 : type; }
 };

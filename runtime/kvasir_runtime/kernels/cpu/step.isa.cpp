@@ -34,6 +34,7 @@ kvasir::AttentionArgs attention_args(const Step& s, const Buffers& b, int64_t la
   a.query_type = m.type;
   a.cache_type = m.cache_type;
   a.amx = m.amx;
+  a.invariant = m.invariant;
   return a;
 }
 

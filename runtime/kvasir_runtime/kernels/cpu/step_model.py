@@ -82,6 +82,7 @@ def filled(found: Library, parts: DecoderParts) -> tuple[ModelStruct, ctypes.Arr
         norm_type=structs.TYPES[norm.dtype],
         activation=ACTIVATIONS[activations.pop()],
         amx=found.amx,
+        invariant=found.invariant,
     )
     return model, array
 

@@ -84,6 +84,7 @@ class ModelStruct(ctypes.Structure):
         ("norm_type", _TYPE),
         ("activation", _TYPE),
         ("amx", _TYPE),
+        ("invariant", _TYPE),
     )
 
 

@@ -54,6 +54,7 @@ class AttentionArgs(ctypes.Structure):
         ("query_type", _TYPE),
         ("cache_type", _TYPE),
         ("amx", _TYPE),
+        ("invariant", _TYPE),
     )
 
 

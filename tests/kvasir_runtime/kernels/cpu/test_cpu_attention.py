@@ -114,15 +114,27 @@ def test_every_variant_reads_a_cache_of_fewer_bits(
 
 @pytest.mark.parametrize(
     ("window", "chunk", "cached"),
-    [(0, 0, torch.float32), (300, 0, torch.float32), (0, 290, torch.float32), (0, 0, kv_quant.INT4)],
+    [
+        (0, 0, torch.float32),
+        (300, 0, torch.float32),
+        (0, 290, torch.float32),
+        (0, 0, kv_quant.INT4),
+        (0, 0, torch.bfloat16),
+        (300, 0, torch.int8),
+    ],
 )
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_token_has_the_same_bits_however_much_of_its_sequence_comes_with_it(
     variant: CpuKernels, heads: tuple[int, int, int, int], window: int, chunk: int, cached: torch.dtype
 ) -> None:
-    """All at once, as a prompt is, or one by one, as an answer is: so that one that is computed again is the same."""
+    """All at once, as a prompt is, some, as drafts are, or one by one, as an answer is: so that one that is computed
+    again is the same. In bfloat16 where that is asked for.
+    """
     length = 800
     query, cache, tables = case(heads, ((length,), (length,)))
+    if cached in (torch.bfloat16, torch.int8):
+        query, cache = query.bfloat16(), cache.bfloat16()
+        variant = replace(variant, _amx=False, _invariant=True)
     cache = layer_of(kv_quant.stored(cache, cached))
     whole = variant.attention(query, cache, AttentionMetadata((length,), (length,), tables), 0.3, window, chunk=chunk)
     for count in (1, 7, 64, 300):
