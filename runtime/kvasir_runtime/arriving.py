@@ -67,8 +67,7 @@ class ArrivingFolder:
                 (self._folder / there.name).symlink_to(there)
         for name, header in shards.headers.items():
             (self._folder / name).write_bytes(header)
-        mark = _Mark(real=str(self._real), sizes=shards.sizes)
-        (self._folder / _MARK).write_bytes(msgspec.json.encode(mark))
+        self._write_mark()
 
     @property
     def path(self) -> Path:
@@ -96,17 +95,32 @@ class ArrivingFolder:
         for name in self._shards.headers if is_void else ():
             _note_of(self._folder / name).touch()
 
+    def moved(self, real: Path) -> None:
+        """The model is in another folder than that which was shown: `awaited` and `confirm` raise."""
+        self._real = real.absolute()
+        self._write_mark()
+        self.grown((), is_void=True)
+
     def arrived(self, name: str) -> None:
         """A shard is whole in the real folder. Where it is another file than that which came, or its header was another
-        one, `awaited` and `confirm` raise."""
+        one, or there is none after all, `awaited` and `confirm` raise."""
         if (header := self._shards.headers.get(name)) is None:
             return
         real, new = self._real / name, self._folder / f".{name}.new"
-        with real.open("rb") as stream:
-            if stream.read(len(header)) != header or not _is_same(self._read.get(name), stream):
-                _note_of(self._folder / name).touch()
+        try:
+            with real.open("rb") as stream:
+                is_other = stream.read(len(header)) != header or not _is_same(self._read.get(name), stream)
+        except FileNotFoundError:
+            is_other = True
+        if is_other:
+            _note_of(self._folder / name).touch()
         new.symlink_to(real)
         new.replace(self._folder / name)
+
+    def _write_mark(self) -> None:
+        new = self._folder / f"{_MARK}.new"
+        new.write_bytes(msgspec.json.encode(_Mark(real=str(self._real), sizes=self._shards.sizes)))
+        new.replace(self._folder / _MARK)
 
 
 def size(path: Path) -> int:
@@ -200,7 +214,7 @@ def _await(path: Path, sleep: Callable[[float], None]) -> None:
         return
     while not is_here(path):
         sleep(LOOK_S)
-    if not path.exists():
+    if not path.exists() and not _note_of(path).exists():
         raise ModelError(f"{path.name} is not fetched any more")
 
 

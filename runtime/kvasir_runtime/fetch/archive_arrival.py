@@ -38,13 +38,15 @@ class ArchiveArrival:
             self._headers[path], self._sizes[path] = header, size
             self._begin(path.parent)
 
-    def compared(self) -> None:
-        """All of the archive is there, has its checksum and is unpacked. Raises OSError."""
+    def compared(self, found: Path) -> None:
+        """All of the archive is there, has its checksum and is unpacked. found: the model's folder. Raises OSError."""
         if (folder := self._folder) is None:
             return
         late = {path.relative_to(folder).as_posix() for path in self._late if path.is_relative_to(folder)}
         are_read_later = all(any(fnmatch(name, pattern) for pattern in _READ_LATER) for name in late)
         self._arrival.grown(sorted({name.partition("/")[0] for name in late}), is_void=not are_read_later)
+        if found != folder:  # the first one was of a part of the model
+            self._arrival.moved(found)
         for path in self._headers:
             self._arrival.arrived(path.name)
 

@@ -79,6 +79,11 @@ class Arrival:
         if self._folder is not None:
             self._folder.grown(names, is_void=is_void)
 
+    def moved(self, folder: Path) -> None:
+        """The model is in this folder, and not in that which a start was given."""
+        if self._folder is not None:
+            self._folder.moved(folder)
+
     def arrived(self, name: str) -> None:
         """A file is whole, and was compared with its checksum."""
         if self._folder is not None:

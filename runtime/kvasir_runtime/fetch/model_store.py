@@ -77,7 +77,7 @@ class ModelStore:
                     self._unpack(model.files, are_there=are_unpacked())
                 (self._folder / WHOLE).touch()
                 if begun is not None:
-                    begun.compared()
+                    begun.compared(model_folder(self._folder))
                 shutil.rmtree(self._partial, ignore_errors=True)
         except OSError as error:
             raise not_stored(self._uri, error) from error

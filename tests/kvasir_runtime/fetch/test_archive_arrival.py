@@ -53,5 +53,5 @@ def test_an_index_that_is_none_is_left_to_who_loads(tmp_path, begun, arrival, in
     shard.write_bytes(HEADER)
     found = ArchiveArrival(arrival)
     found.grown(shard, SIZE)
-    found.compared()
+    found.compared(tmp_path)
     assert begun == []

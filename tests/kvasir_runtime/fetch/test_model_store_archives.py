@@ -73,16 +73,24 @@ def test_layers_are_unpacked_in_the_order_of_the_manifest(store):
 NOISE = random.Random(1).randbytes(50_000)
 
 
+def wait_until(is_so):
+    deadline = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_unpacked(folder, name):
+    return any(path.stat().st_size == len(NOISE) for path in folder.rglob(name))
+
+
 @pytest.mark.parametrize("kind", ["w", "w:gz", "w:xz"])
 def test_an_archive_is_unpacked_while_it_comes(store, tmp_path, kind):
     class Waiting(Source):
         def pieces(self, start):
             *most, last = super().pieces(start)
             yield from most
-            deadline = time.monotonic() + 100
-            while not any(path.stat().st_size == len(NOISE) for path in tmp_path.rglob("model.safetensors")):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: is_unpacked(tmp_path, "model.safetensors"))
             assert store.whole() is None
             yield last
 
@@ -95,8 +103,8 @@ def test_an_archive_is_unpacked_while_it_comes(store, tmp_path, kind):
     assert not (store.entry / ".partial").exists()
 
 
-@pytest.mark.parametrize("cut", [0, 20])
-def test_nothing_is_left_of_an_archive_with_another_checksum(store, cut):
+@pytest.mark.parametrize("cut", [0, 55])
+def test_nothing_is_left_of_an_archive_with_another_checksum(store, tmp_path, cut):
     """It was unpacked before it was known to be wrong. cut: pieces that came of it, if not all."""
     right, wrong = ({"config.json": b"{}", name: NOISE} for name in ("a.safetensors", "b.safetensors"))
 
@@ -104,7 +112,10 @@ def test_nothing_is_left_of_an_archive_with_another_checksum(store, cut):
         def pieces(self, start):
             if len(self.starts) > 1:
                 self.content = packed(right, "w")
-            yield from super().pieces(start)
+            for number, piece in enumerate(super().pieces(start)):
+                if len(self.starts) == 1 and number == 54:
+                    wait_until(lambda: is_unpacked(tmp_path, "b.safetensors"))
+                yield piece
 
     source = Mended(packed(wrong, "w"), [cut] if cut else [], stated=hashlib.sha256(packed(right, "w")).hexdigest())
     folder = store.fetched(model(source.file("tiny.tar", archive="tar")))
@@ -146,10 +157,7 @@ def coming(tmp_path, entries, kind="w", **wishes):
             *most, last = super().pieces(start)
             yield from most
             if before is not None:
-                deadline = time.monotonic() + 100
-                while not begun:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(lambda: begun)
                 before(begun[0])
             yield last
 
@@ -167,6 +175,7 @@ def test_a_checkpoint_is_loaded_while_its_archive_comes(tmp_path, kind, first, s
     names = [name.removeprefix("t/") for name in shards]
 
     def before(view):
+        wait_until(lambda: all(arriving.readable(view / name, len(SHARD)) is not None for name in names))
         for name in names:
             assert arriving.readable(view / name, len(SHARD)).read_bytes() == SHARD
             assert not arriving.is_here(view / name)
@@ -233,34 +242,74 @@ def test_other_archives_are_waited_for(tmp_path, entries):
 
 def test_of_an_archive_with_another_checksum_nothing_is_there(tmp_path):
     begun = []
-    lie = Source(packed(CONFIG | WEIGHTS_FILE | BEHIND, "w"), stated="0" * 64)
+
+    class Lie(Source):
+        def pieces(self, start):
+            *most, last = super().pieces(start)
+            yield from most
+            wait_until(lambda: begun)
+            yield last
+
+    lie = Lie(packed(CONFIG | WEIGHTS_FILE | BEHIND, "w"), stated="0" * 64)
     found = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
     with pytest.raises(ModelUnavailableError, match="fetched twice"):
         found.fetched(model(lie.file("tiny.tar", archive="tar")))
     assert found.whole() is None
-    assert not any(arriving.is_here(view / "model.safetensors") for view in begun)
+    assert not arriving.is_here(begun[0] / "model.safetensors")
 
 
-def test_what_was_read_of_an_archive_that_is_sent_again_is_void(tmp_path):
-    right = CONFIG | WEIGHTS_FILE | BEHIND
-    digest = hashlib.sha256(packed(right, "w")).hexdigest()
+def sent_again(tmp_path, wrong, right):
+    """What a start is given to load from of a wrong archive, which goes with the last value, and the folder with the
+    model of the right one."""
+    contents = [packed(entries, "w") for entries in (wrong, right)]
+    contents = [content.ljust(max(map(len, contents)), b"\0") for content in contents]
     begun = []
 
     class Mended(Source):
         def pieces(self, start):
             if len(self.starts) > 1:
-                self.content = packed(right, "w")
+                self.content = contents[1]
             *most, last = super().pieces(start)
             yield from most
-            deadline = time.monotonic() + 100
-            while not begun:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: begun)
             yield last
 
-    source = Mended(packed(right | {"t/model.safetensors": SHARD[:-1] + b"!"}, "w"), stated=digest)
-    found = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
-    folder = found.fetched(model(source.file("tiny.tar", archive="tar")))
+    source = Mended(contents[0], stated=hashlib.sha256(contents[1]).hexdigest())
+    arrival = Arrival(begun.append)
+    store = ModelStore(tmp_path, URI, VERSION, arrival=arrival)
+    folder = store.fetched(model(source.file("tiny.tar", archive="tar")))
+    return begun[0], folder, arrival
+
+
+def test_what_was_read_of_an_archive_that_is_sent_again_is_void(tmp_path):
+    right = CONFIG | WEIGHTS_FILE | BEHIND
+    view, folder, _arrival = sent_again(tmp_path, right | {"t/model.safetensors": SHARD[:-1] + b"!"}, right)
     assert (folder / "model.safetensors").read_bytes() == SHARD
     with pytest.raises(ModelError, match="was fetched again"):
-        arriving.confirm(begun[0])
+        arriving.confirm(view)
+
+
+@pytest.mark.parametrize("late", [CONFIG | WEIGHTS_FILE, CONFIG, {"config.json": b"{}"}], ids=["all", "config", "root"])
+def test_a_part_of_a_model_that_comes_first_is_not_served_in_its_place(tmp_path, late):
+    part = {"t/2_Dense/config.json": b"[]", "t/2_Dense/model.safetensors": SHARD}
+    (view,), folder, _arrival = coming(tmp_path, part | BEHIND | late, before=lambda _: None)
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        arriving.confirm(path)
+        return (path / "config.json").read_bytes()
+
+    assert arriving.loaded(view, load) == b"{}"
+    assert loaded == [view, folder]
+    assert not arriving.is_confirmed(view)
+
+
+def test_of_an_archive_that_is_sent_again_shards_may_have_other_names(tmp_path):
+    other = {"t/model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors"}}', "t/1.safetensors": SHARD}
+    view, folder, _arrival = sent_again(tmp_path, CONFIG | WEIGHTS_FILE | BEHIND, CONFIG | other | BEHIND)
+    with pytest.raises(ModelError, match="was fetched again"):
+        arriving.confirm(view)
+    arriving.all_awaited(view)
+    assert arriving.real(view) == folder
+    assert not (folder / "model.safetensors").exists()

@@ -77,7 +77,7 @@ def load(
     """
     named = registry.named_in(document) or ("without a name",)
     refuse_options(options, folder, named)
-    arriving.all_awaited(folder)  # the library opens files by itself
+    arriving.confirm(folder)  # the library opens files by itself
     if not is_installed():
         raise StartError(f"--model-impl transformers needs the library of that name: {EXTRA}")
     transformers = importlib.import_module("transformers")

@@ -91,6 +91,7 @@ def content_of(folder: Path) -> str:
     all are there. Raises ModelError.
     """
     arriving.all_awaited(folder)
+    folder = arriving.real(folder)
     try:
         digest = hashlib.sha256(startup_cache_key.model_of(folder).encode())
         for path, places in _places(folder).items():
