@@ -70,11 +70,12 @@ class ModelStore:
             with watched(lambda: self._held(model), model.size, on_bytes), self._locked():
                 if (there := self.whole()) is not None:
                     return there
-                self._check_space(model.unpacked_bytes - self._held(model))
-                begun = self._archive_arrival(model)
-                with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
-                    self._fetch_all(model.files)
-                    self._unpack(model.files, are_there=are_unpacked())
+                with self._cleared(model.files):
+                    self._check_space(model.unpacked_bytes - self._held(model))
+                    begun = self._archive_arrival(model)
+                    with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
+                        self._fetch_all(model.files)
+                        self._unpack(model.files, are_there=are_unpacked())
                 (self._folder / WHOLE).touch()
                 if begun is not None:
                     begun.compared(model_folder(self._folder))
@@ -154,7 +155,6 @@ class ModelStore:
         if not archives or any(file.archive == "zip" or self._places(file)[0].exists() for file in archives):
             return []
         given = _given(model.files)
-        clear(self._folder, given)
 
         def unpack_to(file: RemoteFile, stream: IO[bytes]) -> None:
             assert file.archive
@@ -171,8 +171,8 @@ class ModelStore:
         while they came."""
         given = _given(files)
         left = [file for file in files if file.archive and not self._places(file)[0].exists()]
-        if left and not are_there and all(file in left for file in files if file.archive):
-            clear(self._folder, given)  # what was sent before may have been of another content
+        if not are_there:
+            self._clear(files)  # what was sent before may have been of another content
         for file in left:
             mark, archive = self._places(file)
             try:
@@ -183,6 +183,23 @@ class ModelStore:
                 raise ModelUnavailableError(f"model {self._uri}: {file.name} cannot be unpacked: {error}") from error
             mark.touch()
             archive.unlink()
+
+    @contextmanager
+    def _cleared(self, files: Sequence[RemoteFile]) -> Iterator[None]:
+        """Nothing that was unpacked ahead is there before, of a process that died, nor after an error: it takes disk
+        that is counted for what is unpacked next."""
+        self._clear(files)
+        try:
+            yield
+        except BaseException:
+            self._clear(files)
+            raise
+
+    def _clear(self, files: Sequence[RemoteFile]) -> None:
+        """Remove what archives wrote, where none is known to be whole."""
+        archives = [file for file in files if file.archive]
+        if archives and not any(self._places(file)[0].exists() for file in archives):
+            clear(self._folder, _given(files))
 
     def _reserve(self, num_bytes: int, coming: RemoteModel | None = None) -> None:
         """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""

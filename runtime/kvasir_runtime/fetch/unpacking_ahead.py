@@ -5,8 +5,9 @@ written only when every archive was compared with its checksum.
 import io
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, cast
@@ -33,21 +34,30 @@ def unpacked_ahead(archives: Sequence[ComingArchive]) -> Iterator[Callable[[], b
 
     An error is no error of the download: who gets False unpacks the whole archives, and finds it again.
     """
-    ended, read, opened = threading.Event(), list[_Growing](), ExitStack()
+    ended, asked, unpacked = threading.Event(), threading.Event(), threading.Event()
+    opened, streams = ExitStack(), list[_Growing]()  # they stay open, so that no other file has the number of one
+
+    def check() -> None:
+        if ended.is_set():
+            raise EOFError("the download ended")
+        if not all(stream.is_there() for stream in streams):
+            raise EOFError("it is fetched again")
 
     def run() -> None:
         try:
             for archive in archives:
-                growing = opened.enter_context(_Growing(archive, ended))
-                # It stays open, so that no other file has its number meanwhile.
-                archive.unpack(cast(IO[bytes], opened.enter_context(io.BufferedReader(growing))))
-                read.append(growing)
+                streams.append(opened.enter_context(_Growing(_begun(archive.path, check), archive, check)))
+                archive.unpack(cast(IO[bytes], opened.enter_context(io.BufferedReader(streams[-1]))))
+            while archives and not asked.wait(LOOK_S):
+                check()
+            unpacked.set()
         except Exception:  # noqa: BLE001 -- see above
-            return
+            opened.close()  # a file that is removed takes disk as long as it is open
 
     def are_unpacked() -> bool:
+        asked.set()
         thread.join()
-        return bool(archives) and len(read) == len(archives) and all(one.is_there() for one in read)
+        return bool(archives) and unpacked.is_set() and all(stream.is_there() for stream in streams)
 
     thread = threading.Thread(target=run, name="unpacking", daemon=True)
     thread.start()
@@ -55,23 +65,26 @@ def unpacked_ahead(archives: Sequence[ComingArchive]) -> Iterator[Callable[[], b
         yield are_unpacked
     finally:
         ended.set()
+        asked.set()
         thread.join()
         opened.close()
+
+
+def _begun(path: Path, check: Callable[[], None]) -> io.FileIO:
+    """A file once it is there. Raises as check, which is called until then."""
+    while True:
+        with suppress(FileNotFoundError):
+            return io.FileIO(path)
+        check()
+        time.sleep(LOOK_S)
 
 
 class _Growing(io.RawIOBase):
     """A file that grows to its size: reading waits for bytes."""
 
-    def __init__(self, archive: ComingArchive, ended: threading.Event) -> None:
-        """Waits until it has begun. Raises EOFError where it ends before."""
-        super().__init__()
-        self._archive, self._ended = archive, ended
-        while True:
-            try:
-                self._stream = archive.path.open("rb", buffering=0)
-                break
-            except FileNotFoundError:
-                self._wait()
+    def __init__(self, stream: io.FileIO, archive: ComingArchive, check: Callable[[], None]) -> None:
+        """check: raises EOFError where no more bytes come, or none are wanted."""
+        self._stream, self._archive, self._check = stream, archive, check
 
     def is_there(self) -> bool:
         """Whether its path is this very file."""
@@ -87,13 +100,11 @@ class _Growing(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        """Raises EOFError where no more bytes come, or none are wanted."""
-        if self._ended.is_set():
-            raise EOFError("the download ended")
+        """Raises as check."""
+        self._check()
         while not (count := self._stream.readinto(buffer)) and self._stream.tell() < self._archive.size:
-            if not self.is_there():
-                raise EOFError("it is fetched again")
-            self._wait()
+            self._check()
+            time.sleep(LOOK_S)
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -106,7 +117,3 @@ class _Growing(io.RawIOBase):
         if not self.closed:
             self._stream.close()
         super().close()
-
-    def _wait(self) -> None:
-        if self._ended.wait(LOOK_S):
-            raise EOFError("the download ended")

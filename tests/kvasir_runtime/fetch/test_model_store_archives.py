@@ -134,6 +134,28 @@ def test_layers_of_which_a_dead_process_unpacked_some_are_gone_on_with(store):
     assert {path.name for path in folder.iterdir() if path.name[0] != "."} == {"config.json", "other.json"}
 
 
+def test_what_was_unpacked_ahead_takes_no_disk_of_the_next_try(store, monkeypatch):
+    """Of a process that died, or after an error."""
+    left = store.entry / "tiny" / "model.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of a process that died")
+    monkeypatch.setattr(ModelStore, "_check_space", lambda *_: seen.append(left.exists()))
+    seen = []
+
+    class Failing(Source):
+        def pieces(self, start):
+            wait_until(left.exists)
+            yield b""
+            raise OSError("the network")
+
+    first = Source(packed({"tiny/config.json": b"{}", "tiny/model.safetensors": NOISE}))
+    files = first.file("1", archive="tar"), Failing().file("2", archive="tar")
+    with pytest.raises(ModelUnavailableError, match="the network"):
+        store.fetched(model(*files))
+    assert seen[0] is False
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("archive", ["tar", "zip"])
 def test_what_is_no_archive_is_named(store, archive):
     with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):

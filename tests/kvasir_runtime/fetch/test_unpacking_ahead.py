@@ -1,6 +1,8 @@
 """Archives that are unpacked while they come: what is read of a growing file, and when what was made of it counts."""
 
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -109,4 +111,28 @@ def test_what_cannot_be_unpacked_does_not_count(tmp_path):
     with unpacked_ahead([ComingArchive(path=tmp_path / "1", size=1, unpack=unpack)]) as are_unpacked:
         assert not are_unpacked()
     with unpacked_ahead([]) as are_unpacked:
+        assert not are_unpacked()
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_file_that_is_removed_takes_no_disk(archive, taken, is_broken):
+    """Another one is fetched or unpacked in its place while the download goes on."""
+
+    def unpack(stream):
+        taken.unpack(stream)
+        if is_broken:
+            raise ValueError("no archive")
+
+    def is_open():
+        places = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return any(place.name.startswith("archive") for place in places)
+
+    archive.path.write_bytes(CONTENT)
+    with unpacked_ahead([ComingArchive(path=archive.path, size=archive.size, unpack=unpack)]) as are_unpacked:
+        assert taken.ended.wait(100)
+        archive.path.unlink()
+        deadline = time.monotonic() + 10
+        while is_open():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert not are_unpacked()
