@@ -81,7 +81,7 @@ class HttpClient:
                     url, given = self._led(url, urljoin(url, location), given)
                     continue
                 if response.status in _AGAIN:
-                    raise BrokenTransferError(f"HTTP {response.status} of {urlsplit(url).netloc}")
+                    raise BrokenTransferError(f"HTTP {response.status} of {_host(url)}")
                 if response.status not in (200, 206):
                     raise HttpStatusError(response.status, response.headers.get("WWW-Authenticate", ""), origin(url))
                 yield response
@@ -94,7 +94,7 @@ class HttpClient:
         old, new = urlsplit(before), urlsplit(after)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme != "https"):
             raise ModelUnavailableError(
-                f"model {self._model} is redirected from {old.scheme}://{old.netloc} to {new.scheme}://{new.netloc},"
+                f"model {self._model} is redirected from {origin(before)} to {origin(after)},"
                 " where the connection is not protected; it is not followed"
             )
         same = origin(before) == origin(after)
@@ -137,8 +137,12 @@ class HttpClient:
 
 def origin(url: str) -> str:
     """Scheme, host and port of a URL: credentials are for one."""
-    at = urlsplit(url)
-    return f"{at.scheme}://{at.netloc}"
+    return f"{urlsplit(url).scheme}://{_host(url)}"
+
+
+def _host(url: str) -> str:
+    """With its port, and without a password that a redirect may have."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def _pieces(response: "BaseHTTPResponse") -> Iterator[bytes]:

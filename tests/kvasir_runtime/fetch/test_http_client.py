@@ -3,7 +3,7 @@
 import base64
 
 from fakes import file_server
-from kvasir_runtime.fetch.http_client import HttpClient
+from kvasir_runtime.fetch.http_client import HttpClient, origin
 from kvasir_runtime.fetch.settings import SourceSettings
 
 
@@ -13,3 +13,7 @@ def test_a_proxy_gets_user_and_password_as_they_are(tmp_path):
         body, _ = HttpClient(SourceSettings(tmp_path), "m").text("http://web.example/a", {}, 100)
     assert body == b"found"
     assert proxy.proxied == {f"Basic {base64.b64encode(b'me@home:a/b:c').decode()}"}
+
+
+def test_a_password_is_no_part_of_an_origin():
+    assert origin("https://user:secret@store.example:8443/x") == "https://store.example:8443"
