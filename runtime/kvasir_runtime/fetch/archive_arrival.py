@@ -28,12 +28,15 @@ class ArchiveArrival:
         self._headers, self._sizes = dict[Path, bytes](), dict[Path, int]()
         self._folder: Path | None = None
         self._late = set[Path]()
+        self._expected: set[str] | None = None
 
     def grown(self, path: Path, size: int) -> None:
         """A file has more bytes now; it will have so many. Files come one after the other. Raises OSError."""
         if self._folder is not None:
             if path not in self._headers:
                 self._late.add(path)
+        elif path.name == _INDEX:
+            self._expected = None
         elif path.suffix == ".safetensors" and path not in self._headers and (header := _header(path, size)):
             self._headers[path], self._sizes[path] = header, size
             self._begin(path.parent)
@@ -53,7 +56,11 @@ class ArchiveArrival:
     def _begin(self, folder: Path) -> None:
         """Where all else that weights are loaded with is there."""
         names = {path.name for path in self._headers if path.parent == folder}
-        if len(names) < len(self._headers) or not (folder / "config.json").is_file() or names != _expected(folder):
+        if len(names) < len(self._headers) or not (folder / "config.json").is_file():
+            return
+        if self._expected is None:  # an index of many tensors takes long to read
+            self._expected = _expected(folder)
+        if names != self._expected:
             return
         self._folder = folder
         shards = Shards(

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from kvasir_runtime.fetch import archive_arrival
 from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
 from kvasir_runtime.fetch.arrival import Arrival
 
@@ -55,3 +56,16 @@ def test_an_index_that_is_none_is_left_to_who_loads(tmp_path, begun, arrival, in
     found.grown(shard, SIZE)
     found.compared(tmp_path)
     assert begun == []
+
+
+def test_an_index_is_read_once(tmp_path, begun, arrival, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        archive_arrival, "_expected", lambda folder: read.append(folder) or {"1.safetensors", "2.safetensors"}
+    )
+    (tmp_path / "config.json").write_bytes(b"{}")
+    found = ArchiveArrival(arrival)
+    for name in ("1.safetensors", "2.safetensors"):
+        (tmp_path / name).write_bytes(HEADER)
+        found.grown(tmp_path / name, SIZE)
+    assert len(begun) == len(read) == 1
