@@ -22,7 +22,7 @@ KVASIR_INLINE Floats half_of(Words pair, int upper) {
   return reinterpret_cast<Floats>(upper ? pair & 0xffff0000u : pair << 16);
 }
 
-// Lines of so many tiles for add_widened's WIDE; asks for those of the next block.
+// Lines of so many tiles for add_widened's WIDE; those of the next block are prefetched.
 inline void widen_lines(const uint8_t* lines, int64_t step, int64_t pairs, int64_t tiles, uint8_t* to) {
   for (int64_t p = 0; p < pairs; ++p, lines += step, to += tiles * 128) {
     for (int64_t t = 0; t < tiles; ++t) __builtin_prefetch(lines + WIDE_PAIRS * step + 64 * t);
