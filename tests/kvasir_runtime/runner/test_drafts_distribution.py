@@ -37,6 +37,8 @@ OPTIONS = {
     "min-p": {"min_p": 0.1},
     "all": {"temperature": 0.8, "top_k": 6, "top_p": 0.9, "min_p": 0.05},
 }
+QUICK = ("plain", "all")
+"""Options that `make test` has with each drafter. `make test-cases` has the rest."""
 
 
 def drawn(logits: Tensor, seeds: Tensor, position: int, **option: float) -> Tensor:
@@ -80,8 +82,13 @@ def chi_square(first: Tensor, second: Tensor, wanted: Tensor) -> tuple[float, fl
     return float(((seen[possible] - expected) ** 2 / expected).sum()), limit
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        pytest.param(name, drafter, marks=[pytest.mark.long] * (drafter != "a model" and name not in QUICK))
+        for name, drafter in product(OPTIONS, DRAFTERS)
+    ],
+)
 def test_a_million_drafted_answers_follow_the_models_distribution(name: str, drafter: str):
     option, seeds = OPTIONS[name], torch.arange(NUM)
     drafts = drawn(DRAFTERS[drafter].expand(NUM, -1), seeds, POSITION, **option)
