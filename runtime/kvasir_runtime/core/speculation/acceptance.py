@@ -23,8 +23,8 @@ KEPT: Final = 0.85
 """Of what was learned, at each verification: a change is known after some six."""
 KEPT_BY_ALL: Final = 0.99
 RETRY_STEPS: Final = 16
-"""Steps, for each sequence of a step, after which a model's draft that was not worth it may be tried again, where the
-budget for trials allows it. MOST_RETRY_STEPS: at most.
+"""Steps, for each sequence of a step, after which a model's draft that was not worth it is tried again. So one is tried
+in as many steps, which costs less than 1 % where a draft adds less than a sixth to one. MOST_RETRY_STEPS: at most.
 """
 MOST_RETRY_STEPS: Final = 256
 RETRIED: Final = 0.7
@@ -76,31 +76,20 @@ class SequenceDrafts:
     rest: int = 0
     misses: int = 0
 
-    def survivals(self, least: float = 0.0) -> list[float]:
+    def survivals(self, num_sequences: int) -> list[float]:
         """The probability of each token of the draft to be kept, falling from one to the next, as far as it matters.
 
-        least: that each is right at least where those before it were.
+        num_sequences: of the step.
         """
-        rate, survival = max(least, self.rates.of(class_of(self.draft))), 1.0
+        rate, survival = self.rates.of(class_of(self.draft)), 1.0
+        retried = not self.draft.matched and self.untried >= min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
         found = []
-        for share in self.draft.shares:
-            survival *= rate
+        for place, share in enumerate(self.draft.shares):
+            survival *= max(rate, RETRIED) if retried and not place else rate
             if survival * share < LEAST_SURVIVAL:
                 break
             found.append(survival * share)
         return found
-
-    def is_hoped_for(self, num_sequences: int) -> bool:
-        """Whether the draft is a model's that was not tried for so long that it may be worth it again.
-
-        num_sequences: of the step.
-        """
-        due = self.untried >= min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
-        return due and bool(self.draft.tokens) and not self.draft.matched
-
-    def try_on(self) -> None:
-        """A model's draft was right, or could not be made yet: the next one is hoped for at once."""
-        self.untried = MOST_RETRY_STEPS
 
     def follow(self, tokens: Sequence[int], rates_of_all: AcceptanceRates) -> None:
         """Take in what the text has more than at the last look, and learn whether its guess was right.

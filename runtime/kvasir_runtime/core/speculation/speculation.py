@@ -18,18 +18,10 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import UNDRAFTED, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.speculation import kept_states
-from kvasir_runtime.core.speculation.acceptance import (
-    KEPT,
-    KEPT_BY_ALL,
-    RETRIED,
-    AcceptanceRates,
-    SequenceDrafts,
-    class_of,
-)
+from kvasir_runtime.core.speculation.acceptance import KEPT, KEPT_BY_ALL, AcceptanceRates, SequenceDrafts, class_of
 from kvasir_runtime.core.speculation.controller import DraftController
 from kvasir_runtime.core.speculation.drafters import NO_DRAFT, Drafter, ModelDrafter, NgramDrafter, SuffixDrafter
 from kvasir_runtime.core.speculation.recent_answers import PROMPT_TOKENS, RecentAnswers
-from kvasir_runtime.core.speculation.trials import TrialBudget
 from kvasir_runtime.core.step_prompts import lacking
 from kvasir_runtime.core.throughput import DecayingMean
 
@@ -66,12 +58,10 @@ class Speculation:
         named: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(), "auto": SuffixDrafter()}
         named |= dict.fromkeys(BY_RUNNER, ModelDrafter())
         self._drafter = drafter or named.get(limits.speculation)
-        self._budget = TrialBudget()
-        self._controller = DraftController(self._budget) if limits.speculation in ("auto", *BY_RUNNER) else None
+        self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
         """Of steps with drafts of the model where there is one; beside it texts have their own."""
         self._beside_model = SuffixDrafter() if drafter is None and limits.speculation in BY_RUNNER else None
-        beside = self._beside_model is not None
-        self._of_texts = DraftController(self._budget) if beside else self._controller
+        self._of_texts = DraftController() if self._beside_model is not None else self._controller
         keeps = limits.max_cached_answers > 0 and self._drafter is not None and limits.speculation in FROM_TEXTS
         self._answers = RecentAnswers(limits.max_cached_answers) if keeps else None
         self._rates = AcceptanceRates()
@@ -104,9 +94,6 @@ class Speculation:
         if room < 1 or not able or self._rest:
             return
         if (counts := self._counts(able, num_rows, room)) is None:
-            for kind in able:
-                if kind.sequence.speculated is not None:
-                    kind.sequence.speculated.tries(0)
             return
         for kind, count in zip(able, counts, strict=True):
             drafts = _drafts_of(kind)
@@ -136,14 +123,7 @@ class Speculation:
         self._look(drafter, able, model)
         by_model = any(_drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,) for kind in able)
         controller = self._controller if by_model else self._of_texts
-        all_drafts = [_drafts_of(kind) for kind in able]
-        survivals = [drafts.survivals() for drafts in all_drafts]
-        hoped = [drafts.is_hoped_for(num_rows) for drafts in all_drafts] if by_model else ()
-        hopes = [
-            drafts.survivals(RETRIED) if one else known
-            for drafts, one, known in zip(all_drafts, hoped, survivals, strict=False)
-        ]
-        counts = controller.counts(num_rows, survivals, room, hopes if any(hoped) else None)
+        counts = controller.counts(num_rows, [_drafts_of(kind).survivals(num_rows) for kind in able], room)
         if any(counts):
             self._why = ""
         elif controller.is_off(num_rows):
@@ -159,15 +139,18 @@ class Speculation:
         if self._drafter is None:
             return
         self._rest = max(0, self._rest - bool(chunks))
-        num_drafts = sum([len(chunk.drafts) for chunk in chunks])
-        is_read = self._made(chunks, results) if num_drafts else True
+        num_drafts, is_read = sum([len(chunk.drafts) for chunk in chunks]), True
+        if num_drafts:
+            sampling = [chunk for chunk in chunks if chunk.samples]
+            for chunk, sampled in zip(sampling, results.sampled, strict=True):
+                if num_made := len(chunk.drafts) - sampled.undrafted:
+                    if sampled.tokens:
+                        self._verified(chunk, num_made, sampled.accepted)
+                else:
+                    is_read &= not chunk.drafts
         # Where a draft model still reads prompts, the step costs what others do not.
         most = MOST_FORCED if self._limits.has_states else 1
-        decodes = bool(chunks) and all(chunk.end - chunk.start <= most for chunk in chunks)
-        if decodes and elapsed_s > 0:
-            num_tokens = sum([len(one.tokens) for one in results.sampled])
-            self._budget.ended(elapsed_s, num_tokens, tried=num_drafts > 0 and is_read)
-        decodes = decodes and is_read
+        decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
         by_model = decodes and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks)
         if decodes:
             self._num_steps["model" if by_model else "text" if num_drafts else "none"] += 1
@@ -203,22 +186,6 @@ class Speculation:
             text_steps=self._num_steps["text"],
             model_steps=self._num_steps["model"],
         )
-
-    def _made(self, chunks: Sequence[LaunchedChunk], results: StepResults) -> bool:
-        """Learn from what became of drafts. Whether each sequence that was to have some had: else a draft model still
-        reads its text.
-        """
-        is_read, sampling = True, [chunk for chunk in chunks if chunk.samples]
-        for chunk, sampled in zip(sampling, results.sampled, strict=True):
-            if num_made := len(chunk.drafts) - sampled.undrafted:
-                if sampled.tokens:
-                    self._verified(chunk, num_made, sampled.accepted)
-            elif chunk.drafts:
-                is_read = False
-            by_model = chunk.drafts[:1] == (UNDRAFTED,)
-            if by_model and (sampled.accepted or not num_made) and chunk.sequence.speculated is not None:
-                chunk.sequence.speculated.try_on()
-        return is_read
 
     def _verified(self, chunk: LaunchedChunk, num_drafts: int, accepted: int) -> None:
         drafts = chunk.sequence.speculated

@@ -50,7 +50,7 @@ def test_survival_falls_by_the_rate_and_the_vote():
     drafts = SequenceDrafts(AcceptanceRates())
     drafts.look(FOUND, 3)
     rate = FIRST[class_of(FOUND)]
-    assert drafts.survivals() == pytest.approx([rate, rate**2, rate**3 / 2])
+    assert drafts.survivals(1) == pytest.approx([rate, rate**2, rate**3 / 2])
 
 
 def test_of_a_text_and_a_model_the_likelier_drafts():
@@ -70,24 +70,13 @@ def test_drafts_of_a_model_that_were_not_worth_it_are_tried_again():
     for _ in range(60):
         drafts.rates.verified(class_of(of_model), 1, 0, KEPT)
     drafts.look(Draft(), 3, of_model)
-    assert sum(drafts.survivals()) < 0.1
-    assert not drafts.is_hoped_for(1)
+    assert sum(drafts.survivals(1)) < 0.1
     for _ in range(RETRY_STEPS):
         drafts.tries(0)
-    assert drafts.is_hoped_for(1)
-    assert drafts.survivals(RETRIED)[0] == pytest.approx(RETRIED)
-    assert not drafts.is_hoped_for(2)  # not yet where two try
+    assert drafts.survivals(1)[0] == pytest.approx(RETRIED)
+    assert sum(drafts.survivals(2)) < 0.1  # not yet where two try
     drafts.tries(1)
-    assert not drafts.is_hoped_for(1)
-    drafts.try_on()
-    assert drafts.is_hoped_for(64)
-
-
-def test_a_text_is_compared_and_so_never_hoped_for():
-    drafts = SequenceDrafts(AcceptanceRates())
-    drafts.look(FOUND, 3)
-    drafts.try_on()
-    assert not drafts.is_hoped_for(1)
+    assert sum(drafts.survivals(1)) < 0.1
 
 
 @pytest.mark.parametrize(

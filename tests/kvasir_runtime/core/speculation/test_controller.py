@@ -4,18 +4,15 @@ import pytest
 
 from kvasir_runtime.core.speculation.controller import (
     FIRST_COST,
-    LEAST_STALE,
     LEVELS,
     MOST_REST,
-    MOST_STALE,
-    ONCE,
     PLAIN_EVERY,
+    STALE,
     DraftController,
     StepCosts,
     level_of,
     size_of,
 )
-from kvasir_runtime.core.speculation.trials import TrialBudget
 
 SURE = [1.0] * 8
 
@@ -48,6 +45,8 @@ def test_costs_between_measured_ones_are_on_a_line_and_beyond_them_too():
     assert costs.seconds(2, 5) == pytest.approx(1 + 5 * FIRST_COST)
     costs.observe(2, 4, 2.0)
     assert [costs.seconds(2, level) for level in (2, 4, 8)] == pytest.approx([1.5, 2.0, 3.0])
+    costs.forget_drafts(2)
+    assert costs.seconds(2, 5) == pytest.approx(1 + 5 * FIRST_COST)
 
 
 def test_what_a_single_step_cost_is_forgotten_once():
@@ -57,7 +56,7 @@ def test_what_a_single_step_cost_is_forgotten_once():
     for want in (1 + 4 * FIRST_COST, 3.0):
         costs.observe(1, 4, 3.0)
         assert costs.seconds(1, 8) == pytest.approx(5.0)
-        for _ in range(ONCE + 1):
+        for _ in range(STALE + 1):
             costs.observe(1, 0, 1.0)
         assert costs.seconds(1, 4) == pytest.approx(want)
 
@@ -101,96 +100,18 @@ def test_a_step_without_drafts_comes_every_so_often():
     assert not made.rests(1)
 
 
-def test_where_no_draft_can_pay_the_rest_doubles():
+def test_where_no_draft_can_pay_the_rest_doubles_and_then_it_is_tried_again():
     made, rests = measured(1, {0: 1.0, 1: 3.0, 8: 9.0}), []
-    for _ in range(8):
+    for _ in range(7):
         assert made.counts(1, [SURE], 16) == [0]
         rests.append(0)
         while made.rests(1):
             rests[-1] += 1
-    assert rests == [4, 8, 16, 32, 64, 128, MOST_REST, MOST_REST]
-
-
-def plain_steps(made, budget, count, elapsed_s=1.0):
-    for _ in range(count):
-        made.costs.observe(1, 0, elapsed_s)
-        budget.ended(elapsed_s, 1, tried=False)
-
-
-def test_what_was_measured_long_ago_is_tried_again_where_the_budget_allows_it():
-    """Each draft takes a step, half of them are right: two take 1.25 steps for nothing, and 1.29 are saved by then."""
-    budget = TrialBudget()
-    made = DraftController(budget)
-    for _ in range(3):
-        made.costs.observe(1, 0, 1.0)
-        made.costs.observe(1, 8, 9.0)
-    halves = [[0.5**place for place in range(1, 9)]]
-    plain_steps(made, budget, LEAST_STALE)
-    assert made.counts(1, halves, 16) == [0]
-    plain_steps(made, budget, 1)
-    assert made.costs.is_stale(1, 8)
-    assert made.costs.seconds(1, 8) == 9.0
-    assert made.counts(1, halves, 16) == [2]
-    made.costs.observe(1, 2, 1.1)
-    budget.ended(1.1, 1, tried=True)
-    assert made.counts(1, halves, 16) == [2]  # by what it costs now
-
-
-def test_what_is_confirmed_is_doubted_half_as_often():
-    costs, times = measured(1, {0: 1.0, 8: 9.0}).costs, []
-    for _ in range(6):
-        times.append(0)
-        while not costs.is_stale(1, 8):
-            costs.observe(1, 0, 1.0)
-            times[-1] += 1
-        costs.observe(1, 8, 9.0)
-    assert times == [LEAST_STALE + 1, 257, 513, MOST_STALE + 1, MOST_STALE + 1, MOST_STALE + 1]
-
-
-@pytest.mark.parametrize(("now_s", "want"), [(0.7, True), (0.9, False), (1.2, False), (1.5, True)])
-def test_where_steps_without_drafts_take_another_time_all_others_are_doubted(now_s, want):
-    costs = measured(1, {0: 1.0, 8: 3.0}).costs
-    for _ in range(30):
-        costs.observe(1, 0, now_s)
-    assert costs.is_stale(1, 8) is want
-    assert costs.measured(1) == pytest.approx({0: now_s, 8: 3.0 * now_s if want else 3.0}, rel=0.01)
-    assert list(costs.measured(1, fresh=True)) == ([0] if want else [0, 8])
-
-
-@pytest.mark.parametrize(
-    ("steps", "want"), [([5.0], 1.15), ([5.0, 5.0], 5.0), ([5.0, 3.0], 3.0), ([5.0, 1.0], 1.1275), ([0.4, 0.5], 0.5)]
-)
-def test_of_two_steps_in_a_row_that_took_another_time_the_nearer_one_counts(steps, want):
-    costs = StepCosts()
-    for _ in range(10):
-        costs.observe(1, 0, 1.0)
-    for elapsed_s in steps:
-        costs.observe(1, 0, elapsed_s)
-    assert costs.seconds(1, 0) == pytest.approx(want)
-
-
-@pytest.mark.parametrize(("plain_s", "want"), [([1.0], 1), ([3.0, 3.0], 2), ([3.0, 1.0], 2), ([3.0, 9.0, 27.0], 3)])
-def test_a_step_without_drafts_that_surprises_is_repeated_at_once(plain_s, want):
-    made, steps = measured(1, {0: 1.0, 8: 1.0}), 0
-    for _ in range(PLAIN_EVERY):
-        assert not made.rests(1)
-        assert made.counts(1, [SURE], 16) == [8]
+    assert rests == [4, 8, 16, 32, 64, 128, MOST_REST]
+    assert made.counts(1, [SURE], 16) == [0]
     while made.rests(1):
-        made.costs.observe(1, 0, plain_s[steps])
-        steps += 1
-    assert steps == want
-
-
-@pytest.mark.parametrize(("saved_s", "want"), [(0.0, 0), (0.31, 0), (0.33, 1)])
-def test_a_draft_that_is_hoped_for_is_tried_where_the_budget_allows_it(saved_s, want):
-    budget = TrialBudget()
-    made = DraftController(budget)
-    for _ in range(3):
-        made.costs.observe(1, 0, 1.0)
-        made.costs.observe(1, 1, 1.32)
-    budget.ended(1.0, 1, tried=False)
-    budget.saved_s = saved_s
-    assert made.counts(1, [[0.0]], 16, [[0.7]]) == [want]
+        pass
+    assert made.counts(1, [SURE], 16) == [8]
 
 
 def test_a_wrong_text_is_no_reason_to_rest():
