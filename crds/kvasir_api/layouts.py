@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, ModelShape
-from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline, StepWork, lookup_table
+from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline
 from kvasir_api.stored_bits import Compute
 
 PROMPT_TOKENS: Final = 1024
@@ -22,8 +22,6 @@ PART_TOKENS: Final = 32
 PARTS_PER_STAGE: Final = 4
 """A step goes through stages in parts of so many tokens at least: each part reads all weights of a stage, which takes longer than to
 compute with fewer. And in so many for each stage at most: stages fill and drain in one part for each further stage, little of these."""
-BALANCED_ROWS: Final = 8
-"""Requests of the step that stages are balanced for: of experts it reads those that some of them go to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,62 +113,28 @@ def forecasts(
     return tuple(replace(one, chosen=one is best) for one in found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """Layers of the first of several stages, and of the one of the others that has most; of one stage both are all."""
-
-    first: int
-    most: int
-
-    @property
-    def heaviest(self) -> int:
-        """Layers of the stage that has most."""
-        return max(self.first, self.most)
-
-
 def kv_tokens(shape: ModelShape, wanted: Wanted, layout: Layout) -> int:
     """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most."""
-    cut = _cut(shape, wanted, layout)
+    table = 0 if shape.tied else shape.vocabulary * shape.hidden
+    beside = wanted.one.weights_bytes * (table + shape.vocabulary * shape.hidden) // shape.parameters
+    each = (wanted.one.weights_bytes - beside) // shape.layers
+    first = _layers_of_first(shape.layers, each, beside, layout.stages)
+    most = first if layout.stages == 1 else max(first, -(-(shape.layers - first) // (layout.stages - 1)))
+    heaviest = max(first * each + beside, most * each) // layout.tensor
     shared = max(1 / layout.tensor, 1 / shape.kv_heads) if not shape.latent_row else 1.0
-    token_bytes = wanted.one.kv_bytes_per_token * cut.heaviest * shared / shape.layers
-    weights = _heaviest_bytes(shape, wanted, cut) // layout.tensor
-    return max(int((wanted.room_bytes - weights) / token_bytes), 0) if token_bytes else 0
+    token_bytes = wanted.one.kv_bytes_per_token * most * shared / shape.layers
+    return max(int((wanted.room_bytes - heaviest) / token_bytes), 0) if token_bytes else 0
 
 
-def _cut(shape: ModelShape, wanted: Wanted, layout: Layout) -> _Cut:
-    """So that the slowest stage of a step of decoding is as fast as can be, where the first has the head beside its layers.
-
-    As the runtime cuts: no stage takes more than half of the room, unless the heaviest cannot be lighter.
-    """
-    stages = layout.stages
+def _layers_of_first(layers: int, layer_bytes: int, beside_bytes: int, stages: int) -> int:
+    """So that the heaviest stage is as light as can be, where the first has something beside its layers."""
     if stages == 1:
-        return _Cut(first=shape.layers, most=shape.layers)
-    weights = wanted.one.weights_bytes
-    work = StepWork(
-        shape=shape, weights_bytes=weights, table_bytes=weights * lookup_table(shape) // shape.parameters, kv_bytes=0
-    )
-    head = weights * shape.head / shape.parameters
-    layer = (work.read_bytes(tokens=BALANCED_ROWS, rows=BALANCED_ROWS, context=0) - head) / shape.layers
-    cuts = [
-        _Cut(first=first, most=-(-(shape.layers - first) // (stages - 1)))
-        for first in range(1, shape.layers - stages + 2)
-    ]
-    sizes = [_heaviest_bytes(shape, wanted, cut) for cut in cuts]
-    room = max(min(sizes), wanted.room_bytes * layout.tensor // 2)
-    fitting = [cut for cut, size in zip(cuts, sizes, strict=True) if size <= room]
-    return min(fitting, key=lambda cut: max(cut.first * layer + head, cut.most * layer))
+        return layers
 
+    def heaviest(first: int) -> int:
+        return max(first * layer_bytes + beside_bytes, -(-(layers - first) // (stages - 1)) * layer_bytes)
 
-def _heaviest_bytes(shape: ModelShape, wanted: Wanted, cut: _Cut) -> int:
-    """Weights of the heaviest stage, of which the first has table and head besides."""
-    weights = wanted.one.weights_bytes
-    beside = (
-        weights
-        * ((0 if shape.tied else shape.vocabulary * shape.hidden) + shape.vocabulary * shape.hidden)
-        // shape.parameters
-    )
-    each = (weights - beside) // shape.layers
-    return max(cut.first * each + beside, cut.most * each)
+    return min(range(1, layers - stages + 2), key=heaviest)
 
 
 def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofline | None) -> LayoutForecast:
@@ -183,12 +147,11 @@ def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofl
         return held
     rows = max(1, min(wanted.max_sequences, tokens // shape.block_tokens))
     context = shape.longest_sequence(tokens // rows, 1, wanted.longest)
-    cut = _cut(shape, wanted, layout)
-    batch = rows / _batch_s(roofline, wanted, layout, cut, rows, context)
+    batch = rows / _step_s(roofline, wanted, layout, rows, rows * context)
     prompt_tokens, nodes = min(PROMPT_TOKENS, wanted.longest), _nodes(wanted, layout)
     return replace(
         held,
-        ttft_s=_prompt_s(roofline, wanted, layout, cut, prompt_tokens),
+        ttft_s=_prompt_s(roofline, wanted, layout, prompt_tokens),
         tpot_s=_step_s(roofline, wanted, layout, 1, prompt_tokens),
         batch_tokens_per_s=batch,
         price_per_million=held.price_per_hour / 3600 / batch * 1e6,
@@ -205,71 +168,28 @@ def _step_s(roofline: Roofline, wanted: Wanted, layout: Layout, rows: int, conte
     return max(read_s, computed_s) / layout.tensor + fixed_s + _exchange_s(roofline, wanted, layout, rows)
 
 
-def _batch_s(roofline: Roofline, wanted: Wanted, layout: Layout, cut: _Cut, rows: int, context: int) -> float:
-    """Until each of rows sequences has a further token. context: of each of them.
-
-    With stages the sequences are divided into the number of sets, as many as there are stages at most, with which that is soonest: sets
-    are in stages at once, wait for the slowest stage, and for themselves. Each reads the weights.
-    """
-    found = []
-    for sets in range(1, min(layout.stages, rows) + 1):
-        of_set = -(-rows // sets)
-        alone_s = _step_s(roofline, wanted, layout, of_set, of_set * context)
-        found.append(
-            max(alone_s, sets * _slowest_s(roofline, wanted, layout, cut, of_set, context)) if sets > 1 else alone_s
-        )
-    return min(found)
-
-
-def _slowest_s(roofline: Roofline, wanted: Wanted, layout: Layout, cut: _Cut, rows: int, context: int) -> float:
-    """Of a step in the stage that it is in for longest."""
-    shape, work, card = roofline.shape, roofline.work, roofline.card
-    read = work.read_bytes(tokens=rows, rows=rows, context=rows * context)
-    flops = work.flops(tokens=rows, heads=rows, context=rows * context)
-    head_bytes, head_flops = work.weights_bytes * shape.head / shape.parameters, 2 * shape.head * rows
-    sums_s = _sums_s(roofline, wanted, layout, rows)
-
-    def of(layers: int, head: int) -> float:
-        share = layers / shape.layers
-        read_s = ((read - head_bytes) * share + head * head_bytes) / card.memory_bytes_per_s
-        computed_s = ((flops - head_flops) * share + head * head_flops) / card.flops_per_s
-        return (
-            max(read_s, computed_s) / layout.tensor + LAYER_S * layers + sums_s * share + head * (STEP_S + ROW_S * rows)
-        )
-
-    return max(of(cut.first, 1), of(cut.most, 0))
-
-
-def _prompt_s(roofline: Roofline, wanted: Wanted, layout: Layout, cut: _Cut, tokens: int) -> float:
+def _prompt_s(roofline: Roofline, wanted: Wanted, layout: Layout, tokens: int) -> float:
     """Until the first token of a prompt that waits for none: its parts are in all stages at once, but when these fill."""
     work, stages = roofline.work, layout.stages
     parts = max(min(tokens // PART_TOKENS, PARTS_PER_STAGE * stages), 1) if stages > 1 else 1
     computed_s = work.flops(tokens=tokens, heads=1, context=tokens * tokens / 2) / roofline.card.flops_per_s
     read_s = work.read_bytes(tokens=tokens, rows=1, context=tokens) / roofline.card.memory_bytes_per_s
-    part_s = max(computed_s / parts, read_s) / layout.tensor + LAYER_S * roofline.shape.layers
-    slowest = cut.heaviest / roofline.shape.layers
-    return part_s * (1 + (parts - 1) * slowest) + STEP_S + _exchange_s(roofline, wanted, layout, tokens)
+    whole_s = max(computed_s, read_s * parts) / layout.tensor + LAYER_S * roofline.shape.layers * parts
+    return whole_s * (parts + stages - 1) / (parts * stages) + STEP_S + _exchange_s(roofline, wanted, layout, tokens)
 
 
 def _exchange_s(roofline: Roofline, wanted: Wanted, layout: Layout, tokens: int) -> float:
-    """The sums of all layers, and a hidden state from stage to stage, in 16 bits. Of a ring of stages over nodes one hop for each node
-    is by the network.
+    """Two sums a layer among ranks, of which each moves its part twice, and a hidden state from stage to stage, in 16 bits.
+
+    Ranks of a node by its links, others by the network. Of a ring of stages over nodes one hop for each node is by the network.
     """
-    num_bytes, nodes = 2 * tokens * roofline.shape.hidden, _nodes(wanted, layout)
+    shape, num_bytes = roofline.shape, 2 * tokens * roofline.shape.hidden
     link_s, network_s = num_bytes / roofline.card.link_bytes_per_s, num_bytes / wanted.network_bytes_per_s
-    sent = layout.stages if layout.stages > 1 else 0
+    sums = 2 * shape.layers if layout.tensor > 1 else 0
+    sum_s = 2 * (link_s if layout.tensor <= wanted.node_devices else network_s) * (layout.tensor - 1) / layout.tensor
+    sent, nodes = layout.stages if layout.stages > 1 else 0, _nodes(wanted, layout)
     far = min(sent, nodes) if nodes > 1 else 0
-    return _sums_s(roofline, wanted, layout, tokens) + sent * EXCHANGE_S + far * network_s + (sent - far) * link_s
-
-
-def _sums_s(roofline: Roofline, wanted: Wanted, layout: Layout, tokens: int) -> float:
-    """Two a layer among ranks, of which each moves its part twice, in 16 bits: of a node by its links, others by the network."""
-    if layout.tensor == 1:
-        return 0.0
-    near = layout.tensor <= wanted.node_devices
-    bytes_per_s = roofline.card.link_bytes_per_s if near else wanted.network_bytes_per_s
-    moved = 2 * (2 * tokens * roofline.shape.hidden) * (layout.tensor - 1) / layout.tensor
-    return 2 * roofline.shape.layers * (EXCHANGE_S + moved / bytes_per_s)
+    return sums * (EXCHANGE_S + sum_s) + sent * EXCHANGE_S + far * network_s + (sent - far) * link_s
 
 
 def _nodes(wanted: Wanted, layout: Layout) -> int:

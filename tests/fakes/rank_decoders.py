@@ -53,8 +53,7 @@ def decoder(
     of_rank = sharded_places(family.places, whole, spec)
     index, count = stage
     if count > 1:
-        even = stages.LayerCosts([1] * whole.num_layers)
-        spec = stages.staged(spec, stages.divided(even, count, whole.joined)[index])
+        spec = stages.staged(spec, stages.divided([1] * whole.num_layers, 0, count, whole.joined)[index])
     shapes = parameter_shapes(spec)
     formats = weight_formats.formats(quantization, spec, shapes, of_rank, kinds(folder))
     tensors = load(

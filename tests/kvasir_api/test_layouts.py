@@ -93,7 +93,7 @@ def test_an_objective_is_met_by_a_layout_or_by_none() -> None:
 
 def test_ranks_shorten_tokens_stages_prompts_and_the_price_counts_devices() -> None:
     """On a device that is slow enough that what is exchanged matters little."""
-    slow = replace(roofline(), card=SLOW)
+    slow = replace(roofline(), card=Card(memory_bytes_per_s=10**11, flops_per_s=10**12))
     asked = wanted(16 * GIB, price_per_hour=3.0)
     told = {one.layout: one for one in layouts.forecasts(SHAPE, asked, layouts.possible(SHAPE, 4), slow)}
     one, ranks, stages = (told[Layout(tensor=tensor, stages=of)] for tensor, of in ((1, 1), (2, 1), (1, 2)))
@@ -101,54 +101,6 @@ def test_ranks_shorten_tokens_stages_prompts_and_the_price_counts_devices() -> N
     assert one.tpot_s < stages.tpot_s < 1.1 * one.tpot_s
     assert 0.5 < stages.ttft_s / one.ttft_s < 0.65
     assert stages.price_per_million == pytest.approx(2 * 3.0 / 3600 / stages.batch_tokens_per_s * 1e6)
-
-
-SLOW = Card(memory_bytes_per_s=10**11, flops_per_s=10**12)
-
-
-@pytest.mark.parametrize(
-    ("card", "rows", "least", "most"),
-    [
-        pytest.param(SLOW, 1, 0.95, 1.0, id="one request is in one stage at a time"),
-        pytest.param(SLOW, 64, 1.7, 2.0, id="of many requests both stages compute"),
-        pytest.param(
-            replace(SLOW, flops_per_s=10**15), 64, 1.05, 1.7, id="where each set reads all weights it is less"
-        ),
-    ],
-)
-def test_of_stages_as_many_steps_are_in_flight_as_pay(card: Card, rows: int, least: float, most: float) -> None:
-    """Tokens a second of two stages beside one, with caches that hold all requests."""
-    dense = replace(DENSE, active_parameters=DENSE.parameters)
-    asked = replace(wanted(16 * GIB), max_sequences=rows)
-    possible = [Layout(tensor=1, stages=stages) for stages in (1, 2)]
-    line = replace(roofline(dense), card=card)
-    one, two = (found.batch_tokens_per_s for found in layouts.forecasts(dense, asked, possible, line))
-    assert least < two / one < most
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "tied", "room", "want"),
-    [
-        pytest.param(1, False, 1.0, (12, 12), id="without a head"),
-        pytest.param(200_000, True, 1.0, (8, 16), id="a head of eight layers"),
-        pytest.param(200_000, False, 1.5, (8, 16), id="a table is looked up"),
-        pytest.param(200_000, False, 0.1, (4, 20), id="a table takes memory"),
-    ],
-)
-def test_stages_are_cut_by_what_a_step_reads_while_memory_allows(
-    vocabulary: int, tied: bool, room: float, want: tuple[int, int]
-) -> None:
-    """room: of a device, as a multiple of all weights."""
-    heads = vocabulary * 1024
-    layers = 24 * 25_600_000
-    parameters = layers + heads * (1 if tied else 2)
-    shape = replace(
-        DENSE, vocabulary=vocabulary, tied=tied, head=heads, parameters=parameters, active_parameters=parameters
-    )
-    asked = wanted(GIB)
-    asked = replace(asked, one=replace(asked.one, weights_bytes=2 * parameters), room_bytes=int(2 * parameters * room))
-    cut = layouts._cut(shape, asked, Layout(tensor=1, stages=2))
-    assert (cut.first, cut.most) == want
 
 
 def exchanged(layout: Layout, tokens: int, *, node_devices: int = 8) -> float:
@@ -194,7 +146,7 @@ def test_blocks_of_a_prompt_are_handed_over_by_all_nodes_of_a_replica() -> None:
 
 
 def test_the_smallest_that_also_meets_the_time_of_a_token_is_chosen_with_its_price() -> None:
-    slow = replace(roofline(), card=SLOW)
+    slow = replace(roofline(), card=Card(memory_bytes_per_s=10**11, flops_per_s=10**12))
     possible = layouts.possible(DENSE, 4)
     times = {one.layout: one.tpot_s for one in layouts.forecasts(DENSE, wanted(16 * GIB), possible, slow)}
     objective = times[Layout(tensor=2, stages=1)] * 1.01

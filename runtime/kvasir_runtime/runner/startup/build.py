@@ -41,7 +41,6 @@ from kvasir_runtime.runner.startup import (
     model_parts,
     placement,
     rank_processes,
-    stage_cut,
     startup_cache,
     startup_cache_key,
     warmup,
@@ -108,10 +107,9 @@ def _built(
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
     if weight_copies is None and device.type == "cuda":
         weight_copies = CudaCopyStream(device)
-    nodes = stage_cut.told(options, ops.collectives)
     loaded = arriving.loaded(
         source.resolve(options.model),
-        lambda folder: load_model(options, folder, device, ops, on_progress, weight_copies, nodes=nodes),
+        lambda folder: load_model(options, folder, device, ops, on_progress, weight_copies),
     )
     folder = loaded.folder
     facts = _facts(options, folder, loaded, ops, device)

@@ -35,7 +35,6 @@ from kvasir_runtime.runner.startup import (
     model_parts,
     placement,
 )
-from kvasir_runtime.runner.startup.stage_cut import NodeFigures
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
@@ -95,11 +94,10 @@ def load_model(
     on_progress: Callable[[Progress], None],
     copies: CopyStream | None = None,
     beside_bytes: int = 0,
-    nodes: Sequence[NodeFigures] = (),
 ) -> LoadedModel:
     """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit.
 
-    copies: for weights on the host, None where that is the device. beside_bytes: of another model. nodes: of `told`.
+    copies: for weights that stay on the host, None where that is the device. beside_bytes: weights of another model.
     """
     if load_transformers.is_chosen(options, folder):
         return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
@@ -107,7 +105,7 @@ def load_model(
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
     dtype = placement.dtype_of(options, config.dtype or config.torch_dtype, device, packs_bfloat16=ops.packs_bfloat16)
-    part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, nodes, cuda=device.type == "cuda")
+    part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, cuda=device.type == "cuda")
     spec, formats, total_bytes = part.spec, part.formats, part.num_bytes
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)

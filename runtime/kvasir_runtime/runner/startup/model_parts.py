@@ -2,7 +2,7 @@
 `load_model`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,6 @@ from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place
 from kvasir_runtime.models.sharded_places import sharded_places
 from kvasir_runtime.rank_states import RankSize
-from kvasir_runtime.runner.startup import stage_cut
-from kvasir_runtime.runner.startup.stage_cut import NodeFigures
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import kinds as stored_kinds
 from kvasir_runtime.weights.quant_formats import PROCESSORS, DeviceFormats, Kinds
@@ -79,13 +77,10 @@ def part_of(
     config: ModelConfig,
     ops: Ops,
     element_bytes: int,
-    nodes: Sequence[NodeFigures],
     *,
     cuda: bool,
 ) -> ModelPart:
-    """This process's. nodes: of each stage, () where one has all. Raises StartError where the model cannot be divided
-    so.
-    """
+    """This process's. Raises StartError where the model cannot be divided so."""
     whole = family.spec(config)
     rank, stage = _rank(options, ops)
     part, places = _divided(family, whole, rank)
@@ -94,7 +89,7 @@ def part_of(
     formats = _formats(options, kinds, whole, part, places, device)
     specs = [part]
     if options.pipeline_parallel_size > 1:
-        specs = _stages(options, kinds, family, whole, part, element_bytes, nodes)
+        specs = _stages(options, kinds, family, whole, part, element_bytes)
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
     sizes = [quant_formats.num_bytes(*pair, element_bytes, device) for pair in zip(shapes, of_stages, strict=True)]
@@ -161,21 +156,16 @@ def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpe
 
 
 def _stages(
-    options: ServeOptions,
-    kinds: Kinds,
-    family: Family,
-    whole: DecoderSpec,
-    part: DecoderSpec,
-    element_bytes: int,
-    nodes: Sequence[NodeFigures],
+    options: ServeOptions, kinds: Kinds, family: Family, whole: DecoderSpec, part: DecoderSpec, element_bytes: int
 ) -> list[DecoderSpec]:
-    """Of a rank in each stage. All ranks cut between the same layers: by those of whole ones. Raises StartError."""
+    """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
     shapes = parameter_shapes(whole)
     formats = quant_formats.formats(options.quantization, whole, shapes, family.places(whole), kinds, device=PROCESSORS)
+    of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, whole.num_layers, PROCESSORS)
+    beside = quant_formats.num_bytes(shapes, formats, element_bytes, PROCESSORS) - sum(of_layers)
     count = options.pipeline_parallel_size
     try:
-        cut = stage_cut.cut(whole, formats, element_bytes, PROCESSORS, count, nodes)
-        return [stages.staged(part, layers) for layers in cut]
+        return [stages.staged(part, layers) for layers in stages.divided(of_layers, beside, count, whole.joined)]
     except ValueError as error:
         raise StartError(f"--pipeline-parallel-size {count} is not possible: {error}") from error
 

@@ -25,7 +25,7 @@ from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.ranks import NewCache, follow
-from kvasir_runtime.runner.startup import host_resources, placement, rank_processes, stage_cut
+from kvasir_runtime.runner.startup import host_resources, placement, rank_processes
 from kvasir_runtime.runner.startup.cache_allocation import allocate_cache
 from kvasir_runtime.runner.startup.load_model import load_model
 from kvasir_runtime.runner.startup.rank_processes import RankArgs
@@ -73,8 +73,7 @@ def compute(
     assert ops.collectives is not None
     device = placement.choose_device("cpu")
     host_resources.use(threads, ops)
-    nodes = stage_cut.told(options, ops.collectives)
-    loaded = arriving.loaded(folder, lambda folder: load_model(options, folder, device, ops, on_progress, nodes=nodes))
+    loaded = arriving.loaded(folder, lambda folder: load_model(options, folder, device, ops, on_progress))
     host_resources.return_memory()
 
     def allocate(made: NewCache) -> KvCache:
