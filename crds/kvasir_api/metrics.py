@@ -49,12 +49,6 @@ RUNTIME: Final[tuple[Metric, ...]] = (
     ),
     Metric(name="kvasir_kv_free_tokens", kind="gauge", help="KV cache tokens that hold nothing.", labels=_MODEL),
     *KV_HOST,
-    Metric(
-        name="kvasir_expert_rows_total",
-        kind="counter",
-        help="Tokens times experts that the experts of a rank have computed, where hot experts are copied (--enable-eplb).",
-        labels=("model_name", "rank"),
-    ),
     Metric(name="kvasir_requests_running", kind="gauge", help="Requests in the running batch.", labels=_MODEL),
     Metric(
         name="kvasir_requests_waiting", kind="gauge", help="Requests waiting for a place in the batch.", labels=_MODEL

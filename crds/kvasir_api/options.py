@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
 
-from kvasir_api import eplb, hf_config, kv_transfer, multi_node, tenants
+from kvasir_api import hf_config, kv_transfer, multi_node, tenants
 from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_api.option_fields import OptionsBase, option
 from kvasir_api.speculation import OPTION, RULE
@@ -71,7 +71,13 @@ class RuntimeOptions(OptionsBase):
         ge=0,
         le=1_000_000_000,
     )
-    kv_host_bytes: int = kv_transfer.KV_HOST_BYTES
+    kv_host_bytes: int = option(
+        0,
+        "Memory of the host for a second tier of the KV cache: computed blocks are copied there and come back where that is quicker. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
+        unit="bytes",
+        ge=0,
+        le=1_099_511_627_776,
+    )
     weights_host_bytes: int = option(
         0,
         "Memory of the host for weights that do not fit on the device: as many whole layers as it holds are copied there in every step. CUDA only; pinned. 0 keeps none.",
@@ -222,8 +228,12 @@ class RuntimeOptions(OptionsBase):
         return self.ranks // self.nnodes
 
     @model_validator(mode="after")
-    def _texts_can_be_read(self) -> Self:
+    def _overrides_are_an_object(self) -> Self:
         hf_config.parsed_overrides(self.hf_overrides)
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_above_zero(self) -> Self:
         tenants.weights(self.tenant_weights)
         return self
 
@@ -267,8 +277,6 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
-    enable_eplb: bool = eplb.ENABLE_EPLB
-    eplb_config: str = eplb.EPLB_CONFIG
     node_rank: int = multi_node.NODE_RANK
     master_addr: str = multi_node.MASTER_ADDR
     master_port: int = multi_node.MASTER_PORT
@@ -379,19 +387,12 @@ class ServeOptions(RuntimeOptions):
         "Directory that keeps what a start measured (memory of a step), so that the next one with the same model, options and machine need not; off keeps nothing. Default: the variable KVASIR_STARTUP_CACHE, else kvasir/start in the user's cache.",
         metavar="DIR|off",
     )
-    kv_host_dir: str = kv_transfer.KV_HOST_DIR
+    kv_host_dir: str = option(
+        "",
+        "Directory of the files of --kv-host-bytes on a CPU, each for one model, type and layout and readable by its owner only; on tmpfs, as /dev/shm is, they take memory and no disk. Default: the variable KVASIR_KV_HOST_DIR, else kvasir/kv in the user's cache.",
+        metavar="DIR",
+    )
     kv_transfer_port: int = kv_transfer.KV_TRANSFER_PORT
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
-
-    @model_validator(mode="after")
-    def _experts_may_be_copied(self) -> Self:
-        eplb.check(
-            enabled=self.enable_eplb,
-            config=self.eplb_config,
-            whole_experts=self.enable_expert_parallel,
-            stages=self.pipeline_parallel_size,
-            batch_invariant=self.batch_invariant,
-        )
-        return self

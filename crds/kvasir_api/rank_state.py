@@ -16,8 +16,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     node: of `--node-rank`, where it runs. stage: of the layers, and shard: its part of each of them, from 0. alive: it
     has joined; one that ends later ends the replica. weights_bytes, kv_bytes: of its weights and its part of the KV
-    cache, 0 until they are known. expert_rows: tokens times experts that its experts have computed, of all layers with
-    experts; counted where experts are copied.
+    cache, 0 until they are known.
     """
 
     rank: Count = 0
@@ -27,4 +26,3 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     alive: bool = False
     weights_bytes: Count = 0
     kv_bytes: Count = 0
-    expert_rows: Count = 0

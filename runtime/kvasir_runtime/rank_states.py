@@ -3,14 +3,13 @@
 Used by the engine once the model is loaded, and by the API process while it starts and at nodes behind the first. Pure.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from kvasir_api.options import ServeOptions
 from kvasir_api.rank_state import RankState
-from kvasir_api.state import RuntimeState
 
 
 class RankSize(NamedTuple):
@@ -50,12 +49,4 @@ def loaded(options: ServeOptions, sizes: Sequence[RankSize], kv_tokens: int) -> 
             kv_bytes=sizes[one.stage].kv_bytes_per_token * kv_tokens,
         )
         for one in joined(options)
-    )
-
-
-def with_rows(rows: Callable[[], Sequence[int]], state: RuntimeState) -> RuntimeState:
-    """The document with what experts of each rank have computed. rows: of each, by now."""
-    ranks = zip(state.ranks, rows(), strict=True)
-    return msgspec.structs.replace(
-        state, ranks=tuple(msgspec.structs.replace(one, expert_rows=computed) for one, computed in ranks)
     )

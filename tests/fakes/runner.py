@@ -6,7 +6,6 @@ shared before it was computed changes the answer or fails at once.
 
 import struct
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -15,7 +14,6 @@ import msgspec
 from fakes.host import FakeHost
 from fakes.model import EOS, FakeModel
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.core.speculation.speculation import MAX_DRAFTS
 from kvasir_runtime.engine.interfaces import Grammars, Peers
@@ -72,11 +70,6 @@ class FakeRunner:
     grammars: Grammars | None = None
     host: FakeHost | None = None
     peers: Peers | None = None
-
-    @property
-    def reported(self) -> Callable[[RuntimeState], RuntimeState]:
-        """It adds nothing."""
-        return lambda state: state
 
     @property
     def facts(self) -> EngineFacts:

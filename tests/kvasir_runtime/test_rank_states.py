@@ -3,8 +3,6 @@
 import pytest
 
 from kvasir_api.options import ServeOptions
-from kvasir_api.rank_state import RankState
-from kvasir_api.state import RuntimeState
 from kvasir_runtime import rank_states
 from kvasir_runtime.rank_states import RankSize
 
@@ -51,11 +49,3 @@ def test_a_rank_holds_what_its_stage_does():
         (70, 6000, True),
         (70, 6000, True),
     ]
-
-
-def test_rows_are_those_by_now() -> None:
-    rows = [5, 7]
-    state = RuntimeState(ranks=(RankState(rank=0), RankState(rank=1, alive=True)))
-    assert [one.expert_rows for one in rank_states.with_rows(lambda: rows, state).ranks] == [5, 7]
-    rows[1] = 9
-    assert rank_states.with_rows(lambda: rows, state).ranks[1] == RankState(rank=1, alive=True, expert_rows=9)

@@ -1,9 +1,8 @@
 """What the engine's loop requires, as protocols: a runner and the clients. Tests pass fakes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
 from kvasir_runtime.runner.kv_transfer.interface import Prefill
 from kvasir_runtime.step_profiler import StepProfiler
@@ -51,10 +50,6 @@ class Runner(Protocol):
     @property
     def peers(self) -> Peers | None:
         """None where no blocks are exchanged."""
-
-    @property
-    def reported(self) -> Callable[[RuntimeState], RuntimeState]:
-        """The given document of `/state` with what only the runner knows."""
 
     def host_changes(self) -> HostChanges | None:
         """What the host holds and did not at the last call, and the reverse; None for no difference. Never waits."""

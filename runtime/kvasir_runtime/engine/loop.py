@@ -377,7 +377,7 @@ class Engine:
         self._announced_s = max(HEARTBEAT_S, expected_s)
         message = StepOutputs(
             outputs=(),
-            state=self._runner.reported(self._scheduler.report(self._state)),
+            state=self._scheduler.report(self._state),
             computed_tokens=self._computed_tokens,
             prefixes=self._scheduler.prefixes.changes(),
             tenants=self._scheduler.tenants.taken(self._clock()),

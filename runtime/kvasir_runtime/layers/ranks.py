@@ -21,7 +21,6 @@ from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers import pipeline
 from kvasir_runtime.layers.decoder import Batch, Decoder
-from kvasir_runtime.layers.expert_copies import ExpertCopies, ReadCopies, UseCopies
 
 Numbers = tuple[tuple[int, ...], bytes]
 """A tensor of int64, as shape and little-endian bytes."""
@@ -61,7 +60,7 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
     pairs: Numbers
 
 
-RankMessage = NewCache | ForwardPass | HeadOf | CopyBlocks | ReadCopies | UseCopies
+RankMessage = NewCache | ForwardPass | HeadOf | CopyBlocks
 Allocate = Callable[[NewCache], KvCache]
 MOST_HEAD_BYTES: Final = 2 << 20
 """Of hidden states that are sent while passes are begun: half of the room for messages between ranks of a host."""
@@ -81,10 +80,8 @@ class LeadingDecoder(Decoder):
 
     What one of them raises ends the group, so that `failure` is set: the others are in exchanges that this rank left.
     With stages several passes may be begun before the first is finished; they are finished in the same order.
-    copies: of experts of other ranks, which every rank has then.
     """
 
-    copies: ExpertCopies | None = None
     _cache: tuple[int, int] = (0, 0)
     _begun: tuple[BegunPass, ...] = ()
 
@@ -109,9 +106,6 @@ class LeadingDecoder(Decoder):
             self.begin(batch, cache)
             return self.finish()
         self._use(cache)
-        if self.copies is not None and (message := self.copies.due()) is not None:
-            with self._led(message):
-                self.copies.apply(message)
         with self._led(_forward_pass(batch)):
             return super().forward(batch, cache)
 
@@ -194,7 +188,7 @@ class LeadingDecoder(Decoder):
 
 
 @torch.inference_mode()
-def follow(decoder: Decoder, group: Collectives, allocate: Allocate, copies: ExpertCopies | None = None) -> NoReturn:
+def follow(decoder: Decoder, group: Collectives, allocate: Allocate) -> NoReturn:
     """Compute this rank's part of what the leader computes.
 
     Raises RankLostError where another rank has ended, and what the operations raise.
@@ -206,9 +200,6 @@ def follow(decoder: Decoder, group: Collectives, allocate: Allocate, copies: Exp
         if isinstance(message, NewCache):
             cache = None  # before the next takes its place
             cache = allocate(message)
-        elif isinstance(message, ReadCopies | UseCopies):
-            if copies is not None:
-                copies.apply(message)
         elif isinstance(message, HeadOf):
             if decoder.spec.is_first:  # where the head is
                 hidden = torch.frombuffer(bytearray(message.hidden), dtype=decoder.dtype).view(message.rows, -1)

@@ -11,7 +11,6 @@ give to all tokens, which the same sums join; all else is divided as above.
 """
 
 from dataclasses import replace
-from itertools import pairwise
 
 from kvasir_runtime.layers.layer_specs import ExpertsSpec, StateSpec
 from kvasir_runtime.layers.spec import DecoderSpec, Rank
@@ -62,13 +61,8 @@ def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
         return replace(experts, intermediate_size=inner, shared_size=shared)
     if experts.num_experts < rank.count:
         raise ValueError(f"{experts.num_experts} experts are fewer than {rank.count} ranks")
-    return replace(experts, held=held_experts(experts.num_experts, rank.count)[rank.index], shared_size=shared)
-
-
-def held_experts(num_experts: int, count: int) -> tuple[range, ...]:
-    """Of each of so many ranks, the experts that are its own."""
-    ends = [num_experts * index // count for index in range(count + 1)]
-    return tuple(range(first, end) for first, end in pairwise(ends))
+    first, end = (experts.num_experts * index // rank.count for index in (rank.index, rank.index + 1))
+    return replace(experts, held=range(first, end), shared_size=shared)
 
 
 def _part(size: int, count: int, what: str) -> int:

@@ -4,11 +4,10 @@ A family declares its places for any sizes, so a rank's are those of its part's 
 of the whole decoder, the rank has the part of its index: of each section of a tensor that holds several matrices.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvasir_runtime.layers.layer_specs import ExpertsSpec
 from kvasir_runtime.layers.spec import DecoderSpec, Rank
 from kvasir_runtime.models.family import Extent, Place
 
@@ -24,41 +23,20 @@ def sharded_places(
     found = {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
     if experts is None or experts.held is None:
         return found
-    return {name: _of_expert(place, experts.held, _rows(experts, part)) for name, place in found.items()}
-
-
-def copied_places(
-    places: Callable[[DecoderSpec], dict[str, Place]], whole: DecoderSpec, copies: Mapping[int, tuple[int, ...]]
-) -> dict[str, Place]:
-    """The places of whole experts by themselves. whole: of one process. copies: by layer, the experts that are read, in
-    the order in which they are to lie.
-    """
-    assert whole.experts is not None
-    rows = _rows(whole.experts, whole)
-    found = places(whole)
-    for name, place in found.items():
-        layer, is_expert, _ = place.tensor.removeprefix("layers.").partition(".experts.")
-        if is_expert:
-            found[name] = _of_expert(place, copies.get(int(layer), ()), rows)
-    return found
-
-
-def _rows(experts: ExpertsSpec, spec: DecoderSpec) -> dict[str, int]:
-    """Of one expert, by the matrix."""
     name, times = experts.first
-    return {name: times * experts.intermediate_size, "down": experts.latent_size or spec.hidden_size}
+    rows = {name: times * experts.intermediate_size, "down": experts.latent_size or part.hidden_size}
+    return {name: _of_expert(place, experts.held, rows) for name, place in found.items()}
 
 
-def _of_expert(place: Place, held: Sequence[int], rows: Mapping[str, int]) -> Place:
+def _of_expert(place: Place, held: range, rows: Mapping[str, int]) -> Place:
     """Of ranks with whole experts: one of those that it has begins there. rows: of one expert, by the matrix."""
     _, is_expert, matrix = place.tensor.partition(".experts.")
     if not is_expert:
         return place
     each = rows[matrix.partition(".")[0]]
-    expert = place.first_row // each
-    if expert not in held:
+    if place.first_row // each not in held:
         return replace(place, first_row=0, rows=((0, 0),) * max(len(place.sections), 1))
-    return replace(place, first_row=place.first_row + (held.index(expert) - expert) * each)
+    return replace(place, first_row=place.first_row - held.start * each)
 
 
 def _of_rank(whole: Place, own: Place, rank: Rank) -> Place:

@@ -9,7 +9,6 @@ Sampling of guided rows waits for the token before, on which their masks depend,
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
@@ -29,7 +27,7 @@ from kvasir_runtime.runner import drafts
 from kvasir_runtime.runner.draft_head import HeadDrafter
 from kvasir_runtime.runner.fast_path import fast_path_of
 from kvasir_runtime.runner.graphs.step_graphs import ReplayedHidden, ReplayedIds, StepGraphs
-from kvasir_runtime.runner.kv_offload.interface import WAIT_S, BlockTransfers
+from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.launched_step import (
     Collected,
@@ -54,6 +52,9 @@ from kvasir_runtime.runner.state.state_snapshots import StateSnapshots
 from kvasir_runtime.runner.step_output import StepOutput
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, SamplingConfig
+
+TRANSFER_WAIT_S = 0.01
+"""How long a plan that computes nothing waits for copies: clients are not served meanwhile."""
 
 
 class ModelRunner:
@@ -105,7 +106,6 @@ class ModelRunner:
         self._state_snapshots = StateSnapshots(cache, rows, facts)
         self._transfers: BlockTransfers | None = None
         self.peers: PeerTransfers | None = None
-        self.reported: Callable[[RuntimeState], RuntimeState] = lambda state: state
         self._drafter: drafts.PlanDrafter | None = None
 
     @property
@@ -215,7 +215,7 @@ class ModelRunner:
         if self._transfers is None:
             return results
         idle = not step.plan.chunks and not self._in_flight
-        done = self._transfers.completed(WAIT_S if idle else 0.0)
+        done = self._transfers.completed(TRANSFER_WAIT_S if idle else 0.0)
         return msgspec.structs.replace(results, transfers=done)
 
     @torch.inference_mode()

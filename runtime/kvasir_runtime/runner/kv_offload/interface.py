@@ -1,11 +1,8 @@
 """What the runner requires of the second tier, whatever memory it is in. Chosen by `runner.startup.host_tier`."""
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from kvasir_runtime.core.plan import HostChanges, StepPlan, TransferResults
-
-WAIT_S: Final = 0.01
-"""How long a plan that computes nothing waits for copies: clients are not served meanwhile."""
 
 
 class BlockTransfers(Protocol):

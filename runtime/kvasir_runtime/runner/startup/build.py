@@ -15,7 +15,7 @@ import torch
 from kvasir_api import cache_groups, forecast
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import DraftModelSize
-from kvasir_runtime import arriving, rank_states, source
+from kvasir_runtime import arriving, source
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
@@ -139,8 +139,6 @@ def _built(
     key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
     compiler = grammars.compiler(folder, facts, at_once=options.nnodes > 1)
     runner = _with_kv_cache(new_runner, facts, options, device, key, compiler, loaded.other_bytes)
-    if (copies := loaded.expert_copies) is not None:
-        runner.reported = partial(rank_states.with_rows, lambda: copies.rows)
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
         runner.use_host_tier(transfers)

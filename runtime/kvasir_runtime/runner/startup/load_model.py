@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +16,8 @@ from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.collectives import StageCollectives
-from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.expert_copies import ExpertCopies
 from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.ranks import LeadingDecoder
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
@@ -27,14 +25,7 @@ from kvasir_runtime.models import registry
 from kvasir_runtime.models.config import ModelConfig, read_document, read_longest_text
 from kvasir_runtime.models.family import Family
 from kvasir_runtime.rank_states import RankSize
-from kvasir_runtime.runner.startup import (
-    capacity,
-    expert_reader,
-    host_resources,
-    load_transformers,
-    model_parts,
-    placement,
-)
+from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, model_parts, placement
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
@@ -49,7 +40,7 @@ class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
     model: this rank's part; weights_bytes: of all ranks together; other_bytes: what the largest stage has of them more
-    than this one, and what expert_copies will take. rank_sizes: of a rank in each stage.
+    than this one. rank_sizes: of a rank in each stage.
 
     folder: of its checkpoint. quantization: which weights are stored in which format, for the banner.
     host_weights_bytes: of weights_bytes, what is on the host; weights_copy_s: seconds in which that is copied to the
@@ -69,7 +60,6 @@ class LoadedModel:
     quantization: str
     work: StepWork | None
     other_bytes: int = 0
-    expert_copies: ExpertCopies | None = None
     through_transformers: bool = False
 
     @property
@@ -120,14 +110,15 @@ def load_model(
         check_memory(weights_bytes - total_bytes + here_bytes, device, folder)
         _check_forecast(options, sizes, device, dtype, here_bytes)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
-    share = _limit_bytes(device) // options.local_ranks
-    capacity.check_cache(options.kv_cache_tokens, part.token_bytes(options, cache_dtype), weights_bytes, share)
+    token_bytes = part.token_bytes(options, cache_dtype)
+    capacity.check_cache(
+        options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks
+    )
     with torch.inference_mode():
         names, on_read = _names_on_host(shapes, on_host), loading_progress(on_progress)
         tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, family.unused)
         offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
-        expert_copies = expert_reader.copies(folder, family, config, part, ops, dtype)
-        model = decoder_of(spec, ops, tensors, limit, offload, expert_copies)
+        model = _decoder_class(ops)(spec, ops, tensors, num_positions=limit, offload=offload)
         weights_copy_s = 0.0 if offload is None else _copy_s(offload)
     return LoadedModel(
         folder=folder,
@@ -137,9 +128,8 @@ def load_model(
         cache_dtype=cache_dtype,
         max_model_len=limit,
         weights_bytes=part.all_bytes,
-        other_bytes=max(part.stage_bytes) - total_bytes + part.copies_bytes,
+        other_bytes=max(part.stage_bytes) - total_bytes,
         rank_sizes=part.rank_sizes(options, cache_dtype),
-        expert_copies=expert_copies,
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
@@ -208,22 +198,8 @@ def _buffer_bytes(on_host: Sequence[int], layer_bytes: Sequence[int]) -> int:
     return weight_offload.BUFFERS * max(layer_bytes) if on_host else 0
 
 
-def decoder_of(
-    spec: DecoderSpec,
-    ops: Ops,
-    tensors: dict[str, Weight],
-    num_positions: int,
-    offload: LayerOffload | None,
-    copies: ExpertCopies | None,
-) -> Decoder:
-    """This process's. tensors: as of `Decoder`. copies: of experts of other ranks, None without."""
-    if copies is not None:
-        ops = replace(ops, moe=copies.builder(ops.moe))
-    if ops.collectives is None or ops.collectives.rank:
-        return Decoder(spec, ops, tensors, num_positions=num_positions, offload=offload)
-    model = LeadingDecoder(spec, ops, tensors, num_positions=num_positions, offload=offload)
-    model.copies = copies
-    return model
+def _decoder_class(ops: Ops) -> type[Decoder]:
+    return LeadingDecoder if ops.collectives is not None and ops.collectives.rank == 0 else Decoder
 
 
 def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: CopyStream | None) -> tuple[int, ...]:

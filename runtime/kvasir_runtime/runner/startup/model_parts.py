@@ -8,15 +8,12 @@ from pathlib import Path
 
 import torch
 
-from kvasir_api import eplb
-from kvasir_api.eplb import EplbConfig
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.layers import sharding, stages
-from kvasir_runtime.layers.expert_copies import CopyRoom
 from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place
@@ -33,7 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class ModelPart:
     """spec, places, formats: of this process; device: where it is. num_bytes: of its weights; stage_bytes: of each
     stage's, in a rank like this one. stages: the specs of a rank like this one in each stage; this one alone where
-    there is one. room: for copies of experts, None without; copies_bytes: of those of the rank that has most.
+    there is one.
     """
 
     spec: DecoderSpec
@@ -43,8 +40,6 @@ class ModelPart:
     num_bytes: int
     stages: tuple[DecoderSpec, ...]
     stage_bytes: tuple[int, ...]
-    room: CopyRoom | None = None
-    copies_bytes: int = 0
 
     @property
     def all_bytes(self) -> int:
@@ -59,15 +54,15 @@ class ModelPart:
         """Of a rank like this one in each stage."""
         size = block_size(options, self.spec, cache_dtype)
         return tuple(
-            RankSize(num_bytes + self.copies_bytes, spec.kv_bytes_per_token(*_row_bytes(cache_dtype), size))
+            RankSize(num_bytes, spec.kv_bytes_per_token(*_row_bytes(cache_dtype), size))
             for num_bytes, spec in zip(self.stage_bytes, self.stages, strict=True)
         )
 
     def host_bytes(self, options: ServeOptions) -> int:
-        """Of the weights of the ranks on this node, with copies."""
+        """Of the weights of the ranks on this node."""
         if options.nnodes == 1 and self.spec.stage is not None:
             return self.all_bytes
-        return (self.num_bytes + self.copies_bytes) * options.local_ranks
+        return self.num_bytes * options.local_ranks
 
 
 def part_of(
@@ -93,7 +88,6 @@ def part_of(
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
     sizes = [quant_formats.num_bytes(*pair, element_bytes, device) for pair in zip(shapes, of_stages, strict=True)]
-    room = copy_room(eplb.parsed(options.eplb_config), specs[stage]) if options.enable_eplb else None
     return ModelPart(
         spec=specs[stage],
         places=places,
@@ -102,8 +96,6 @@ def part_of(
         num_bytes=sizes[stage],
         stages=tuple(specs),
         stage_bytes=tuple(sizes),
-        room=room,
-        copies_bytes=0 if room is None else _copies_bytes(room, specs[stage], formats, element_bytes, device),
     )
 
 
@@ -122,27 +114,6 @@ def _rank(options: ServeOptions, ops: Ops) -> tuple[Rank, int]:
     index, count = (0, 1) if ops.collectives is None else (ops.collectives.rank, ops.collectives.ranks)
     each = count // options.pipeline_parallel_size
     return Rank(index % each, each, options.enable_expert_parallel), index // each
-
-
-def copy_room(config: EplbConfig, spec: DecoderSpec) -> CopyRoom:
-    """For copies of experts in the part of a rank with whole ones. Raises StartError where there is nothing to copy."""
-    assert spec.experts is not None
-    homes = sharding.held_experts(spec.experts.num_experts, spec.rank.count)
-    room = config.room(spec.rank.count)
-    if any(copies > spec.experts.num_experts - len(home) for copies, home in zip(room, homes, strict=True)):
-        raise StartError(f"--eplb-config: {max(room)} copies on a rank are more than the experts that others have")
-    layers = tuple(index for index in spec.layers if spec.experts_of(index) is not None)
-    return CopyRoom(homes=homes, room=room, layers=layers, window=config.window_size, interval=config.step_interval)
-
-
-def _copies_bytes(
-    room: CopyRoom, spec: DecoderSpec, formats: Mapping[str, QuantFormat], element_bytes: int, device: DeviceFormats
-) -> int:
-    """Of the rank that has most of them."""
-    assert spec.experts is not None
-    shapes = {name: shape for name, shape in parameter_shapes(spec).items() if ".experts." in name}
-    theirs = {name: format_ for name, format_ in formats.items() if name in shapes}
-    return quant_formats.num_bytes(shapes, theirs, element_bytes, device) * max(room.room) // spec.experts.num_held
 
 
 def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:

@@ -85,7 +85,7 @@ def compute(
 
     on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0", computes=True))
     ops.collectives.end_start()
-    follow(loaded.model, ops.collectives, allocate, loaded.expert_copies)
+    follow(loaded.model, ops.collectives, allocate)
 
 
 def _check_cache(num_bytes: int) -> None:

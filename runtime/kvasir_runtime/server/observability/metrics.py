@@ -94,8 +94,6 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_step_memory_failures_total": lambda state: state.totals.memory_failures,
 }
 """How a family is read from a snapshot; the families that are not here are counted by RuntimeMetrics."""
-EXPERT_ROWS: Final = "kvasir_expert_rows_total"
-"""Of each rank."""
 
 
 class RuntimeMetrics:
@@ -211,8 +209,6 @@ class _FromState(Collector):
         """Called by the registry for each scrape."""
         state = self._snapshot()
         for metric in metrics.RUNTIME:
-            if metric.name == EXPERT_ROWS and any(one.expert_rows for one in state.ranks):
-                yield self._of_ranks(metric, state)
             value = FROM_STATE.get(metric.name)
             if value is None:
                 continue
@@ -220,12 +216,6 @@ class _FromState(Collector):
             family = kind(metric.name, metric.help, labels=metric.labels)
             family.add_metric([self._model_name], float(value(state)))
             yield family
-
-    def _of_ranks(self, metric: DeclaredMetric, state: RuntimeState) -> Metric:
-        family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for one in state.ranks:
-            family.add_metric([self._model_name, str(one.rank)], float(one.expert_rows))
-        return family
 
 
 def _num_tasks() -> float:

@@ -12,8 +12,6 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream
 from fakes.checkpoints import Shape
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import RuntimeState
-from kvasir_runtime import rank_states
 from kvasir_runtime.errors import RankLostError, StartError
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.runner.runner import ModelRunner
@@ -64,21 +62,6 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
     with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
         answer(runner, 900)
     assert runner.failure == "rank 1 was killed by SIGKILL"
-
-
-def test_processes_copy_experts_and_count_what_each_computes(tmp_path: Path) -> None:
-    """Each reads its copies of the checkpoint by itself, while steps go on."""
-    folder = checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", std=0.2))
-    alone = answer(build(options_of(folder, tensor_parallel_size=1), lambda _: None), 60)
-    config = '{"num_redundant_experts": 4, "window_size": 10, "step_interval": 5}'
-    options = options_of(folder, enable_expert_parallel=True, enable_eplb=True, eplb_config=config)
-    runner = build(options, lambda _: None)
-    assert all(answer(runner, 60) == alone for _ in range(3))
-    assert runner.facts.rank_sizes[0].weights_bytes > runner.facts.weights_bytes / 2  # with room for copies
-    ranks = rank_states.loaded(options, runner.facts.rank_sizes, 0)
-    rows = [one.expert_rows for one in runner.reported(RuntimeState(ranks=ranks)).ranks]
-    assert min(rows) > 0
-    assert sum(rows) % 2 == 0  # each token goes to two experts
 
 
 def test_a_stage_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path) -> None:

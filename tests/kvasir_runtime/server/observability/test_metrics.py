@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes.engine_facts import engine_facts
 from kvasir_api import machine_metrics, metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.rank_state import RankState
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, WorkTotals
 from kvasir_runtime.engine_reports import TenantUsage
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
@@ -23,7 +22,6 @@ STATE = RuntimeState(
     kv=KvState(capacity_tokens=1000, pinned_tokens=250, cached_tokens=150, free_tokens=600),
     running=3,
     waiting=2,
-    ranks=(RankState(rank=0, expert_rows=500), RankState(rank=1, expert_rows=700)),
     totals=RequestTotals(
         prompt_tokens=90,
         generation_tokens=40,
@@ -112,7 +110,6 @@ def test_every_declared_family_is_exposed_with_its_kind_and_labels(counted):
     ("name", "labels", "want"),
     [
         ("kvasir_prefix_saved_seconds_total", {}, 1.5),
-        ("kvasir_expert_rows_total", {"rank": "1"}, 700),
         ("kvasir_engine_busy_seconds_total", {}, 9.0),
         ("kvasir_model_flops_total", {}, 4e12),
         ("kvasir_model_read_bytes_total", {}, 5e11),
