@@ -16,6 +16,7 @@ from kvasir_operator.desired.template import pod_labels
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, Revision
 
+HOST: Final = "kubernetes.io/hostname"
 ZONE: Final = "topology.kubernetes.io/zone"
 MOST_OF_A_NAME: Final = 40
 """Of the service's name. Kubernetes appends to the set's name in labels, which hold 63 characters."""
@@ -35,9 +36,9 @@ def lacking(seen: Observed) -> list[tuple[Replica, Revision]]:
 
 
 def domain_keys(revision: Revision) -> tuple[str, ...]:
-    """Labels of nodes by which pods of a replica are to be in one part."""
+    """Labels of nodes by which pods of a replica are to be in one part. One node is none: they are to be on several."""
     spread = revision.template["spec"].get("topologySpreadConstraints") or ()
-    return tuple(dict.fromkeys(str(one["topologyKey"]) for one in spread)) or (ZONE,)
+    return tuple(dict.fromkeys(str(key) for one in spread if (key := one["topologyKey"]) != HOST)) or (ZONE,)
 
 
 def node_sets(seen: Observed) -> list[Json]:

@@ -28,7 +28,13 @@ def seen(*spread: str, nnodes: int = 2, domains: tuple[tuple[str, str], ...] = (
 
 @pytest.mark.parametrize(
     ("spread", "want"),
-    [((), (ZONE,)), (("rack",), ("rack",)), (("rack", "block", "rack"), ("rack", "block"))],
+    [
+        ((), (ZONE,)),
+        (("rack",), ("rack",)),
+        (("rack", "block", "rack"), ("rack", "block")),
+        (("kubernetes.io/hostname", "rack"), ("rack",)),
+        (("kubernetes.io/hostname",), (ZONE,)),
+    ],
 )
 def test_pods_are_to_be_in_one_part_by_the_keys_that_replicas_are_spread_by(
     spread: tuple[str, ...], want: tuple[str, ...]
