@@ -215,6 +215,48 @@ def _expert_after_expert(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedExperts:
+    """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once.
+
+    bias: of the choice.
+    """
+
+    router: Linear
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+    routing: Routing
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+        """See the module. Asks the device how many tokens each expert has, so it is for processors."""
+        top_k = self.routing.top_k
+        chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
+        x = x if read is None else read
+        held = self.routing.held or range(len(self.down))
+        counts = torch.bincount(chosen.view(-1), minlength=held.stop)
+        order = chosen.view(-1).argsort(stable=True)
+        if self.routing.held is not None:
+            others, counts = int(counts[: held.start].sum()), counts[held.start : held.stop]
+            order = order[others : others + int(counts.sum())]
+        rows = x.index_select(0, order // top_k)
+        if self.routing.scaled_inputs:
+            rows, share = (rows * share.view(-1)[order, None]).to(x.dtype), torch.ones_like(share)
+        empty = x.new_empty if self.routing.held is None else x.new_zeros
+        back = empty(chosen.numel(), x.shape[1]).index_copy_(0, order, self.given(rows, counts))
+        back = back.view(-1, top_k, x.shape[1])
+        return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
+
+    def given(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """What the experts make of rows, (rows, hidden), of which counts[i], int64, are the i-th's, in this order."""
+        out, first = torch.empty_like(rows), 0
+        for gate_up, down, count in zip(self.gate_up, self.down, counts.tolist(), strict=True):
+            if count:
+                out[first : first + count] = down(gate_up(rows[first : first + count]))
+                first += count
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMoeBlock:
     """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate.
 
@@ -236,6 +278,29 @@ class SparseMoeBlock:
             return out
         given = self.shared(x)
         return out + (given if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * given)
+
+
+def grouped(build: Build, gated: Callable[[Activation], Build]) -> BuildMoe:
+    """The builder whose experts are linear layers of the given builders. gated: with an activation behind them."""
+
+    def built(
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        routing: Routing,
+        biases: ExpertBiases = NO_BIASES,
+        activation: Activation = "silu",
+    ) -> RoutedExperts:
+        experts = len(routing.computed(router))
+        return GroupedExperts(
+            router=router_logits(build, router, routing, biases),
+            gate_up=products(gated(activation), gate_up, biases.gate_up, experts),
+            down=products(build, down, biases.down, experts),
+            routing=routing,
+            bias=biases.choice,
+        )
+
+    return built
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

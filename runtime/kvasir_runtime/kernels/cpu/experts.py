@@ -7,13 +7,12 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir_runtime.kernels import grouped_experts, moe
+from kvasir_runtime.kernels import moe
 from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.bindings import TYPES
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.gated import GatedProduct
-from kvasir_runtime.kernels.grouped_experts import GroupedExperts
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts, Routing
 
@@ -25,7 +24,7 @@ def packed_experts(
 
     gate: of activations that are not behind the product in one call.
     """
-    otherwise = grouped_experts.grouped(build, gated)
+    otherwise = moe.grouped(build, gated)
 
     def built(
         router: Tensor,
@@ -56,7 +55,7 @@ def packed_experts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedExperts(GroupedExperts):
+class PackedExperts(moe.GroupedExperts):
     """Whose products of all experts are two calls. both: of gate_up and of down; between: the gate, where it is not in
     the first.
     """

@@ -15,9 +15,8 @@ from kvasir_runtime.kernels.cpu.linear import LinearStruct, Packed
 from kvasir_runtime.kernels.cpu.step_structs import ExpertsStruct, LayerStruct, ModelStruct
 from kvasir_runtime.kernels.decoder_step import DecoderParts, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward, GatedProduct
-from kvasir_runtime.kernels.grouped_experts import GroupedExperts
 from kvasir_runtime.kernels.linear import Linear
-from kvasir_runtime.kernels.moe import SparseMoeBlock
+from kvasir_runtime.kernels.moe import GroupedExperts, SparseMoeBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
