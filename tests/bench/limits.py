@@ -2,8 +2,8 @@
 
 Pure. Decode reads every weight once a step, the keys and values of every sequence in it and its logits, and multiplies
 each weight once a token; a step takes the longer of the two. Prompts are products of large matrices, and attention over
-what came before. What a limit leaves out (the arithmetic of sampling, HTTP, the client on the same cores) nobody gets
-for free, so a fraction of 1 is out of reach; fractions of two runs can be compared.
+what came before. Limits leave out the arithmetic of sampling, HTTP and the client on the same cores, which all cost
+time, so a fraction of 1 is out of reach; fractions of two runs can be compared.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class Watched:
 def serving(command: Sequence[str], ready_url: str, log: Path, env: dict[str, str]) -> Iterator[Running]:
     """The server, ready. Raises RuntimeError with the end of its log when it is not.
 
-    It ends with this process where that is told to end, too.
+    SIGTERM to this process ends the server too.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()

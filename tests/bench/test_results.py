@@ -61,7 +61,7 @@ def test_a_crowd_computes_the_shared_prefix_once() -> None:
 
 
 def test_the_last_answers_of_a_crowd_run_alone() -> None:
-    """Two at once of three: two steps of both, one of the third beside nobody, each of 1 MB and 4 kB a row."""
+    """Three requests in two places: two steps of two rows, one of one row. A step reads 1 MB and 4 kB a row."""
     cost = Work(weights=1_000_000, kv_width=0, attention=0, vocabulary=1000)
     tasks = [WorkloadRequest(prompt="", words=0, output_tokens=tokens) for tokens in (3, 3, 2)]
     fast = replace(TOP, products={1: 1e15})

@@ -1,4 +1,4 @@
-"""A measurement that is told to end leaves no server behind."""
+"""A benchmark that gets SIGTERM leaves no server behind."""
 
 import signal
 import socket
