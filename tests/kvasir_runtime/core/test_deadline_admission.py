@@ -145,6 +145,22 @@ def test_the_queue_is_bounded_in_seconds_once_predictions_are_true():
     assert max(waits) < 8.0
 
 
+def test_a_burst_behind_one_prefix_waits_only_as_long_as_that_takes_once():
+    engine = simulated(max_sequences=ROWS, max_waiting_s=5.0)
+    callers = Callers(engine, max_retries=0, prompts=(1000, 2000))
+    callers.load(0.5 * capacity(ROWS, prompts=(1000, 2000)), 0.0, 60.0)
+    engine.run(until=90.0)
+    assert forecast(engine).calibrated
+    scheduler, prefix, outputs = engine.scheduler, tuple(range(9_000, 12_000)), []
+    for number in range(8 * ROWS):
+        burst = EngineRequest(
+            request_id=f"burst{number}", prompt=(*prefix, number + 1), sampling=SamplingConfig(max_tokens=8)
+        )
+        outputs.append(scheduler.submit(burst, engine.now))
+    assert outputs == [None] * len(outputs)
+    assert forecast(engine).queue_s < 5.0
+
+
 def submitted(scheduler, number, *, prompt_tokens=40, admitted=False):
     return scheduler.submit(
         EngineRequest(
