@@ -9,10 +9,11 @@
 #include "linear_finish.h"
 #include "linear_form.h"
 
+#include <type_traits>
+
 #ifndef __AVX512F__
 namespace KVASIR_ISA {
 
-constexpr int STRIP_QUANTISED = 4;
 constexpr int64_t BLOCK_BYTES = 16384;  // of a panel's lines, which stay in the first-level cache for all strips
 
 #if defined(__AVXVNNI__) || defined(__aarch64__)
@@ -27,6 +28,19 @@ constexpr bool SIGNED = true;
 #else
 constexpr bool SIGNED = false;
 #endif
+
+// Calls f(0) to f(N - 1) with constants.
+template <int N, int I = 0, class F>
+KVASIR_INLINE void each(const F& f) {
+  if constexpr (I < N) {
+    f(std::integral_constant<int, I>{});
+    each<N, I + 1>(f);
+  }
+}
+
+// Rows whose sums stay in registers, with two vectors each.
+template <class F>
+constexpr int STRIP_QUANTISED = !DOTS && HALVES<F> == 1 ? 6 : 4;
 
 // Whether rows are 16 bits wide.
 KVASIR_INLINE bool are_wide(const Linear& w) { return !DOTS && w.kind == Weights::BITS8; }
@@ -126,10 +140,19 @@ KVASIR_INLINE Ints pair_sums(Ints a, Ints b) {
   return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 }
 
-// sum + products of bytes, those of u without a sign, in 16 bits: two neighbours added up.
-KVASIR_INLINE Ints add_byte_pairs(Ints sum, Ints u, Ints x) {
+// The same added to a sum. GCC moves the sums of a strip to the stack around an addition of its own.
+KVASIR_INLINE void add_pairs(Ints& sum, Ints a, Ints b) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(pair_sums(a, b))); }
+
+// Every other byte of a word in 16 bits, from the first or from the second on.
+KVASIR_INLINE Ints every_other(Ints bytes, int second) {
+  const auto words = reinterpret_cast<__m256i>(bytes);
+  return second ? reinterpret_cast<Ints>(_mm256_srli_epi16(words, 8)) : bytes & 0x00ff00ff;
+}
+
+// Products of bytes, those of u without a sign, two neighbours added up, added to a sum in 16 bits.
+KVASIR_INLINE void add_byte_pairs(Ints& sum, Ints u, Ints x) {
   const __m256i products = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(u), reinterpret_cast<__m256i>(x));
-  return reinterpret_cast<Ints>(_mm256_add_epi16(reinterpret_cast<__m256i>(sum), products));
+  asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products));
 }
 #endif
 
@@ -153,20 +176,29 @@ KVASIR_INLINE void ask(const uint8_t* line) {
 template <int MR, int VECTORS>
 KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
-#pragma GCC unroll 16
-  for (int v = 0; v < VECTORS; ++v) {
-    const Ints u = load_as<Ints>(line + 4 * kLanes * v);
 #ifdef KVASIR_BYTE_DOTS
+  each<VECTORS>([&](auto v) __attribute__((always_inline)) {
+    const Ints u = load_as<Ints>(line + 4 * kLanes * v);
     const Ints weight = SIGNED ? u ^ static_cast<int32_t>(0x80808080) : u;
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) sum[i][v] = add_dots(sum[i][v], weight, word_at(x + i * stride));
+    each<MR>([&](auto i) __attribute__((always_inline)) { sum[i][v] = add_dots(sum[i][v], weight, word_at(x + i * stride)); });
+  });
 #else
-    const Ints even = u & 0x00ff00ff, odd = (u >> 8) & 0x00ff00ff;
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i)
-      sum[i][v] += pair_sums(even, word_at(x + i * stride)) + pair_sums(odd, word_at(x + i * stride + 4));
+  // Two vectors and one half of their bytes at a time: with the sums of six rows all fit the registers.
+  const auto add = [&](int second) __attribute__((always_inline)) {
+    each<VECTORS / 2>([&](auto pair) __attribute__((always_inline)) {
+      constexpr int v = 2 * pair();
+      const uint8_t* from = line + 4 * kLanes * v;
+      const Ints left = every_other(load_as<Ints>(from), second), right = every_other(load_as<Ints>(from + 4 * kLanes), second);
+      each<MR>([&](auto i) __attribute__((always_inline)) {
+        const Ints number = word_at(x + i * stride + 4 * second);
+        add_pairs(sum[i][v], number, left);
+        add_pairs(sum[i][v + 1], number, right);
+      });
+    });
+  };
+  add(0);
+  add(1);
 #endif
-  }
 }
 
 // The same of a line whose bytes have two halves: eight values of k. Without dot products sums are of 16 bits, two beside
@@ -174,19 +206,18 @@ KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const uint8_t* line, cons
 template <class F, int MR, int VECTORS>
 KVASIR_INLINE void add_halves(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
-#pragma GCC unroll 16
-  for (int v = 0; v < VECTORS; ++v) {
+  each<VECTORS>([&](auto v) __attribute__((always_inline)) {
     const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = F::numbers(u, 0), high = F::numbers(u, 1);
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) {
+    each<MR>([&](auto i) __attribute__((always_inline)) {
       const Ints first = word_at(x + i * stride), second = word_at(x + i * stride + 4);
 #ifdef KVASIR_BYTE_DOTS
       sum[i][v] = add_dots(add_dots(sum[i][v], low, first), high, second);
 #else
-      sum[i][v] = add_byte_pairs(add_byte_pairs(sum[i][v], low, first), high, second);
+      add_byte_pairs(sum[i][v], low, first);
+      add_byte_pairs(sum[i][v], high, second);
 #endif
-    }
-  }
+    });
+  });
 }
 
 // Sums of one group of a line's values. per_x: bytes of a row that a line takes.
@@ -195,11 +226,9 @@ KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int6
                               const uint8_t* x, int64_t num_lines) {
   constexpr int64_t PER_X = HALVES<F> == 2 || !DOTS ? 8 : 4;
   constexpr bool BEGINS = F::ZERO && !(SIGNED && F::ZERO == 128);
-#pragma GCC unroll 4
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) sum[i][v] = BEGINS ? r.offsets[i * r.groups + g] - Ints{} : Ints{};
-  }
+  each<MR>([&](auto i) __attribute__((always_inline)) {
+    each<VECTORS>([&](auto v) __attribute__((always_inline)) { sum[i][v] = BEGINS ? r.offsets[i * r.groups + g] - Ints{} : Ints{}; });
+  });
   if constexpr (HALVES<F> == 1) {
     for (int64_t n = 0; n < num_lines; ++n) add_bytes(sum, lines + n * step, x + n * PER_X, r.stride);
   } else {
@@ -207,10 +236,12 @@ KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const StripRows& r, int6
     for (int64_t n = 0; n < num_lines; ++n) add_halves<F>(sum, lines + n * step, x + n * PER_X, r.stride);
 #else
     for (int64_t n = 0; n < num_lines; n += F::FITS) {
-      Ints halves[MR][VECTORS] = {};
+      Ints halves[MR][VECTORS];
+      each<MR * VECTORS>([&](auto n) __attribute__((always_inline)) { halves[n / VECTORS][n % VECTORS] = Ints{}; });
       for (int64_t l = n; l < least(num_lines, n + F::FITS); ++l) add_halves<F>(halves, lines + l * step, x + l * PER_X, r.stride);
-      for (int i = 0; i < MR; ++i)
-        for (int v = 0; v < VECTORS; ++v) sum[i][v] += pair_sums(halves[i][v], Ints{} + 0x00010001);
+      each<MR * VECTORS>([&](auto n) __attribute__((always_inline)) {
+        add_pairs(sum[n / VECTORS][n % VECTORS], halves[n / VECTORS][n % VECTORS], Ints{} + 0x00010001);
+      });
     }
 #endif
   }
@@ -229,10 +260,10 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
     group_sums<MR, VECTORS, F>(sum, r, g, lines, step, x, num_lines);
     lines += num_lines * step;
     x += w.group * (are_wide(w) ? 2 : 1);
-    for (int v = 0; v < VECTORS; ++v) {
+    each<VECTORS>([&](auto v) __attribute__((always_inline)) {
       const Floats scale = F::scales(w, scales + v * kLanes);
       const Floats minimum = F::MINIMA ? load_float16(minima + v * kLanes) : Floats{};
-      for (int i = 0; i < MR; ++i) {
+      each<MR>([&](auto i) __attribute__((always_inline)) {
         float* to = sums + i * PANEL_WIDTH + v * kLanes;
         const Floats whole = __builtin_convertvector(sum[i][v], Floats);
         Floats total = multiply_add(whole * splat(r.scales[i * r.groups + g]), scale, load(to));
@@ -242,8 +273,8 @@ void add_quantized(const Linear& w, const StripRows& r, const uint8_t* lines, co
           total = multiply_add(-splat(offset), minimum, total);
         }
         store(to, total);
-      }
-    }
+      });
+    });
     if (--left) continue;
     left = w.sharing, scales += width * TILE, minima += width * TILE;
   }
@@ -271,7 +302,8 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t group_bytes = w.group / F::PER_LINE * width * 64;
   const int64_t at_once = end - begin == 1 ? groups : most(1, BLOCK_BYTES / group_bytes);
   const int64_t row_bytes = w.k * (are_wide(w) ? 2 : 1), group_x = w.group * (are_wide(w) ? 2 : 1);
-  const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
+  constexpr int MOST = STRIP_QUANTISED<F>;
+  const int64_t strips = ceil_div(end - begin, MOST);
   __builtin_memset(sums, 0, (end - begin) * PANEL_WIDTH * 4);
   for (int64_t group = 0; group < groups; group += at_once) {
     const int64_t count = least(at_once, groups - group), at = scales_at + scales_of(w, group, width);
@@ -286,7 +318,9 @@ void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t
         case 1: add_quantized_tiles<1, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
         case 2: add_quantized_tiles<2, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
         case 3: add_quantized_tiles<3, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
-        default: add_quantized_tiles<4, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        case 4: add_quantized_tiles<4, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        case 5: add_quantized_tiles<MOST < 5 ? MOST : 5, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
+        default: add_quantized_tiles<MOST, F>(w, r, from, scales + at, w.minima + at, width, count, to, tiles); break;
       }
       m = until;
     }
