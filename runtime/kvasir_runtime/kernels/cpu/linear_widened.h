@@ -22,6 +22,18 @@ KVASIR_INLINE Floats half_of(Words pair, int upper) {
   return reinterpret_cast<Floats>(upper ? pair & 0xffff0000u : pair << 16);
 }
 
+// sum += a * b. PINNED: GCC moves sums of six rows to the stack around a multiplication of its own.
+template <bool PINNED>
+KVASIR_INLINE void add_product(Floats& sum, Floats a, Floats b) {
+#ifdef __x86_64__
+  if constexpr (PINNED) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return;
+  }
+#endif
+  sum = multiply_add(a, b, sum);
+}
+
 // Lines of so many tiles for add_widened's WIDE; those of the next block are prefetched.
 inline void widen_lines(const uint8_t* lines, int64_t step, int64_t pairs, int64_t tiles, uint8_t* to) {
   for (int64_t p = 0; p < pairs; ++p, lines += step, to += tiles * 128) {
@@ -69,7 +81,7 @@ void add_widened(const float* x, int64_t ldx, const uint8_t* lines, int64_t step
       for (int i = 0; i < MR; ++i) {
         const Floats number = splat(x[i * ldx + upper]);
 #pragma GCC unroll 4
-        for (int v = 0; v < BESIDE; ++v) acc[i][first + v] = multiply_add(number, weight[v], acc[i][first + v]);
+        for (int v = 0; v < BESIDE; ++v) add_product<MR >= 4 && !WIDE>(acc[i][first + v], number, weight[v]);
       }
     }
   };
