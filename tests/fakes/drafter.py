@@ -11,11 +11,15 @@ from kvasir_runtime.core.speculation.drafters import Draft, TokenHistory
 
 
 class AlwaysDrafter:
-    """As many tokens as it may, since whether they are right is another's to say."""
+    """As many tokens as it may, since whether they are right is another's to say. limit: at most."""
+
+    def __init__(self, limit: int = 1 << 10) -> None:
+        self._limit = limit
 
     def propose(self, history: TokenHistory, most: int) -> Draft:
         """Ones."""
-        return Draft((1,) * most, (1.0,) * most, 8)
+        count = min(most, self._limit)
+        return Draft((1,) * count, (1.0,) * count, 8)
 
 
 class OracleDrafter:

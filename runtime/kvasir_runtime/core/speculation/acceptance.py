@@ -24,7 +24,8 @@ KEPT: Final = 0.85
 KEPT_BY_ALL: Final = 0.99
 RETRY_STEPS: Final = 16
 """Steps, for each sequence of a step, after which a model's draft that was not worth it is tried again. So one is tried
-in as many steps, which costs less than 1 % where a draft adds less than a sixth to one. MOST_RETRY_STEPS: at most.
+in as many steps, which costs less than 1 % where a draft adds less than a sixth to one; a dearer one is tried more
+rarely. MOST_RETRY_STEPS: at most, of cheap ones.
 """
 MOST_RETRY_STEPS: Final = 256
 RETRIED: Final = 0.7
@@ -76,13 +77,14 @@ class SequenceDrafts:
     rest: int = 0
     misses: int = 0
 
-    def survivals(self, num_sequences: int) -> list[float]:
+    def survivals(self, num_sequences: int, rarity: float = 1.0) -> list[float]:
         """The probability of each token of the draft to be kept, falling from one to the next, as far as it matters.
 
-        num_sequences: of the step.
+        num_sequences: of the step. rarity: as how much more rarely than a cheap one a model's draft is tried again.
         """
         rate, survival = self.rates.of(class_of(self.draft)), 1.0
-        retried = not self.draft.matched and self.untried >= min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
+        after = rarity * min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
+        retried = not self.draft.matched and self.untried >= after
         found = []
         for place, share in enumerate(self.draft.shares):
             survival *= max(rate, RETRIED) if retried and not place else rate

@@ -7,15 +7,18 @@ steps are bound by arithmetic, and begins again where there are fewer sequences.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 LEVELS: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 160, 200, 240)
 """Drafts of a step. Few, so that each is measured, and near one another in what they cost."""
 NEWS: Final = 0.15
 """Weight of a new measurement behind the first few, of which the mean is taken."""
-OUTLIER: Final = 2.0
-"""A step that takes so many times its mean counts as that: something else held the processor."""
+CHANGED: Final = 1.6
+"""A step that takes so many times its mean, or as much less, counts only if the next one like it does so too: the first
+may be one that something else held up. The nearer of the two is the mean then.
+"""
 FIRST_COST: Final = 0.04
 """Of a step without drafts, what a draft adds to it before that was measured; FIRST_COST_EACH: as many drafts as there
 are sequences, where that is less.
@@ -23,70 +26,121 @@ are sequences, where that is less.
 FIRST_COST_EACH: Final = 0.4
 STALE: Final = 32
 """Steps after which what a single one with so many drafts cost is forgotten, once: a step that something else slowed
-down would keep all of as many drafts, and more, from ever being tried.
+down would keep all of as many drafts, and more, from being tried. RENEWED: after which the costs of all drafts are,
+since those of numbers that are not used any more may be of another time.
 """
+RENEWED: Final = 512
+FIRST_LEVEL: Final = 8
+"""Drafts of a step at most, or as many as sequences, before any were measured; later GROWTH times as many as were."""
+GROWTH: Final = 4
 LEAST_PLAIN: Final = 2
 """Steps without drafts that are measured before one has drafts."""
 GAIN: Final = 1.05
 """Of tokens per second, from which on drafting begins; GOES_ON: with which it goes on."""
 GOES_ON: Final = 1.01
 PLAIN_EVERY: Final = 64
-"""Steps with drafts after which one has none, so that the two are compared as of now."""
+"""Steps with drafts after which one has none, so that the two are compared as of now. PLAIN_CHANGED: how many have none
+once steps with drafts take another time, a quarter of PLAIN_EVERY steps after the last comparison or later.
+"""
+PLAIN_CHANGED: Final = 2
 LEAST_REST: Final = 4
 MOST_REST: Final = 256
-"""Steps without drafts where none would pay if all were right: the rest doubles each time. Behind the longest the costs
-of drafts are forgotten, since one slow step may have made them.
+"""Steps without drafts where none would pay if all were right: the rest doubles each time."""
+RETRY_SHARE: Final = 1 / 6
+"""Of a step without drafts, by what one draft may make it longer to be tried again every `acceptance.RETRY_STEPS`;
+where it adds more it is tried as much more rarely, at most MOST_RARELY times.
 """
+MOST_RARELY: Final = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Mean:
+    """last: the step in which it was measured last. odd: that measurement, where it was no news yet, else 0."""
+
+    value: float
+    count: int = 0
+    last: int = 0
+    odd: float = 0.0
+
+    def add(self, measured: float, now: int) -> bool:
+        """Whether it is another one now."""
+        self.last = now
+        if self.count and not self.value / CHANGED <= measured <= self.value * CHANGED:
+            if not self.odd or (self.odd > self.value) != (measured > self.value):
+                self.odd = measured
+                return False
+            self.value = min(self.odd, measured, key=lambda one: abs(one - self.value))
+            self.count, self.odd = max(2, self.count), 0.0
+            return True
+        self.odd = 0.0
+        self.count += 1
+        self.value += max(NEWS, 1 / self.count) * (measured - self.value)
+        return False
 
 
 class StepCosts:
-    """Mean seconds of steps of pure decoding, by the number of sequences and drafts."""
+    """Of steps of pure decoding, by the number of sequences: mean seconds without drafts, and for numbers of drafts as
+    many times as long as those were then, so that a machine that becomes slower changes nothing.
+    """
 
-    __slots__ = ("_forgotten", "_means", "_num_observed")
+    __slots__ = ("_forgotten", "_means", "_num_observed", "_plain")
 
     def __init__(self) -> None:
-        self._means: dict[int, dict[int, tuple[float, int, int]]] = {}
-        """By size and level, seconds, how often they were measured, and in which step of the size last."""
+        self._plain: dict[int, _Mean] = {}
+        self._means: dict[int, dict[int, _Mean]] = {}
+        """By size and level."""
         self._num_observed: dict[int, int] = {}
         self._forgotten: dict[int, set[int]] = {}
         """By size, levels that were forgotten."""
 
-    def observe(self, num_sequences: int, num_drafts: int, elapsed_s: float) -> None:
-        """A step ended."""
+    def observe(self, num_sequences: int, num_drafts: int, elapsed_s: float) -> bool:
+        """A step ended. Whether such steps with drafts take another time than before."""
         size, level = size_of(num_sequences), level_of(num_drafts)
-        means, now = self._means.setdefault(size, {}), self._num_observed.get(size, 0) + 1
+        plain, now = self._plain.setdefault(size, _Mean(elapsed_s)), self._num_observed.get(size, 0) + 1
         self._num_observed[size] = now
-        known, count, _ = means.get(level, (elapsed_s, 0, now))
-        news = max(NEWS, 1 / (count + 1))
-        means[level] = known + news * (min(elapsed_s, OUTLIER * known) - known), count + 1, now
-        forgotten = self._forgotten.setdefault(size, {0})
-        for stale in [one for one, (_, count, last) in means.items() if count == 1 and now - last > STALE]:
+        if now % RENEWED == 0:
+            self.forget_drafts(num_sequences)
+        changed, means = False, self._means.setdefault(size, {})
+        if not level:
+            plain.add(elapsed_s, now)
+        elif plain.count:
+            ratio = elapsed_s / plain.value
+            changed = means.setdefault(level, _Mean(ratio)).add(ratio, now)
+        forgotten = self._forgotten.setdefault(size, set())
+        for stale in [one for one, mean in means.items() if mean.count == 1 and now - mean.last > STALE]:
             if stale not in forgotten:
                 forgotten.add(stale)
                 del means[stale]
+        return changed
 
     def seconds(self, num_sequences: int, level: int) -> float:
         """Of a step with so many drafts, from the nearest that were measured; 0 where too few without drafts were."""
-        measured = self._means.get(size_of(num_sequences), {})
-        plain_s, count, _ = measured.get(0, (0.0, 0, 0))
-        if count < LEAST_PLAIN:
+        size = size_of(num_sequences)
+        plain = self._plain.get(size)
+        if plain is None or plain.count < LEAST_PLAIN:
             return 0.0
-        if level in measured:
-            return measured[level][0]
-        below = max([one for one in measured if one < level])
-        above = min([one for one in measured if one > level], default=0)
-        below_s = measured[below][0]
+        return plain.value * self._ratio(num_sequences, self._means.get(size, {}), level)
+
+    def _ratio(self, num_sequences: int, means: Mapping[int, _Mean], level: int) -> float:
+        if level in means:
+            return means[level].value
+        below = max([one for one in means if one < level], default=0)
+        above = min([one for one in means if one > level], default=0)
+        lower = means[below].value if below else 1.0
         if above:
-            return below_s + (level - below) / (above - below) * (measured[above][0] - below_s)
-        slope = (below_s - plain_s) / below if below else plain_s * min(FIRST_COST, FIRST_COST_EACH / num_sequences)
-        return below_s + max(0.0, slope) * (level - below)
+            return lower + (level - below) / (above - below) * (means[above].value - lower)
+        slope = (lower - 1) / below if below else min(FIRST_COST, FIRST_COST_EACH / num_sequences)
+        return lower + max(0.0, slope) * (level - below)
+
+    def most_drafts(self, num_sequences: int) -> int:
+        """Of a step, so that none is much longer than any before: what its drafts cost may not be known."""
+        measured = self._means.get(size_of(num_sequences))
+        return GROWTH * max(measured) if measured else max(FIRST_LEVEL, num_sequences)
 
     def forget_drafts(self, num_sequences: int) -> None:
         """Keep what steps without drafts cost."""
-        means = self._means.get(size_of(num_sequences), {})
+        self._means.pop(size_of(num_sequences), None)
         self._forgotten.pop(size_of(num_sequences), None)
-        for level in [level for level in means if level]:
-            del means[level]
 
 
 class DraftController:
@@ -96,8 +150,22 @@ class DraftController:
         self.costs = StepCosts()
         self._drafting: dict[int, int] = {}
         """By size, steps with drafts since the last one without."""
+        self._plain_steps: dict[int, int] = {}
+        """By size, steps to come without drafts, in which these are compared with them."""
         self._rests: dict[int, tuple[int, int]] = {}
         """By size, steps of rest left, and how long the whole rest is."""
+
+    def observe(self, num_sequences: int, num_drafts: int, elapsed_s: float) -> None:
+        """A step of pure decoding ended."""
+        size = size_of(num_sequences)
+        if self.costs.observe(num_sequences, num_drafts, elapsed_s) and self._drafting.get(size, 0) >= PLAIN_EVERY // 4:
+            self._drafting[size], self._plain_steps[size] = 1, PLAIN_CHANGED
+
+    def rarity(self, num_sequences: int) -> float:
+        """As how much more rarely than others a draft is tried again by what it costs, 1 or more."""
+        plain_s = self.costs.seconds(num_sequences, 0)
+        added = self.costs.seconds(num_sequences, 1) / plain_s - 1 if plain_s else 0.0
+        return min(MOST_RARELY, max(1.0, added / RETRY_SHARE))
 
     def rests(self, num_sequences: int) -> bool:
         """Whether the next step is without drafts, so that none need be looked for; it is counted."""
@@ -105,6 +173,8 @@ class DraftController:
         left, whole = self._rests.get(size, (0, 0))
         if left:
             self._rests[size] = (left - 1, whole)
+        elif left := self._plain_steps.pop(size, 0):
+            self._plain_steps[size] = left - 1
         elif self._drafting.get(size, 0) >= PLAIN_EVERY:
             self._drafting[size] = 0
             left = 1
@@ -122,6 +192,7 @@ class DraftController:
         if not any(survivals):
             return [0] * len(survivals)
         size, costs = size_of(num_sequences), self.costs
+        most = min(most, costs.most_drafts(num_sequences))
         ranked = sorted([(-one, place) for place, those in enumerate(survivals) for one in those])[:most]
         plain_s = costs.seconds(num_sequences, 0)
         best_level, best = 0, GOES_ON if self._drafting.get(size) else GAIN
@@ -144,15 +215,9 @@ class DraftController:
         else:
             self._drafting[size] = 0
             if not may_pay:
-                self._rest(num_sequences, size)
+                _, whole = self._rests.get(size, (0, LEAST_REST // 2))
+                self._rests[size] = (min(MOST_REST, 2 * whole),) * 2
         return counts
-
-    def _rest(self, num_sequences: int, size: int) -> None:
-        _, whole = self._rests.get(size, (0, LEAST_REST // 2))
-        if whole == MOST_REST:
-            self.costs.forget_drafts(num_sequences)
-            whole = LEAST_REST // 2
-        self._rests[size] = (2 * whole, 2 * whole)
 
 
 def level_of(num_drafts: int) -> int:

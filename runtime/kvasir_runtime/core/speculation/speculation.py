@@ -123,7 +123,8 @@ class Speculation:
         self._look(drafter, able, model)
         by_model = any(_drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,) for kind in able)
         controller = self._controller if by_model else self._of_texts
-        counts = controller.counts(num_rows, [_drafts_of(kind).survivals(num_rows) for kind in able], room)
+        rarity = self._controller.rarity(num_rows)
+        counts = controller.counts(num_rows, [_drafts_of(kind).survivals(num_rows, rarity) for kind in able], room)
         if any(counts):
             self._why = ""
         elif controller.is_off(num_rows):
@@ -157,9 +158,9 @@ class Speculation:
         if self._controller is not None and self._of_texts is not None and decodes and elapsed_s > 0:
             level = num_drafts + sum([chunk.end - chunk.start - 1 for chunk in chunks])
             if by_model or not level or self._beside_model is None:
-                self._controller.costs.observe(len(chunks), level, elapsed_s)
+                self._controller.observe(len(chunks), level, elapsed_s)
             if not by_model and self._beside_model is not None:
-                self._of_texts.costs.observe(len(chunks), level, elapsed_s)
+                self._of_texts.observe(len(chunks), level, elapsed_s)
 
     def ended(self, kind: RequestKind) -> None:
         """A request has its answer, or as much as there will be of it."""

@@ -6,7 +6,9 @@ from kvasir_runtime.core.speculation.controller import (
     FIRST_COST,
     LEVELS,
     MOST_REST,
+    PLAIN_CHANGED,
     PLAIN_EVERY,
+    RENEWED,
     STALE,
     DraftController,
     StepCosts,
@@ -61,12 +63,67 @@ def test_what_a_single_step_cost_is_forgotten_once():
         assert costs.seconds(1, 4) == pytest.approx(want)
 
 
-def test_one_slow_step_moves_a_mean_by_a_share_of_itself():
+@pytest.mark.parametrize(
+    ("others", "want"),
+    [
+        ([50.0], 1.0),  # something else held it up
+        ([50.0, 1.0, 50.0], 1.0),
+        ([50.0, 0.1], 1.0),
+        ([50.0, 3.0], 3.0),  # it is the machine: the nearer one counts
+        ([0.2, 0.5], 0.5),
+        ([1.2], 1.0 + 0.15 * 0.2),  # within what steps differ by
+    ],
+)
+def test_a_mean_becomes_another_one_with_two_steps_in_a_row(others, want):
     costs = StepCosts()
     for _ in range(20):
         costs.observe(1, 0, 1.0)
-    costs.observe(1, 0, 50.0)
-    assert costs.seconds(1, 0) == pytest.approx(1.15)
+    for elapsed_s in others:
+        costs.observe(1, 0, elapsed_s)
+    assert costs.seconds(1, 0) == pytest.approx(want)
+
+
+def test_costs_of_drafts_follow_a_machine_that_becomes_slower():
+    costs = measured(1, {0: 1.0, 8: 1.5}).costs
+    for _ in range(2):
+        costs.observe(1, 0, 3.0)
+    assert [costs.seconds(1, level) for level in (0, 4, 8)] == pytest.approx([3.0, 3.75, 4.5])
+
+
+def test_costs_of_drafts_are_forgotten_every_so_often():
+    costs = measured(1, {0: 1.0, 8: 9.0}).costs
+    for _ in range(RENEWED):
+        costs.observe(1, 0, 1.0)
+    assert costs.seconds(1, 8) == pytest.approx(1 + 8 * FIRST_COST)
+
+
+def test_where_drafts_take_another_time_steps_without_are_measured_too():
+    made = measured(1, {0: 1.0, 8: 1.2})
+    for _ in range(PLAIN_EVERY // 4):
+        assert made.counts(1, [SURE], 16) == [8]
+    made.observe(1, 8, 3.0)
+    assert not made.rests(1)
+    made.observe(1, 8, 3.1)
+    assert [made.rests(1) for _ in range(PLAIN_CHANGED + 1)] == [True] * PLAIN_CHANGED + [False]
+    for _ in range(2):
+        made.observe(1, 8, 1.2)
+    assert not made.rests(1)  # not so soon again
+
+
+@pytest.mark.parametrize(
+    ("costs", "want"), [({}, 1.0), ({0: 1.0, 1: 1.1}, 1.0), ({0: 1.0, 1: 1.5}, 3.0), ({0: 1.0, 1: 9.0}, 16.0)]
+)
+def test_a_draft_that_costs_more_is_tried_again_more_rarely(costs, want):
+    assert measured(1, costs).rarity(1) == pytest.approx(want)
+
+
+def test_the_first_tries_have_few_drafts():
+    long = [[0.99] * 31]
+    made = measured(1, {0: 1.0})
+    for want in (8, 30):
+        assert made.counts(1, long, 31) == [want]
+        made.observe(1, want, 1.0)
+    assert sum(measured(32, {0: 1.0}).counts(32, [SURE] * 32, 240)) == 30
 
 
 @pytest.mark.parametrize(
@@ -102,16 +159,12 @@ def test_a_step_without_drafts_comes_every_so_often():
 
 def test_where_no_draft_can_pay_the_rest_doubles_and_then_it_is_tried_again():
     made, rests = measured(1, {0: 1.0, 1: 3.0, 8: 9.0}), []
-    for _ in range(7):
-        assert made.counts(1, [SURE], 16) == [0]
+    while made.counts(1, [SURE], 16) == [0]:
         rests.append(0)
         while made.rests(1):
+            made.observe(1, 0, 1.0)
             rests[-1] += 1
-    assert rests == [4, 8, 16, 32, 64, 128, MOST_REST]
-    assert made.counts(1, [SURE], 16) == [0]
-    while made.rests(1):
-        pass
-    assert made.counts(1, [SURE], 16) == [8]
+    assert rests == [4, 8, 16, 32, 64, 128, MOST_REST]  # the last one ends behind step RENEWED
 
 
 def test_a_wrong_text_is_no_reason_to_rest():

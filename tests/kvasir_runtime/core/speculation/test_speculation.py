@@ -1,128 +1,23 @@
 """The controller in a world with costs and texts of its own: never slower, and faster where that is possible."""
 
-import random
-from types import SimpleNamespace
-
 import pytest
 
-from fakes.drafter import AlwaysDrafter
+from fakes.draft_world import COSTS, LIMITS, World
 from fakes.serving import request
 from kvasir_runtime.core.block_tables import BlockTables
-from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.counters import Counters
-from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import UNDRAFTED, SampledTokens, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
-from kvasir_runtime.core.request_state import RequestState
-from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.speculation.acceptance import class_of
-from kvasir_runtime.core.speculation.drafters import ModelDrafter
-from kvasir_runtime.core.speculation.speculation import DRAFTS_OF_MANY, Speculation
+from kvasir_runtime.core.speculation.speculation import DRAFTS_OF_MANY
 from kvasir_runtime.wire import Grammar
-
-LIMITS = Limits(num_blocks=4096, block_size=16, max_batch_tokens=512, max_sequences=256, max_model_len=1 << 20)
-
-
-def running(number):
-    """A request that decodes, as far as speculation looks at it."""
-    made = request(str(number), [1, 2], max_tokens=1 << 19)
-    sequence = SequenceState(RequestState(made, 0.0), b"", [1, 2], active=True, computed=1)
-    sequence.blocks.covered = 1 << 20
-
-    def need(_):
-        return sequence.blocks.lacks(len(sequence.tokens) + len(sequence.drafts))
-
-    return SimpleNamespace(request=sequence.request, sequence=sequence, num_rows=1, remaining=1 << 19, need=need)
-
-
-class World:
-    """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right.
-
-    beside: a model drafts, whose steps take half as long again, and texts do, whose drafts are right for texts_rate.
-    next_token: of a text, given its length, where there is no guess of it.
-    """
-
-    def __init__(self, num_sequences, step_s, rates, speculation="auto", seed=0, *, beside=False, texts_rate=0.0):
-        self.kinds = [running(number) for number in range(num_sequences)]
-        self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
-        limits = SimpleNamespace(
-            speculation=speculation,
-            has_states=False,
-            attentions=(),
-            block_bytes=0,
-            num_rows=LIMITS.num_rows,
-            max_batch_tokens=512,
-            max_cached_answers=0,
-        )
-        drafter = ModelDrafter() if speculation == "model" else AlwaysDrafter()
-        drafter = None if beside else drafter
-        self.beside, self.texts_rate, self.next_token = beside, texts_rate, lambda _: 1
-        self.speculation = Speculation(limits, Counters(), drafter)
-        self.pool = BlockPool(4096, LIMITS.attentions, 16)
-        self.seconds = self.tokens = 0.0
-
-    def run(self, steps):
-        """Tokens a second of these steps."""
-        self.seconds = self.tokens = 0.0
-        for _ in range(steps):
-            self.step()
-        return self.tokens / self.seconds
-
-    def run_tokens(self, count):
-        """Steps that give so many tokens, or a few more of the last."""
-        self.tokens = 0.0
-        while self.tokens < count:
-            self.step()
-
-    def drawn(self, sequence, place, rate):
-        """A token that was not drafted from the text; as the text's guess has it, by the rate."""
-        speculated = sequence.speculated
-        at = place - speculated.history.length if speculated is not None else 0
-        if speculated is None or at >= len(speculated.guess.tokens):
-            return self.next_token(place)
-        return speculated.guess.tokens[at] + (self.chance.random() >= rate)
-
-    def step(self):
-        self.speculation.draft(self.kinds, 512, self.pool)
-        chunks, sampled = [], []
-        for kind, rate in zip(self.kinds, self.rates, strict=True):
-            sequence = kind.sequence
-            accepted, by_model = 0, sequence.drafts[:1] == (UNDRAFTED,)
-            of_text = self.texts_rate if self.beside else rate
-            rate = rate if by_model else of_text
-            while accepted < len(sequence.drafts) and self.chance.random() < rate:
-                accepted += 1
-            kept = () if by_model else sequence.drafts[:accepted]
-            drawn = range(len(sequence.tokens) + len(kept), len(sequence.tokens) + accepted + 1)
-            tokens = (*kept, *(self.drawn(sequence, place, of_text) for place in drawn))
-            chunks.append(
-                LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
-            )
-            sampled.append(SampledTokens(0, tokens, accepted=accepted))
-            sequence.tokens.extend(tokens)
-            sequence.computed += len(tokens)
-            self.tokens += len(tokens)
-        elapsed_s = self.step_s(len(chunks), sum(len(chunk.drafts) for chunk in chunks))
-        elapsed_s *= 1.5 if self.beside and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks) else 1
-        elapsed_s *= self.chance.uniform(0.97, 1.03)
-        self.seconds += elapsed_s
-        self.speculation.collected(chunks, StepResults(step=1, sampled=tuple(sampled)), elapsed_s)
-
-
-COSTS = {
-    "memory": lambda n, m: 0.01 + 0.00001 * (n + m),
-    "both": lambda n, m: 0.01 + 0.0003 * (n + m),
-    "arithmetic": lambda n, m: 0.001 * (n + m),
-    "cliff": lambda n, m: 0.01 * (1 + (n + m - 1) // 8),
-    "dear first": lambda n, m: 0.01 * (1 + 0.32 * (m > 0) + 0.02 * (n + m)),
-}
 
 
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("num_sequences", [1, 16, 64])
-@pytest.mark.parametrize("rate", [0.0, 0.6])
-def test_it_is_never_slower_than_without(cost, num_sequences, rate):
-    world = World(num_sequences, COSTS[cost], [rate] * num_sequences)
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("limit", [1, 4, 31])
+def test_it_is_never_slower_than_without(cost, num_sequences, rate, limit):
+    world = World(num_sequences, COSTS[cost], [rate] * num_sequences, limit=limit)
     plain = num_sequences / COSTS[cost](num_sequences, 0)
     world.run(50)
     assert world.run(1600 // num_sequences + 100) >= 0.98 * plain
@@ -239,9 +134,9 @@ def test_one_or_two_sequences_have_long_drafts_where_these_pay(num_sequences, wa
     assert max(given) == want
 
 
-@pytest.mark.parametrize(("cost", "follows"), [("memory", True), ("arithmetic", False)])
-def test_a_draft_model_reads_prompts_unless_its_drafts_would_not_pay(cost, follows):
-    world = World(16, COSTS[cost], [0.9] * 16, speculation="model")
+@pytest.mark.parametrize(("step_s", "follows"), [(COSTS["memory"], True), (lambda n, m: 0.001 * (n + 1.2 * m), False)])
+def test_a_draft_model_reads_prompts_unless_its_drafts_would_not_pay(step_s, follows):
+    world = World(16, step_s, [0.9] * 16, speculation="model")
     world.speculation.draft([], 512, world.pool)
     assert world.speculation.drafter_follows
     world.run(120)
@@ -304,7 +199,8 @@ def test_drafts_of_which_a_model_made_some_count_as_the_rest_being_wrong():
     before, cost_s = rates.of(place), world.speculation._controller.costs.seconds(1, drafts)
     chunk = LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
     results = StepResults(step=1, sampled=(SampledTokens(0, (1, 1), undrafted=drafts - 1, accepted=1),))
-    world.speculation.collected([chunk], results, 1.5 * cost_s)
+    for _ in range(2):
+        world.speculation.collected([chunk], results, 1.5 * cost_s)
     assert rates.of(place) < before
     assert world.speculation._controller.costs.seconds(1, drafts) > cost_s
 

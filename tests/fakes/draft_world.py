@@ -1,0 +1,128 @@
+"""Speculation in a world with costs and texts of its own, in virtual time."""
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fakes.drafter import AlwaysDrafter
+from fakes.serving import request
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import UNDRAFTED, SampledTokens, StepResults
+from kvasir_runtime.core.plan_builder import LaunchedChunk
+from kvasir_runtime.core.request_state import RequestState
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.speculation.drafters import Drafter, ModelDrafter
+from kvasir_runtime.core.speculation.speculation import Speculation
+
+LIMITS: Final = Limits(num_blocks=4096, block_size=16, max_batch_tokens=512, max_sequences=256, max_model_len=1 << 20)
+
+StepSeconds = Callable[[int, int], float]
+"""Of so many sequences and drafts."""
+
+COSTS: Final[dict[str, StepSeconds]] = {
+    "memory": lambda n, m: 0.01 + 0.00001 * (n + m),
+    "both": lambda n, m: 0.01 + 0.0003 * (n + m),
+    "arithmetic": lambda n, m: 0.001 * (n + m),
+    "cliff": lambda n, m: 0.01 * (1 + (n + m - 1) // 8),
+    "dear first": lambda n, m: 0.01 * (1 + 0.32 * (m > 0) + 0.02 * (n + m)),
+}
+
+
+def running(number: int) -> Any:
+    """A request that decodes, as far as speculation looks at it."""
+    made = request(str(number), [1, 2], max_tokens=1 << 19)
+    sequence = SequenceState(RequestState(made, 0.0), b"", [1, 2], active=True, computed=1)
+    sequence.blocks.covered = 1 << 20
+
+    def need(_: int) -> int:
+        return sequence.blocks.lacks(len(sequence.tokens) + len(sequence.drafts))
+
+    return SimpleNamespace(request=sequence.request, sequence=sequence, num_rows=1, remaining=1 << 19, need=need)
+
+
+class World:
+    """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right.
+
+    beside: a model drafts, whose steps take half as long again, and texts do, whose drafts are right for texts_rate.
+    limit: drafts of a sequence at most. next_token: of a text, given its length, where there is no guess of it.
+    """
+
+    def __init__(
+        self,
+        num_sequences: int,
+        step_s: StepSeconds,
+        rates: Sequence[float],
+        speculation: str = "auto",
+        seed: int = 0,
+        **more: Any,
+    ) -> None:
+        """more: beside, texts_rate and limit."""
+        self.beside, self.texts_rate = more.get("beside", False), more.get("texts_rate", 0.0)
+        self.kinds = [running(number) for number in range(num_sequences)]
+        self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
+        limits: Any = SimpleNamespace(
+            speculation=speculation,
+            has_states=False,
+            attentions=(),
+            block_bytes=0,
+            num_rows=LIMITS.num_rows,
+            max_batch_tokens=512,
+            max_cached_answers=0,
+        )
+        always = AlwaysDrafter(more.get("limit", 1 << 10))
+        drafter: Drafter = ModelDrafter() if speculation == "model" else always
+        self.next_token: Callable[[int], int] = lambda _: 1
+        self.speculation = Speculation(limits, Counters(), None if self.beside else drafter)
+        self.pool = BlockPool(4096, LIMITS.attentions, 16)
+        self.seconds, self.tokens = 0.0, 0
+
+    def run(self, steps: int) -> float:
+        """Tokens a second of these steps."""
+        self.seconds, self.tokens = 0.0, 0
+        for _ in range(steps):
+            self.step()
+        return self.tokens / self.seconds
+
+    def run_tokens(self, count: int) -> None:
+        """Steps that give so many tokens, or a few more of the last."""
+        self.tokens = 0
+        while self.tokens < count:
+            self.step()
+
+    def drawn(self, sequence: SequenceState, place: int, rate: float) -> int:
+        """A token that was not drafted from the text; as the text's guess has it, by the rate."""
+        speculated = sequence.speculated
+        at = place - speculated.history.length if speculated is not None else 0
+        if speculated is None or at >= len(speculated.guess.tokens):
+            return self.next_token(place)
+        return speculated.guess.tokens[at] + (self.chance.random() >= rate)
+
+    def step(self) -> None:
+        """Plan, verify by chance, and report what it took, within 3 %."""
+        self.speculation.draft(self.kinds, 512, self.pool)
+        chunks, sampled = list[LaunchedChunk](), list[SampledTokens]()
+        for kind, rate in zip(self.kinds, self.rates, strict=True):
+            sequence = kind.sequence
+            accepted, by_model = 0, sequence.drafts[:1] == (UNDRAFTED,)
+            of_text = self.texts_rate if self.beside else rate
+            rate = rate if by_model else of_text
+            while accepted < len(sequence.drafts) and self.chance.random() < rate:
+                accepted += 1
+            kept = () if by_model else sequence.drafts[:accepted]
+            drawn = range(len(sequence.tokens) + len(kept), len(sequence.tokens) + accepted + 1)
+            tokens = (*kept, *(self.drawn(sequence, place, of_text) for place in drawn))
+            chunks.append(
+                LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
+            )
+            sampled.append(SampledTokens(0, tokens, accepted=accepted))
+            sequence.tokens.extend(tokens)
+            sequence.computed += len(tokens)
+            self.tokens += len(tokens)
+        elapsed_s = self.step_s(len(chunks), sum(len(chunk.drafts) for chunk in chunks))
+        elapsed_s *= 1.5 if self.beside and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks) else 1
+        elapsed_s *= self.chance.uniform(0.97, 1.03)
+        self.seconds += elapsed_s
+        self.speculation.collected(chunks, StepResults(step=1, sampled=tuple(sampled)), elapsed_s)
