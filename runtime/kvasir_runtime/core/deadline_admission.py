@@ -220,7 +220,7 @@ class DeadlineAdmission:
         """Seconds to the first token of a request that arrives now and has nothing to compute; -1 where not known."""
         self._settle()
         num_waiting = len(self._waiting)
-        tokens = self._left_tokens + self._waiting.uncached_tokens
+        tokens = self._left_tokens + max(0, self._waiting.uncached_tokens - self._waiting.shared_tokens)
         predicted_s = self._predictor.predict(QueuedWork(tokens, 0, self._places(num_waiting, 1)))
         return predicted_s if predicted_s < 0 else self._expected_s(predicted_s)
 
@@ -255,9 +255,10 @@ class DeadlineAdmission:
         """Whether nothing has to be done before a request."""
         return not len(self._waiting) and not self._left_tokens and len(self._rows) >= kind.num_rows
 
-    def _work(self, kind: RequestKind) -> QueuedWork:
+    def _work(self, kind: RequestKind, shared: int = 0) -> QueuedWork:
+        """shared: of its tokens, those that others compute."""
         num_before, tokens = self._waiting.before(kind)
-        own, places = kind.request.uncached_estimate, self._places(num_before, kind.num_rows)
+        own, places = kind.request.uncached_estimate - shared, self._places(num_before, kind.num_rows)
         if self._lacks_rows:
             return QueuedWork(tokens + self._left_tokens, own, places)
         near = self._waiting.just_before(kind, FORESEEN)
@@ -281,8 +282,13 @@ class DeadlineAdmission:
         return predicted_s * self._predictor.ratio(0.5)
 
     def _over_seconds(self, kind: RequestKind, predicted_s: float) -> EngineOutput | None:
-        expected_s, limit_s = self._expected_s(predicted_s), self._limits.max_waiting_s
-        if not limit_s or expected_s <= limit_s:
+        limit_s = self._limits.max_waiting_s
+        if not limit_s or self._expected_s(predicted_s) <= limit_s:
+            return None
+        # Prefixes that several have in common are computed once.
+        work = self._work(kind, kind.request.shared_tokens)
+        alone = work._replace(tokens=max(0, work.tokens - self._waiting.shared_tokens))
+        if (expected_s := self._expected_s(self._predictor.predict(alone))) <= limit_s:
             return None
         message = f"The first token would come in about {expected_s:.0f} s; requests wait for {limit_s:g} s at most."
         return _refusal(kind, OVERLOADED, message, expected_s)

@@ -1,7 +1,7 @@
-"""Blocks of prompts that requests are about to compute, so that others with the same prefix wait for them.
+"""Blocks of prompts that running requests are about to compute, so that others with the same prefix wait for them.
 
 Used by the scheduler alone. Without it the choices of one request, or a burst behind one system prompt, would all be
-admitted in one step and compute the same prompt side by side; and each would count as all of its prompt while it waits.
+admitted in one step and compute the same prompt side by side.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class PendingPrefixes:
         return len(self._publishers)
 
     def add(self, sequence: SequenceState) -> None:
-        """A sequence will publish the full blocks of its tokens that it did not find and that no other will."""
+        """A sequence got a row: it will publish the full blocks of its tokens that it did not find."""
         for block_hash in sequence.hashes[sequence.published :]:
             self._publishers.setdefault(block_hash, sequence)
 
@@ -34,15 +34,14 @@ class PendingPrefixes:
             self._publishers.pop(block_hash, None)
 
     def remove(self, sequence: SequenceState) -> None:
-        """A sequence will publish no more."""
+        """A sequence gives up its row."""
         for block_hash in sequence.hashes[sequence.published :]:
             if self._publishers.get(block_hash) is sequence:
                 del self._publishers[block_hash]
 
-    def is_due(self, block_hash: bytes, sequence: SequenceState | None = None) -> bool:
-        """Whether a sequence will publish a block, another one than `sequence`."""
-        publisher = self._publishers.get(block_hash)
-        return publisher is not None and publisher is not sequence
+    def is_due(self, block_hash: bytes) -> bool:
+        """Whether a sequence will publish a block."""
+        return block_hash in self._publishers
 
     def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int) -> bool:
         """Whether enough of the blocks that it must compute are about to be published. limit: blocks it may use."""

@@ -26,6 +26,7 @@ class RequestState:
     computed; its arrival, moved by its priority. uncounted: of `remaining`, as tenants' shares were counted last.
     rows: of the runner, held while it runs. cached_tokens: of the prompt, found in the prefix cache at first admission;
     None before. uncached_estimate: tokens that must be computed when it is admitted, as far as is known.
+    shared_tokens: of these, what others that waited or ran when it came were about to compute.
     predicted_s: from predicted_at to its first token, while that is to be compared with what comes, else 0. saved_s: by
     the queue's count of what requests that left it saved to others, as of predicted_at.
     preemptions: how often it lost its rows. billed_blocks: blocks that it took or revived, its share of the pinned
@@ -45,6 +46,7 @@ class RequestState:
     rows: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
     uncached_estimate: int = 0
+    shared_tokens: int = 0
     predicted_s: float = 0.0
     predicted_at: float = 0.0
     saved_s: float = 0.0

@@ -39,7 +39,7 @@ from kvasir_runtime.core.steps_in_flight import StepInFlight, StepsInFlight
 from kvasir_runtime.core.tenant_accounts import TenantAccounts
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.token_budget import TokenBudget
-from kvasir_runtime.core.waiting_queue import WaitingQueue
+from kvasir_runtime.core.waiting_queue import WaitingQueue, uncached_estimate
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 
@@ -64,7 +64,7 @@ class Scheduler:
         self._publisher = PrefixPublisher(limits, self.pool, self.host)
         self.prefixes = self._publisher.digest
         self._running = RunningRequests()
-        pending = self._publisher.pending
+        pending, self._is_due = self._publisher.pending, self._publisher.pending.is_due
         self._admission = Admission(limits, self.pool, self._waiting, self._shares, self.host, pending, self._running)
         self._rows = RowPool(limits.num_rows, waits=limits.stages > 1)
         self.deadlines = DeadlineAdmission(limits, self._waiting, self._running, self._rows.free)
@@ -90,7 +90,8 @@ class Scheduler:
         if request.prefetch:
             return self.host.prefetch(kind.sequence, self._budget.token_s, now)
         hit = self.host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
-        kind.request.uncached_estimate = self._waiting.estimate(kind, hit, self._is_cached, self.limits.block_size)
+        kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
+        kind.request.shared_tokens = self._waiting.shared(kind, hit, self._is_due, self.limits.block_size)
         kind.request.number = self._counters.arrivals
         if (refused := self.deadlines.arrived(kind, now)) is not None:
             return refused
@@ -107,8 +108,7 @@ class Scheduler:
 
         success: a stop string ended it, so it counts as completed.
         """
-        kind = self._requests.get(request_id)
-        if kind is not None:
+        if (kind := self._requests.get(request_id)) is not None:
             self.tenants.advance(now)
             self._end(kind, now, aborted=not success)
 
@@ -349,10 +349,10 @@ class Scheduler:
         """Take everything from a running request; it keeps its tokens and computes them again later."""
         self._release(kind, now)
         request, sequence = kind.request, kind.sequence
-        request.phase, request.queued_at = "waiting", now
+        request.phase, request.queued_at, request.shared_tokens = "waiting", now, 0
         sequence.computed = sequence.published = 0
         self._publisher.extend_hashes(sequence)
-        request.uncached_estimate = self._waiting.estimate(kind, 0, self._is_cached, self.limits.block_size)
+        request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
         self._queue(kind)
 
     def _queue(self, kind: RequestKind) -> None:
@@ -395,5 +395,5 @@ class Scheduler:
         del self._running[request.request_id]
 
     def _is_cached(self, block_hash: bytes) -> bool:
-        """Whether a block is on the device, on the host from where it would be copied, or about to be computed."""
-        return self._publisher.pending.is_due(block_hash) or self.host.covers(block_hash, self._budget.token_s)
+        """Whether a block is on the device, or on the host from where it would be copied."""
+        return self.host.covers(block_hash, self._budget.token_s)

@@ -11,13 +11,11 @@ Three rules, from the outside in:
    without an objective has DEFAULT_TTFT_S, so it is not passed by what arrives much later.
 
 A preempted request returns with the deadline that it had, and ages from its preemption on.
-
-What waits counts as what it will compute itself: blocks that others will have published by then are theirs.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -25,11 +23,14 @@ from typing import Final
 
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.kinds.interface import RequestKind
-from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.request_state import AGEING_S
 
 REFRESHED: Final = 4
 """Estimates brought up to date per snapshot: the queue may be long, a snapshot may not take long."""
+WALKED_BLOCKS: Final = 64
+"""Blocks by which one estimate may grow at a time."""
+SHARED_EVERY: Final = 16
+"""Blocks, at the ends of which the prefixes of those that wait are compared: a hash stands for all before it."""
 
 _Entry = tuple[float, int, RequestKind]
 
@@ -61,16 +62,18 @@ class WaitingQueue:
     flows once, and then the logarithm of it for each request.
     """
 
-    __slots__ = ("_flows", "_length", "_promised", "_tenants", "uncached_tokens")
+    __slots__ = ("_flows", "_length", "_prefixes", "_tenants", "shared_tokens", "uncached_tokens")
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, str], _Flow] = {}
         self._tenants: Counter[str] = Counter()
         """Flows of each."""
-        self._promised = PendingPrefixes(0)
-        """Blocks that those which wait will compute."""
+        self._prefixes: Counter[bytes] = Counter()
+        """How many of those that wait begin with a block of such a hash."""
         self._length = 0
         self.uncached_tokens = 0
+        self.shared_tokens = 0
+        """Of these, what others were about to compute; too many where those have left."""
 
     def __len__(self) -> int:
         return self._length
@@ -89,8 +92,9 @@ class WaitingQueue:
             flow = self._flows[key] = _Flow(*key)
             self._tenants[flow.tenant] += 1
         insort(flow.entries, _entry(kind))
-        self._promised.add(kind.sequence)
+        self._prefixes.update(_shareable(kind))
         self._length += 1
+        self.shared_tokens += request.shared_tokens
         self._count(flow, request.uncached_estimate)
 
     def remove(self, kind: RequestKind, *, admitted_at: float | None = None) -> None:
@@ -105,9 +109,28 @@ class WaitingQueue:
             self._tenants[flow.tenant] -= 1
             if not self._tenants[flow.tenant]:
                 del self._tenants[flow.tenant]
-        self._promised.remove(kind.sequence)
+        for block_hash in _shareable(kind):
+            if (left := self._prefixes[block_hash]) > 1:
+                self._prefixes[block_hash] = left - 1
+            else:
+                self._prefixes.pop(block_hash, None)
         self._length -= 1
+        self.shared_tokens -= kind.request.shared_tokens
         self._count(flow, -kind.request.uncached_estimate)
+
+    def shared(self, kind: RequestKind, hit: int, is_due: Callable[[bytes], bool], block_size: int) -> int:
+        """Tokens of a newcomer behind `hit` blocks that another one which waits will compute, or that are due from one
+        that runs.
+        """
+        found, most = hit, kind.reusable // block_size
+        for place, block_hash in enumerate(_shareable(kind), 1):
+            end = place * SHARED_EVERY
+            if end <= hit:
+                continue
+            if end > most or not (block_hash in self._prefixes or is_due(block_hash)):
+                break
+            found = end
+        return (found - hit) * block_size
 
     def before(self, kind: RequestKind) -> tuple[int, int]:
         """Requests that come before one, waiting or about to, and their uncached tokens, estimated.
@@ -159,38 +182,11 @@ class WaitingQueue:
                 heappush(ranked, (flow.rank(place, shares, now), flow, place))
 
     def refresh(self, is_cached: Callable[[bytes], bool], block_size: int) -> None:
-        """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed, or is
-        about to be by a running request.
-        """
+        """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""
         for flow, kind in islice(self._firsts(REFRESHED), REFRESHED):
-            last, hashes = kind.request.uncached_estimate, kind.sequence.hashes
-            hit = (len(kind.sequence.tokens) - last) // block_size
-            known = self.estimate(kind, hit, is_cached, block_size)
-            self._count(flow, known - last)
+            known = uncached_estimate(kind, is_cached, block_size)
+            self._count(flow, known - kind.request.uncached_estimate)
             kind.request.uncached_estimate = known
-            hit = (len(kind.sequence.tokens) - known) // block_size
-            if hit < len(hashes) and not self._promised.is_due(hashes[hit]):  # who was to compute it has left
-                self._promised.add(kind.sequence)
-
-    def estimate(self, kind: RequestKind, hit: int, is_cached: Callable[[bytes], bool], block_size: int) -> int:
-        """Tokens that a request must compute itself. hit: blocks that it need not, as far as is known; the search
-        begins there, in steps of doubling length. is_cached: as of refresh.
-        """
-        sequence = kind.sequence
-        hashes, limit = sequence.hashes, min(len(sequence.hashes), kind.reusable // block_size)
-
-        def is_covered(blocks: int) -> bool:
-            return is_cached(hashes[blocks - 1]) or self._promised.is_due(hashes[blocks - 1], sequence)
-
-        hit, step = min(hit, limit), 1
-        while hit and not is_covered(hit):
-            hit //= 2
-        while step:
-            if hit + step <= limit and is_covered(hit + step):
-                hit, step = hit + step, step * 2
-            else:
-                step //= 2
-        return len(sequence.tokens) - hit * block_size
 
     def firsts(self, count: int) -> Iterator[RequestKind]:
         """So many that come soon."""
@@ -236,5 +232,23 @@ def _tokens(flow: _Flow, count: int) -> int:
     return sum([kind.request.uncached_estimate for _, _, kind in flow.entries[:count]])
 
 
+def _shareable(kind: RequestKind) -> Sequence[bytes]:
+    """Hashes of the blocks at whose ends prefixes are compared."""
+    return kind.sequence.hashes[SHARED_EVERY - 1 :: SHARED_EVERY]
+
+
 def _entry(kind: RequestKind) -> _Entry:
     return (kind.request.due_at, kind.request.number, kind)
+
+
+def uncached_estimate(kind: RequestKind, is_cached: Callable[[bytes], bool], block_size: int) -> int:
+    """Tokens of a waiting request that must be computed, from its last estimate and a bounded walk over its hashes."""
+    hashes, num_tokens = kind.sequence.hashes, len(kind.sequence.tokens)
+    limit = min(len(hashes), kind.reusable // block_size)
+    hit = min(limit, (num_tokens - kind.request.uncached_estimate) // block_size)
+    while hit and not is_cached(hashes[hit - 1]):
+        hit //= 2
+    stop = min(limit, hit + WALKED_BLOCKS)
+    while hit < stop and is_cached(hashes[hit]):
+        hit += 1
+    return num_tokens - hit * block_size

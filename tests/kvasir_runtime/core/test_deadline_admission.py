@@ -158,7 +158,7 @@ def test_a_burst_behind_one_prefix_waits_only_as_long_as_that_takes_once():
         )
         outputs.append(scheduler.submit(burst, engine.now))
     assert outputs == [None] * len(outputs)
-    assert forecast(engine).queue_s < 5.0
+    assert forecast(engine).queue_s < 10.0  # some 80 where each computed the prefix
 
 
 def submitted(scheduler, number, *, prompt_tokens=40, admitted=False):

@@ -12,7 +12,7 @@ from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.kinds.factory import new_kind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.request_state import AGEING_S
-from kvasir_runtime.core.waiting_queue import WaitingQueue
+from kvasir_runtime.core.waiting_queue import SHARED_EVERY, WALKED_BLOCKS, WaitingQueue, uncached_estimate
 
 LIMITS = Limits(num_blocks=1000, block_size=4, max_batch_tokens=64, max_sequences=8, max_model_len=10_000)
 
@@ -177,62 +177,26 @@ def test_no_flow_starves(flows, rate, stubborn):
 
 def test_the_estimate_follows_the_cache_up_and_down():
     pool, made = BlockPool(8), waiting(num_tokens=17)
-    queue = WaitingQueue()
-    assert queue.estimate(made, 0, pool.is_resident, 4) == 17
+    assert uncached_estimate(made, pool.is_resident, 4) == 17
     resident(pool, made.sequence.hashes[:3])
-    assert queue.estimate(made, 0, pool.is_resident, 4) == 5
+    made.request.uncached_estimate = uncached_estimate(made, pool.is_resident, 4)
+    assert made.request.uncached_estimate == 5
     pool.release(*pool.lookup(made.sequence.hashes, 9))
     pool.take(8)
-    assert queue.estimate(made, 3, pool.is_resident, 4) == 17
+    assert uncached_estimate(made, pool.is_resident, 4) == 17
 
 
 def test_one_token_is_always_computed():
     pool, made = BlockPool(8), waiting(num_tokens=8)
     resident(pool, made.sequence.hashes)
-    assert WaitingQueue().estimate(made, 0, pool.is_resident, 4) == 4
+    assert uncached_estimate(made, pool.is_resident, 4) == 4
 
 
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
-def test_an_estimate_finds_the_end_of_what_is_cached_from_anywhere(cached, hit, most):
-    made = waiting(num_tokens=1201)
-    asked = []
-
-    def is_cached(block_hash):
-        asked.append(block_hash)
-        return made.sequence.hashes.index(block_hash) < cached
-
-    assert WaitingQueue().estimate(made, hit, is_cached, 4) == 1201 - 4 * cached
-    assert len(asked) <= 60  # logarithms, not a walk
-
-
-def test_a_prefix_counts_once_however_many_wait_for_it():
-    """The first will compute it. When that one leaves, the next one does, as soon as it is looked at."""
-    leader, *others = [waiting(name, num_tokens=401) for name in "abcdefgh"]
-    queue = queue_of(leader)
-    for other in others:
-        other.request.uncached_estimate = queue.estimate(other, 0, lambda _: False, 4)
-        queue.add(other)
-    assert queue.uncached_tokens == 401 + len(others)
-    assert queue.before(others[-1]) == (7, 401 + 6)
-    queue.refresh(lambda _: False, 4)
-    assert queue.uncached_tokens == 401 + len(others)
-    queue.remove(leader)
-    assert queue.uncached_tokens == len(others)
-    queue.refresh(lambda _: False, 4)
-    assert queue.uncached_tokens == 401 + len(others) - 1
-    assert others[0].request.uncached_estimate == 401
-    for other in others:
-        queue.remove(other)
-    assert queue.uncached_tokens == 0
-    assert queue.estimate(leader, 100, lambda _: False, 4) == 401
-
-
-def test_who_waits_for_no_prefix_is_not_promised_its_own():
-    made = waiting(num_tokens=401)
-    queue = queue_of(made)
-    for _ in range(2):
-        queue.refresh(lambda _: False, 4)
-        assert queue.uncached_tokens == 401
+def test_a_long_walk_is_spread_over_several_estimates():
+    pool, made = BlockPool(200), waiting(num_tokens=801)
+    resident(pool, made.sequence.hashes)
+    made.request.uncached_estimate = uncached_estimate(made, pool.is_resident, 4)
+    assert made.request.uncached_estimate == 801 - 4 * WALKED_BLOCKS
 
 
 def test_refresh_keeps_the_sum_right():
@@ -242,3 +206,31 @@ def test_refresh_keeps_the_sum_right():
     queue.refresh(pool.is_resident, 4)
     assert queue.uncached_tokens == sum(item.request.uncached_estimate for item in items)
     assert [item.request.uncached_estimate for item in items] == [1, 1, 1, 1, 9, 9]
+
+
+def test_a_prefix_is_shared_with_those_that_wait_and_those_that_run():
+    leader, follower = waiting("a", num_tokens=401), waiting("b", num_tokens=401)
+    queue = WaitingQueue()
+    assert queue.shared(follower, 0, lambda _: False, 4) == 0
+    queue.add(leader)
+    whole = 400 // (4 * SHARED_EVERY) * 4 * SHARED_EVERY
+    assert queue.shared(follower, 0, lambda _: False, 4) == whole
+    assert queue.shared(follower, 90, lambda _: False, 4) == whole - 360
+    queue.remove(leader)
+    assert queue.shared(follower, 0, lambda _: False, 4) == 0
+    due = set(leader.sequence.hashes[: 2 * SHARED_EVERY])
+    assert queue.shared(follower, 0, due.__contains__, 4) == 2 * SHARED_EVERY * 4
+    assert queue.shared(follower, 2 * SHARED_EVERY, due.__contains__, 4) == 0
+
+
+def test_what_is_shared_is_counted_while_it_waits():
+    leader, follower = waiting("a", num_tokens=401), waiting("b", num_tokens=401)
+    queue = queue_of(leader)
+    follower.request.shared_tokens = queue.shared(follower, 0, lambda _: False, 4)
+    queue.add(follower)
+    assert (queue.uncached_tokens, queue.shared_tokens) == (802, follower.request.shared_tokens)
+    queue.remove(follower)
+    assert queue.shared_tokens == 0
+    assert queue.shared(follower, 0, lambda _: False, 4) > 0
+    queue.remove(leader)
+    assert not queue._prefixes

@@ -16,8 +16,8 @@ LEVELS: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80,
 NEWS: Final = 0.15
 """Weight of a new measurement behind the first few, of which the mean is taken."""
 CHANGED: Final = 1.6
-"""A step that takes so many times its mean, or as much less, counts only if the next one like it does so too: the first
-may be one that something else held up. The nearer of the two is the mean then.
+"""A step that takes so many times its mean, or as much less, counts as that, since something else may have held it up;
+where the next one like it does so too, the nearer of the two is the mean.
 """
 FIRST_COST: Final = 0.04
 """Of a step without drafts, what a draft adds to it before that was measured; FIRST_COST_EACH: as many drafts as there
@@ -25,9 +25,9 @@ are sequences, where that is less.
 """
 FIRST_COST_EACH: Final = 0.4
 STALE: Final = 32
-"""Steps after which what a single one with so many drafts cost is forgotten, once: a step that something else slowed
-down would keep all of as many drafts, and more, from being tried. RENEWED: after which the costs of all drafts are,
-since those of numbers that are not used any more may be of another time.
+"""Steps after which what a single one with so many drafts cost is forgotten, once ever: a step that something else
+slowed down would keep all of as many drafts, and more, from being tried. RENEWED: after which the costs of all drafts
+are, since those of numbers that are not used any more may be of another time.
 """
 RENEWED: Final = 512
 FIRST_LEVEL: Final = 8
@@ -68,6 +68,8 @@ class _Mean:
         if self.count and not self.value / CHANGED <= measured <= self.value * CHANGED:
             if not self.odd or (self.odd > self.value) != (measured > self.value):
                 self.odd = measured
+                if self.count > 1:
+                    self.value *= 1 + NEWS * (CHANGED - 1) if measured > self.value else 1 - NEWS * (1 - 1 / CHANGED)
                 return False
             self.value = min(self.odd, measured, key=lambda one: abs(one - self.value))
             self.count, self.odd = max(2, self.count), 0.0
@@ -134,13 +136,12 @@ class StepCosts:
 
     def most_drafts(self, num_sequences: int) -> int:
         """Of a step, so that none is much longer than any before: what its drafts cost may not be known."""
-        measured = self._means.get(size_of(num_sequences))
-        return GROWTH * max(measured) if measured else max(FIRST_LEVEL, num_sequences)
+        measured = self._means.get(size_of(num_sequences), {})
+        return max(FIRST_LEVEL, num_sequences, GROWTH * max(measured, default=0))
 
     def forget_drafts(self, num_sequences: int) -> None:
         """Keep what steps without drafts cost."""
         self._means.pop(size_of(num_sequences), None)
-        self._forgotten.pop(size_of(num_sequences), None)
 
 
 class DraftController:

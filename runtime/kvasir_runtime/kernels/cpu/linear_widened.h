@@ -81,7 +81,7 @@ void add_widened(const float* x, int64_t ldx, const uint8_t* lines, int64_t step
       for (int i = 0; i < MR; ++i) {
         const Floats number = splat(x[i * ldx + upper]);
 #pragma GCC unroll 4
-        for (int v = 0; v < BESIDE; ++v) add_product<MR >= 4 && !WIDE>(acc[i][first + v], number, weight[v]);
+        for (int v = 0; v < BESIDE; ++v) add_product<kLanes == 8 && MR >= 4 && !WIDE>(acc[i][first + v], number, weight[v]);
       }
     }
   };

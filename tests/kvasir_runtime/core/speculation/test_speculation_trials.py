@@ -70,7 +70,7 @@ def test_a_machine_that_is_busy_now_and_then_makes_answers_hardly_slower(busy, p
 
 
 @pytest.mark.parametrize("num_sequences", [1, 4])
-@pytest.mark.parametrize("factor", [1.3, 2.0, 4.0])
+@pytest.mark.parametrize("factor", [1.3, 2.0, 4.0, 8.0])
 def test_a_model_whose_drafts_are_never_right_costs_less_than_two_percent(num_sequences, factor):
     """factor: what a step with a draft takes in one without, the draft model's part included."""
 
