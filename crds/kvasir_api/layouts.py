@@ -10,6 +10,7 @@ from typing import Final
 
 from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, ModelShape
 from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline
+from kvasir_api.stage_cut import stage_layers
 from kvasir_api.stored_bits import Compute
 
 PROMPT_TOKENS: Final = 1024
@@ -63,13 +64,14 @@ class LayoutForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """room_bytes: of one device, for weights and cache. one: the forecast of one device. max_sequences: that run at once. longest:
-    tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device. network_bytes_per_s: of a node of
+    """room_bytes: of one device, for weights and cache. one: the forecast of one device. beside_bytes: of its weights, those of no
+    layer. max_sequences: that run at once. longest: tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device. network_bytes_per_s: of a node of
     so many devices, in one direction.
     """
 
     room_bytes: int
     one: MemoryFit
+    beside_bytes: int
     max_sequences: int
     longest: int
     ttft_s: float = 0.0
@@ -113,28 +115,25 @@ def forecasts(
     return tuple(replace(one, chosen=one is best) for one in found)
 
 
+def beside_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
+    """Of the table of embeddings and of the head, as they are held: what the first of several stages has beside its layers."""
+    table = shape.vocabulary * shape.hidden
+    only = replace(shape, parameters=table + (0 if shape.tied else shape.head), matrices=0, stored_plain=0)
+    return only.weights_bytes(dtype, quantization)
+
+
 def kv_tokens(shape: ModelShape, wanted: Wanted, layout: Layout) -> int:
-    """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most."""
-    table = 0 if shape.tied else shape.vocabulary * shape.hidden
-    beside = wanted.one.weights_bytes * (table + shape.vocabulary * shape.hidden) // shape.parameters
-    each = (wanted.one.weights_bytes - beside) // shape.layers
-    first = _layers_of_first(shape.layers, each, beside, layout.stages)
-    most = first if layout.stages == 1 else max(first, -(-(shape.layers - first) // (layout.stages - 1)))
-    heaviest = max(first * each + beside, most * each) // layout.tensor
+    """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most.
+
+    Layers count as equals, cut as the runtime cuts them.
+    """
+    each = -(-max(wanted.one.weights_bytes - wanted.beside_bytes, 0) // shape.layers)
+    counts = [len(stage) for stage in stage_layers([each] * shape.layers, wanted.beside_bytes, layout.stages)]
+    heaviest = max(counts[0] * each + wanted.beside_bytes, max(counts) * each)
+    weights = min(heaviest, wanted.one.weights_bytes) // layout.tensor
     shared = max(1 / layout.tensor, 1 / shape.kv_heads) if not shape.latent_row else 1.0
-    token_bytes = wanted.one.kv_bytes_per_token * most * shared / shape.layers
-    return max(int((wanted.room_bytes - heaviest) / token_bytes), 0) if token_bytes else 0
-
-
-def _layers_of_first(layers: int, layer_bytes: int, beside_bytes: int, stages: int) -> int:
-    """So that the heaviest stage is as light as can be, where the first has something beside its layers."""
-    if stages == 1:
-        return layers
-
-    def heaviest(first: int) -> int:
-        return max(first * layer_bytes + beside_bytes, -(-(layers - first) // (stages - 1)) * layer_bytes)
-
-    return min(range(1, layers - stages + 2), key=heaviest)
+    token_bytes = wanted.one.kv_bytes_per_token * max(counts) * shared / shape.layers
+    return max(int((wanted.room_bytes - weights) / token_bytes), 0) if token_bytes else 0
 
 
 def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofline | None) -> LayoutForecast:

@@ -42,6 +42,7 @@ def over_pods(facts: ModelFacts, options: RuntimeOptions, memory_bytes: int) -> 
     wanted = Wanted(
         room_bytes=layouts.room_bytes(one, DEVICE, memory_bytes, options.memory_fraction),
         one=replace(one, sequence_tokens=max(one.sequence_tokens, options.kv_cache_tokens)),
+        beside_bytes=layouts.beside_bytes(shape, dtype, options.quantization),
         max_sequences=options.max_sequences,
         longest=longest,
     )

@@ -14,6 +14,7 @@ import torch
 
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.options import Quantization
+from kvasir_api.stage_cut import stage_layers
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
@@ -88,9 +89,8 @@ def runner_of(
         own = replace(ops, collectives=group[index]) if group else ops
         each = max(len(group), 1) // num_stages
         rank = Rank(index % each, each, whole_experts)
-        cut = stages.divided([1] * whole.num_layers, 0, num_stages, whole.joined) if num_stages > 1 else None
-        layers = cut[index // each] if cut else None
-        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, layers)
+        cut = stage_layers([1] * whole.num_layers, 0, num_stages, whole.joined)[index // each]
+        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, cut if num_stages > 1 else None)
 
     model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
     for decoder, rank in zip(others, group[1:], strict=True):

@@ -38,7 +38,8 @@ def wanted(room_bytes: int, **given: float) -> Wanted:
     one = forecast.fit(
         SHAPE, memory_bytes=room_bytes, memory_fraction=1, dtype="bfloat16", max_model_len=0, max_batch_tokens=512
     )
-    return Wanted(room_bytes=room_bytes, one=one, max_sequences=64, longest=8192, **given)
+    beside = layouts.beside_bytes(SHAPE, "bfloat16", "auto")
+    return Wanted(room_bytes=room_bytes, one=one, beside_bytes=beside, max_sequences=64, longest=8192, **given)
 
 
 def found(room_bytes: int, count: int = 8, **given: float) -> dict[Layout, LayoutForecast]:

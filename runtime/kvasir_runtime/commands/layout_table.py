@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvasir_api import inspection
-from kvasir_api.layouts import LayoutForecast, Wanted, forecasts, possible, room_bytes
+from kvasir_api.layouts import LayoutForecast, Wanted, beside_bytes, forecasts, possible, room_bytes
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.rank_state import MOST_RANKS
 from kvasir_runtime.commands.fit_report import FitReport
@@ -34,6 +34,11 @@ def of_report(
     wanted = Wanted(
         room_bytes=room_bytes(report.fit, report.device, report.memory_bytes, report.memory_fraction),
         one=report.fit,
+        beside_bytes=beside_bytes(
+            inspection.held_on(facts.shape, report.device),
+            inspection.dtype_of(facts, options, report.device),
+            options.quantization,
+        ),
         max_sequences=options.max_sequences,
         longest=report.max_model_len,
         ttft_s=objectives_s[0],

@@ -1,56 +1,13 @@
-"""How layers are divided among stages, and steps among the parts that go through them."""
+"""How steps are divided among the parts that go through stages."""
 
-from itertools import combinations, pairwise
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir_api.layouts import PART_TOKENS
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.layers import micro_batches, stages
+from kvasir_runtime.layers import micro_batches
 from kvasir_runtime.layers.decoder import Batch
-
-
-@pytest.mark.parametrize(
-    ("layer_bytes", "first_bytes", "count", "want"),
-    [
-        ([1] * 8, 0, 2, [(0, 4), (4, 8)]),
-        ([1] * 8, 2, 2, [(0, 3), (3, 8)]),
-        ([1, 9, 9, 9], 0, 2, [(0, 2), (2, 4)]),
-        ([1] * 3, 100, 3, [(0, 1), (1, 2), (2, 3)]),
-    ],
-)
-def test_the_heaviest_stage_is_as_light_as_can_be(
-    layer_bytes: list[int], first_bytes: int, count: int, want: list[tuple[int, int]]
-) -> None:
-    assert [(layers.start, layers.stop) for layers in stages.divided(layer_bytes, first_bytes, count)] == want
-
-
-def test_no_stage_begins_with_a_layer_that_is_joined_to_the_one_before_it() -> None:
-    found = stages.divided([1, 9] * 3, 0, 2, joined={1, 3, 5})
-    assert [(layers.start, layers.stop) for layers in found] == [(0, 2), (2, 6)]
-    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
-        stages.divided([1, 9] * 3, 0, 4, joined={1, 3, 5})
-
-
-@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8), first=st.integers(0, 20), count=st.integers(1, 8))
-def test_no_other_cut_is_lighter(sizes: list[int], first: int, count: int) -> None:
-    if count > len(sizes):
-        with pytest.raises(ValueError, match="layers are fewer than"):
-            stages.divided(sizes, first, count)
-        return
-
-    def heaviest(ends: tuple[int, ...]) -> int:
-        cuts = (0, *ends, len(sizes))
-        return max(sum(sizes[start:end]) + (0 if start else first) for start, end in pairwise(cuts))
-
-    found = stages.divided(sizes, first, count)
-    ends = tuple(layers.stop for layers in found[:-1])
-    assert [layers.start for layers in found] == [0, *ends]
-    assert all(found)
-    assert heaviest(ends) == min(map(heaviest, combinations(range(1, len(sizes)), count - 1)))
 
 
 @given(

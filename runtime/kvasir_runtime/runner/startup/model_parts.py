@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kvasir_api.options import ServeOptions
+from kvasir_api.stage_cut import stage_layers
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
@@ -136,7 +137,7 @@ def _stages(
     beside = quant_formats.num_bytes(shapes, formats, element_bytes, PROCESSORS) - sum(of_layers)
     count = options.pipeline_parallel_size
     try:
-        return [stages.staged(part, layers) for layers in stages.divided(of_layers, beside, count, whole.joined)]
+        return [stages.staged(part, layers) for layers in stage_layers(of_layers, beside, count, whole.joined)]
     except ValueError as error:
         raise StartError(f"--pipeline-parallel-size {count} is not possible: {error}") from error
 
