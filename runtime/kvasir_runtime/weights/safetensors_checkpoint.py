@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import torch
@@ -31,6 +31,10 @@ _DTYPES: Final = {
 }
 MAX_HEADER_BYTES: Final = 100_000_000
 """As the library has it."""
+_MOST: Final = (1 << 63) - 1
+"""Of a dimension."""
+_MOST_DIMENSIONS: Final = 64
+"""As torch has it; the product of millions of them takes minutes."""
 # Stored by some exporters, computed again or shared by all layers.
 _IGNORED = ("rotary_emb.inv_freq",)
 # Which ids a head that drafts has; no weights, and read by `integers`.
@@ -67,7 +71,9 @@ class _Index(msgspec.Struct):
 
 class _Entry(msgspec.Struct, frozen=True):
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=_MOST)], ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)
+    ]
     data_offsets: tuple[int, int]
 
 
@@ -120,10 +126,9 @@ def totals(folder: Path) -> tuple[int, int]:
     tensors = numbers = 0
     for path in files(folder):
         try:
-            found = msgspec.json.decode(header(path)[8:], type=dict[str, msgspec.Raw])
-            found.pop("__metadata__", None)
+            found = _entries(header(path))
             tensors += len(found)
-            numbers += sum(math.prod(msgspec.json.decode(raw, type=_Entry).shape) for raw in found.values())
+            numbers += sum(math.prod(entry.shape) for _, entry in found)
         except (OSError, msgspec.DecodeError, struct.error) as error:
             raise ModelError(f"{path} is truncated or damaged: {error}") from error
     return tensors, numbers
@@ -160,19 +165,31 @@ def places(path: Path) -> list[tuple[int, int]]:
     struct.error, or msgspec.DecodeError where the header is none.
     """
     raw = header(path)
-    found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
-    found.pop("__metadata__", None)
-    spans = sorted(msgspec.json.decode(entry, type=_Entry).data_offsets for entry in found.values())
+    spans = (entry.data_offsets for _, entry in _entries(raw))
     return [(len(raw) + start, end - start) for start, end in spans]
+
+
+def _entries(raw: bytes) -> list[tuple[str, _Entry]]:
+    """The tensors that a header names, in the order of their bytes. Raises msgspec.DecodeError, also for JSON that is
+    nested too deep or is no text, for which the library has errors of other kinds.
+    """
+    try:
+        found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
+        found.pop("__metadata__", None)
+        entries = ((name, msgspec.json.decode(entry, type=_Entry)) for name, entry in found.items())
+        return sorted(entries, key=lambda pair: pair[1].data_offsets)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     raw = header(path)
     size = arriving.size(path) - len(raw)
-    found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
-    found.pop("__metadata__", None)
-    entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())
-    for name, entry in sorted(entries, key=lambda pair: pair[1].data_offsets):
+    taken = 0
+    for name, entry in _entries(raw):
+        if entry.data_offsets[0] < taken:
+            raise OSError(f"tensor {name} begins at byte {entry.data_offsets[0]:,}, within another one")
+        taken = entry.data_offsets[1]
         if name in _ID_MAPS or name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
             continue
         if entry.dtype not in _DTYPES:
