@@ -5,12 +5,13 @@ prefix that is being computed or copied, is passed by those behind it that leave
 is not, so that small requests do not keep a large one waiting.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvasir_runtime.core.answer_lengths import AnswerLengths
-from kvasir_runtime.core.block_tables import BlockTables
+from kvasir_runtime.core.block_tables import ABSENT, BlockTables
 from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.divided_blocks import RankRoom, chosen
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.interface import RequestKind
@@ -19,6 +20,7 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prefill_shares import PromptPart, gets_share
+from kvasir_runtime.core.running_requests import RunningRequests
 from kvasir_runtime.core.step_prompts import PromptInStep
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 
@@ -47,7 +49,7 @@ class Admission:
         shares: FairShares,
         host: HostTier,
         pending: PendingPrefixes,
-        running: Mapping[str, RequestKind],
+        running: RunningRequests,
     ) -> None:
         self._limits, self._pool, self._waiting, self._shares = limits, pool, waiting, shares
         self._host, self._pending, self._running = host, pending, running
@@ -72,13 +74,16 @@ class Admission:
         """
         head: RequestKind | None = None
         num_passed = num_awaiting = 0
-        peak = KvPeak(self._limits, self._pool, self.lengths, self._running)
+        peaks = [
+            KvPeak(self._limits, self._pool.of_rank(rank), self.lengths, self._running, rank)
+            for rank in range(self._pool.num_ranks)
+        ]
         for kind in self._waiting.in_order(self._shares, now):
             if not builder.budget or not rows or num_passed == LOOKAHEAD or num_awaiting == MOST_AWAITING:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
             is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
-            hits = self._hits(kind) if is_due else None
+            hits = self._hits(kind, head) if is_due else None
             if hits is None:
                 head = head or kind
                 if self._awaits_peer(kind, kind.sequence.hashes):
@@ -87,9 +92,12 @@ class Admission:
                     num_passed += 1
                 continue
             tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
-            if not self._has_room(kind, tables, head, len(rows)):
+            num_rows = self._limits.num_rows - len(rows)
+            if self._pool.num_ranks > 1:
+                num_rows = self._running.num_rows(kind.request.data_rank)
+            if not self._has_room(kind, tables, head, len(rows), num_rows):
                 return
-            if not self._stays_in_cache(peak, kind, tables, builder.step, len(rows)):
+            if not self._stays_in_cache(peaks[kind.request.data_rank], kind, tables, builder.step, num_rows):
                 return
             if self._load(builder, kind, len(hits[0]), token_s):
                 head, num_passed = head or kind, num_passed + 1
@@ -108,16 +116,30 @@ class Admission:
         part = PromptPart(max(1, request.uncached_estimate), request.request.priority)
         return gets_share(part, [prompt.part for prompt in prompts], budget)
 
-    def _hits(self, kind: RequestKind) -> list[list[int]] | None:
-        """Its prefix hit; None while more of its prefix is being computed or copied."""
-        kind.prepare()
+    def _hits(self, kind: RequestKind, head: RequestKind | None) -> list[list[int]] | None:
+        """Its prefix hit, at the data-parallel rank that it comes to where there are several; None while more of its
+        prefix is being computed or copied. head: as of `_has_room`.
+        """
+        num_blocks = kind.prepare()
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
-        hits = self._pool.lookup(hashes, limit)
+        if self._pool.num_ranks > 1:
+            needed = num_blocks if head is None else num_blocks + head.prepare()
+            rooms = [self._room(rank, hashes, limit) for rank in range(self._pool.num_ranks)]
+            kind.request.data_rank = chosen(rooms, needed)
+        hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
         num_hits = len(hits[0])
         if self._pending.worth_waiting(kind.sequence, num_hits, limit):
             return None
         missing = hashes[num_hits:limit]
         return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
+
+    def _room(self, rank: int, hashes: Sequence[bytes], limit: int) -> RankRoom:
+        """What a data-parallel rank has for a request with these hashes, beside a block in each group for each row."""
+        pool = self._pool.of_rank(rank)
+        held = [block for table in pool.lookup(hashes, limit) for block in table if block != ABSENT]
+        spare = self._running.num_rows(rank) * len(self._limits.attentions)
+        revived = sum([pool.references(block) == 0 for block in held])
+        return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived)
 
     def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for blocks of a chain from another replica. One that is computed for a replica never
@@ -125,21 +147,26 @@ class Admission:
         """
         return not kind.request.request.for_peer and self._host.is_fetching(hashes)
 
-    def _has_room(self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_free: int) -> bool:
-        """Whether rows and blocks suffice for a request, and behind it for the one that it passes, if there is one."""
+    def _has_room(
+        self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_free: int, num_rows: int
+    ) -> bool:
+        """Whether rows and blocks suffice for a request, and behind it for the one that it passes, if there is one.
+
+        num_free: rows. num_rows: of those that run at its data-parallel rank.
+        """
         rows_before, blocks_before = (0, 0) if head is None else (head.num_rows, head.prepare())
         if num_free < kind.num_rows + rows_before:
             return False
         # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
         # preempted.
-        spare = (self._limits.num_rows - num_free) * len(self._limits.attentions)
+        spare = num_rows * len(self._limits.attentions)
         count = kind.prepare() - len(tables.held) + spare + blocks_before
-        return self._pool.can_take(count, tables.held)
+        return self._pool.of_rank(kind.request.data_rank).can_take(count, tables.held)
 
-    def _stays_in_cache(self, peak: KvPeak, kind: RequestKind, tables: BlockTables, step: int, num_free: int) -> bool:
+    def _stays_in_cache(self, peak: KvPeak, kind: RequestKind, tables: BlockTables, step: int, num_rows: int) -> bool:
         """Whether all that run will probably fit to their ends beside a request, so that none is preempted."""
         held = kind.prepare() - sum([self._pool.references(block) > 0 for block in tables.held])
-        if peak.is_far(kind, held, self._limits.num_rows - num_free):
+        if peak.is_far(kind, held, num_rows):
             return True
         request_id, until = self._refused
         if request_id == kind.request.request_id and step < until:

@@ -3,7 +3,8 @@
 The scheduler is the only caller. A block is pinned while a sequence refers to it. Released, it becomes cached when it
 was published (full, computed, known by its hash) and free otherwise; cached blocks are given away again, least
 recently used first, when free ones run out. Every operation on a block is O(1). All cache groups draw on the same
-blocks, which have the same bytes whatever they hold.
+blocks, which have the same bytes whatever they hold. Where each of several ranks has blocks of its own, there is a pool
+for each of them (`divided_blocks`).
 """
 
 from collections import OrderedDict, deque
@@ -14,8 +15,26 @@ from kvasir_api.hashes import owner_of_block
 from kvasir_runtime.core.prefix_index import PrefixIndex
 
 
+class BlockStates:
+    """What is known of each of a number of blocks, whichever pool they are in, and what pools count together.
+
+    lost: hashes under which a cache group of a pool has no block any more, for `ResidentPrefixes`, which empties it.
+    pinned_by: how many blocks each tenant pins; of those that several refer to, the one that took or revived it.
+    """
+
+    __slots__ = ("key_of", "lost", "payers", "pinned_by", "refs", "reused")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.refs = [0] * num_blocks
+        self.payers = [""] * num_blocks
+        self.reused = [False] * num_blocks
+        self.key_of: list[tuple[int, bytes] | None] = [None] * num_blocks  # group and hash
+        self.lost: list[bytes] = []
+        self.pinned_by: dict[str, int] = {}
+
+
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1 with reference counts, an index by hash and an order of eviction.
+    """Blocks 0 .. num_blocks - 1, or of `numbers`, with reference counts, an index by hash and an order of eviction.
 
     Invariant: num_pinned + num_cached + num_free == num_blocks. Blocks released while a launched plan still names
     them stay pinned until that plan is collected (`release` with a step, then `settle`).
@@ -27,6 +46,7 @@ class BlockPool:
         "_index",
         "_key_of",
         "_leaving",
+        "_numbers",
         "_payers",
         "_refs",
         "_reused",
@@ -37,27 +57,41 @@ class BlockPool:
         "pinned_by",
     )
 
-    def __init__(self, num_blocks: int, attentions: Sequence[LayerAttention] = (FULL,), block_size: int = 1) -> None:
-        """attentions: of the cache groups."""
+    num_ranks = 1
+    """Data-parallel ranks, each of which has blocks of its own."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        attentions: Sequence[LayerAttention] = (FULL,),
+        block_size: int = 1,
+        *,
+        numbers: range | None = None,
+        states: BlockStates | None = None,
+    ) -> None:
+        """attentions: of the cache groups. numbers, states: of the pool of one rank of several: of num_blocks blocks,
+        and of those of all ranks.
+        """
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
+        states = states or BlockStates(num_blocks)
         self.num_blocks = num_blocks
         self.num_leaving = 0
         self.num_reused = 0
         """Blocks that prefix hits may find and that one has found already."""
-        self.lost: list[bytes] = []
-        """Hashes under which a cache group has no block any more, for `ResidentPrefixes`, which empties the list."""
-        self.pinned_by: dict[str, int] = {}
-        """How many blocks each tenant pins; of those that several refer to, the one that took or revived it."""
-        self._refs = [0] * num_blocks
-        self._payers = [""] * num_blocks
-        self._reused = [False] * num_blocks
-        self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks  # group and hash
+        self.lost, self.pinned_by = states.lost, states.pinned_by
+        self._refs, self._payers = states.refs, states.payers
+        self._reused, self._key_of = states.reused, states.key_of
+        self._numbers = range(num_blocks) if numbers is None else numbers
         # Taken from the end: the lowest first, and freed ones before any that was never written and has no memory yet.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = list(reversed(self._numbers))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._index = PrefixIndex(attentions, block_size)
         self._leaving: deque[tuple[int, Sequence[int]]] = deque()
+
+    def of_rank(self, rank: int) -> "BlockPool":  # noqa: ARG002
+        """The blocks of a data-parallel rank: all of them, where there are not several."""
+        return self
 
     @property
     def num_free(self) -> int:
@@ -199,7 +233,8 @@ class BlockPool:
         self._cached.clear()
 
     def _forget_owner(self, owner: bytes) -> None:
-        for block, key in enumerate(self._key_of):
+        for block in self._numbers:
+            key = self._key_of[block]
             if key is None or owner_of_block(key[1]) != owner:
                 continue
             self._unpublish(block, key)

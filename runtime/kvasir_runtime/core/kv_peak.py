@@ -4,7 +4,7 @@ Used by the admission of requests: without it they are admitted while their prom
 cache are preempted and computed again. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvasir_api import cache_groups
@@ -40,17 +40,25 @@ def peak(claims: Sequence[KvClaim], block_size: int) -> int:
 
 
 class KvPeak:
-    """Whether one more request leaves the peak of those that run within the cache. For one plan.
+    """Whether one more request leaves the peak of those that run at a data-parallel rank within its part of the cache.
+    For one plan.
 
-    running: changes while requests are admitted. lengths: of answers; nothing is refused before they are known.
+    pool: of that rank. running: of all ranks; they change while requests are admitted. lengths: of answers; nothing is
+    refused before they are known.
     """
 
-    __slots__ = ("_claims", "_lengths", "_limits", "_pool", "_room", "_running")
+    __slots__ = ("_claims", "_lengths", "_limits", "_pool", "_rank", "_room", "_running")
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, lengths: AnswerLengths, running: Mapping[str, RequestKind]
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        lengths: AnswerLengths,
+        running: Mapping[str, RequestKind],
+        data_rank: int = 0,
     ) -> None:
         self._limits, self._pool, self._lengths, self._running = limits, pool, lengths, running
+        self._rank = data_rank
         self._claims: list[KvClaim] = []
         """Of those that run, once they are needed."""
         self._room = 0
@@ -58,26 +66,34 @@ class KvPeak:
     def is_far(self, kind: RequestKind, held: int, num_rows: int) -> bool:
         """Whether a request fits even if each grows by the most that is expected of any.
 
-        held: blocks that it takes at once. num_rows: of all that run.
+        held: blocks that it takes at once. num_rows: of all that run there.
         """
         if not (self._running and self._lengths.is_known):
             return True
         growth = -(-self._lengths.most_expected // self._limits.block_size) * len(self._limits.attentions)
-        return self._pool.num_pinned + held + (num_rows + kind.num_rows) * growth <= self._limits.num_blocks
+        return self._pool.num_pinned + held + (num_rows + kind.num_rows) * growth <= self._pool.num_blocks
 
     def fits(self, kind: RequestKind, held: int) -> bool:
         """Whether it may run too; then it counts from now on."""
-        if len(self._claims) != len(self._running):
-            billed = [one.request.billed_blocks for one in self._running.values()]
-            self._claims = list(map(self._claim, self._running.values(), billed))
+        running = self._here()
+        if len(self._claims) != len(running):
+            billed = [one.request.billed_blocks for one in running]
+            self._claims = list(map(self._claim, running, billed))
             # Pinned blocks that no request is billed for stay: a shared prefix that its first request has left.
             unclaimed = self._pool.num_pinned - self._pool.num_leaving - sum(billed)
-            self._room = self._limits.num_blocks - max(0, unclaimed)
+            self._room = self._pool.num_blocks - max(0, unclaimed)
         claims = sorted([*self._claims, self._claim(kind, held)], reverse=True)
         if peak(claims, self._limits.block_size) > self._room:
             return False
         self._claims = claims
         return True
+
+    def _here(self) -> Collection[RequestKind]:
+        """Those that run at this rank."""
+        running = self._running.values()
+        if self._limits.data_ranks == 1:
+            return running
+        return [kind for kind in running if kind.request.data_rank == self._rank]
 
     def _claim(self, kind: RequestKind, held: int) -> KvClaim:
         """Of a request that holds so many blocks."""

@@ -23,6 +23,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     for the runner's draft model or head where it pays, "mtp" for the head in the model's own checkpoint.
     max_cached_answers: of each tenant, which "suffix" and "auto" draft from too. fetches_blocks: the runner fetches
     blocks of other replicas to the host. stages: that compute one step each at a time, of disjoint requests.
+    data_ranks: data-parallel ranks, each of which has as many of the blocks; a sequence has those of one.
     """
 
     num_blocks: int
@@ -46,9 +47,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_cached_answers: int = 0
     fetches_blocks: bool = False
     stages: int = 1
+    data_ranks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences", "stages"):
+        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences", "stages", "data_ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.max_model_len < 2:
@@ -68,6 +70,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def capacity_tokens(self) -> int:
         """Tokens that the KV cache holds, each in all groups."""
         return self.tokens_of(self.num_blocks)
+
+    @property
+    def rank_blocks(self) -> int:
+        """Blocks that a sequence may have: those of one data-parallel rank."""
+        return self.num_blocks // self.data_ranks
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -115,7 +122,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of the longest sequence that the cache holds at every moment of its computation."""
         return cache_groups.longest_sequence(
             self.attentions,
-            self.num_blocks,
+            self.rank_blocks,
             block_size=self.block_size,
             chunk_tokens=self.max_batch_tokens,
             limit=self.max_model_len,

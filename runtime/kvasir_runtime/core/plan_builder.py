@@ -51,8 +51,9 @@ class LaunchedChunk(NamedTuple):
 @dataclass(slots=True)
 class PlanBuilder:
     """budget: query tokens that no chunk has taken yet. long: what prompts that take many steps may take of it, and
-    long_tokens: what they have taken. takes_prompts: it may compute prompts. out_of_blocks: a request waits for blocks,
-    so none that arrived later may take any. preempted: a request lost its row, so none is admitted.
+    long_tokens: what they have taken. takes_prompts: it may compute prompts. out_of_blocks: the data-parallel ranks
+    at which a request waits for blocks, so that none that arrived later may take any there. preempted: a request lost
+    its row, so none is admitted.
     """
 
     step: int
@@ -61,7 +62,7 @@ class PlanBuilder:
     long_tokens: int = 0
     takes_prompts: bool = True
     preempted: bool = False
-    out_of_blocks: bool = False
+    out_of_blocks: set[int] = field(default_factory=set)
     joins: list[Join] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)

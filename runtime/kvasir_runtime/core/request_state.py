@@ -29,6 +29,7 @@ class RequestState:
     shared_tokens: of these, what others that waited or ran when it came were about to compute.
     predicted_s: from predicted_at to its first token, while that is to be compared with what comes, else 0. saved_s: by
     the queue's count of what requests that left it saved to others, as of predicted_at.
+    data_rank: that has its blocks, once it has some.
     preemptions: how often it lost its rows. billed_blocks: blocks that it took or revived, its share of the pinned
     blocks; kv_block_seconds: their integral.
     """
@@ -44,6 +45,7 @@ class RequestState:
     uncounted: int = 0
     phase: Phase = "waiting"
     rows: list[int] = field(default_factory=list)
+    data_rank: int = 0
     cached_tokens: int | None = None
     uncached_estimate: int = 0
     shared_tokens: int = 0

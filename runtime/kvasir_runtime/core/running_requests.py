@@ -15,13 +15,16 @@ class RunningRequests(dict[str, RequestKind]):
             self.clear()
             self.update(in_order)
 
-    @property
-    def least_senior(self) -> RequestKind:
-        """The last of them. There must be one."""
-        return next(reversed(self.values()))
+    def least_senior(self, data_rank: int = 0) -> RequestKind:
+        """The last of those with blocks of a data-parallel rank. There must be one."""
+        return next(kind for kind in reversed(self.values()) if kind.request.data_rank == data_rank)
 
-    @property
-    def drop_soon(self) -> bool:
-        """Whether a window leaves a block once what is launched is collected."""
-        sequences = [kind.sequence for kind in self.values() if kind.sequence.active]
+    def num_rows(self, data_rank: int) -> int:
+        """Rows of those with blocks of a data-parallel rank."""
+        return sum([kind.num_rows for kind in self.values() if kind.request.data_rank == data_rank])
+
+    def drop_soon(self, data_rank: int = 0) -> bool:
+        """Whether a window leaves a block of a data-parallel rank once what is launched is collected."""
+        running = [kind for kind in self.values() if kind.request.data_rank == data_rank]
+        sequences = [kind.sequence for kind in running if kind.sequence.active]
         return any(sequence.computed > sequence.blocks.leaves_at for sequence in sequences)

@@ -16,9 +16,9 @@ from kvasir_api.roofline import StepWork
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.admission import Admission
 from kvasir_runtime.core.block_tables import BlockTables
-from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.deadline_admission import DeadlineAdmission
+from kvasir_runtime.core.divided_blocks import new_pool
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
@@ -52,7 +52,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, work: StepWork | None = None, drafter: Drafter | None = None) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks, limits.attentions, limits.block_size)
+        self.pool = new_pool(limits)
         self.throughput = Throughput(work)
         self._counters = Counters()
         self._speculation = Speculation(limits, self._counters, drafter)
@@ -114,8 +114,7 @@ class Scheduler:
 
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
         """Give ids to a request, which come behind its tokens as soon as none is in flight; unknown ids are ignored."""
-        kind = self._requests.get(request_id)
-        if kind is not None:
+        if (kind := self._requests.get(request_id)) is not None:
             kind.inject(token_ids)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -171,8 +170,7 @@ class Scheduler:
             if sequence.active:
                 self._publisher.publish(sequence, chunk)
             kind = self._requests[sequence.request.request_id]
-            given = kind.accept(chunk, token, logprobs, vector, now)
-            if given:
+            if given := kind.accept(chunk, token, logprobs, vector, now):
                 self.deadlines.first_token(kind, now)
                 outputs += given
                 num_tokens = sum([len(output.token_ids) for output in given])
@@ -263,8 +261,8 @@ class Scheduler:
                 shares = shares or expected_shares(running[place:], builder.budget, builder.long)
                 count = min(shares.get(kind.request.request_id, 1), builder.budget)
                 need = kind.need(count) or 0
-            if need > 0 and (builder.out_of_blocks or not self._make_room(builder, kind, need, now)):
-                builder.out_of_blocks = True
+            if need > 0 and not self._make_room(builder, kind, need, now):
+                builder.out_of_blocks.add(kind.request.data_rank)
                 continue
             blocks = self._take(kind, need, now)
             if is_prompt:
@@ -278,16 +276,18 @@ class Scheduler:
         if need <= 0:
             return []
         kind.request.bill(kind.request.billed_blocks + need, now)
-        return self.pool.take(need, kind.request.request.tenant)
+        return self.pool.of_rank(kind.request.data_rank).take(need, kind.request.request.tenant)
 
     def _make_room(self, builder: PlanBuilder, kind: RequestKind, need: int, now: float) -> bool:
-        """Preempt the least senior until need blocks can be taken; False if the request itself has to wait."""
-        while not self.pool.can_take(need):
-            victim = self._running.least_senior
+        """Preempt the least senior at its rank until need blocks can be taken; False if the request has to wait."""
+        pool = self.pool.of_rank(rank := kind.request.data_rank)
+        if rank in builder.out_of_blocks:
+            return False
+        while not pool.can_take(need):
+            victim = self._running.least_senior(rank)
             # What a launched plan still names, or its collection will end or drop, comes free without a preemption.
-            comes_free = victim.is_ending or self.host.holds_alone()
-            comes_free = comes_free or (bool(self._launched) and self._running.drop_soon)
-            if self.pool.num_leaving or comes_free:
+            comes_free = pool.num_leaving > 0 or victim.is_ending or self.host.holds_alone()
+            if comes_free or (self._launched and self._running.drop_soon(rank)):
                 return False
             self._requeue(victim, now)
             victim.request.preemptions += 1
@@ -329,7 +329,7 @@ class Scheduler:
         need = tables.lacks(end, near)
         tenant = request.request.tenant
         revived = self.pool.share(tables.held, payer=tenant)
-        tables.extend(end, iter(self.pool.take(need, tenant)), near)
+        tables.extend(end, iter(self.pool.of_rank(request.data_rank).take(need, tenant)), near)
         request.bill(revived + need, now)
         self._publisher.pending.add(sequence)
         self.host.add(sequence.hashes[: sequence.published])

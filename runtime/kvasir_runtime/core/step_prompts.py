@@ -34,7 +34,8 @@ def lacking(kind: RequestKind) -> int:
 
 def prompt_in_step(builder: PlanBuilder, kind: RequestKind, held: list[int], covered: int) -> PromptInStep:
     """With what it lacks now."""
-    return PromptInStep(kind, held, covered, _part(kind, builder.long), may_grow=not builder.out_of_blocks)
+    may_grow = kind.request.data_rank not in builder.out_of_blocks
+    return PromptInStep(kind, held, covered, _part(kind, builder.long), may_grow=may_grow)
 
 
 def expected_shares(running: Iterable[RequestKind], budget: int, long: LongPrompts = UNLIMITED) -> dict[str, int]:
@@ -64,13 +65,13 @@ def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool:
     before = builder.budget
     given = shares([prompt.part for prompt in prompts], builder.budget)
     for (kind, held, covered, _, may_grow), share in zip(prompts, given, strict=True):
-        count, need = share, kind.need(share) or 0
-        if need > len(held) and not (may_grow and pool.can_take(need - len(held))):
+        count, need, own = share, kind.need(share) or 0, pool.of_rank(kind.request.data_rank)
+        if need > len(held) and not (may_grow and own.can_take(need - len(held))):
             count, need = covered, len(held)
         if need != len(held):
             kind.request.bill(kind.request.billed_blocks - len(held) + need, now)
-        pool.release(held[need:])
-        blocks = held[:need] + pool.take(max(0, need - len(held)), kind.request.request.tenant)
+        own.release(held[need:])
+        blocks = held[:need] + own.take(max(0, need - len(held)), kind.request.request.tenant)
         if count:
             rest = builder.budget - count
             builder.budget = count

@@ -11,7 +11,7 @@ from fakes.beams import searched
 from fakes.drafter import OracleDrafter
 from fakes.host import with_failing_peer
 from fakes.model import FakeModel
-from fakes.random_limits import LIMITS
+from fakes.random_limits import LIMITS, all_blocks_lie_at_their_ranks
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
 from kvasir_api.hashes import owner_of_block, owner_of_salt
@@ -212,6 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             size, tokens = getattr(kv, f"{part}_bytes"), getattr(kv, f"{part}_tokens")
             assert abs(size / (groups * limits.block_bytes) * limits.block_size - tokens) < 1
         self.nothing_is_pinned_that_no_token_sees()
+        all_blocks_lie_at_their_ranks(scheduler)
         if not scheduler.has_work and not scheduler._launched:
             assert kv.pinned_tokens == 0
         host = scheduler.report(RuntimeState()).kv_host

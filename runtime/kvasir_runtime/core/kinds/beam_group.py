@@ -296,7 +296,7 @@ class BeamGroup:
 
 def longest(request: EngineRequest, beam: BeamSearchConfig, limits: Limits) -> int:
     """Longest prompt and answer: all beams must fit beside one another."""
-    columns = limits.num_blocks // len(limits.attentions)
+    columns = limits.rank_blocks // len(limits.attentions)
     fits = beam.max_length(request.prompt_tokens, columns, limits.block_size)
     return min(limits.max_sequence_tokens, fits)
 

@@ -102,8 +102,7 @@ class Speculation:
             drafts.tries(count)
             kind.sequence.drafts = drafts.draft.tokens[:count]
         # For a guess no request loses its row. What is injected becomes a prompt as its need is counted.
-        needs = sum([max(0, kind.need(budget) or 0) for kind in running])
-        if not pool.can_take(needs) or _computes_prompts(running):
+        if not _have_room(running, budget, pool) or _computes_prompts(running):
             for kind in able:
                 kind.sequence.drafts = ()
 
@@ -255,6 +254,15 @@ class Speculation:
 def _computes_prompts(running: Collection[RequestKind]) -> bool:
     """Whether a request lacks more than what a grammar has forced, as a rule."""
     return any(lacking(kind) > MOST_FORCED for kind in running)
+
+
+def _have_room(running: Collection[RequestKind], budget: int, pool: BlockPool) -> bool:
+    """Whether all of them can take what they need, each at its data-parallel rank."""
+    needs: dict[int, int] = {}
+    for kind in running:
+        rank = kind.request.data_rank
+        needs[rank] = needs.get(rank, 0) + max(0, kind.need(budget) or 0)
+    return all(pool.of_rank(rank).can_take(count) for rank, count in needs.items())
 
 
 def _drafts_of(kind: RequestKind) -> SequenceDrafts:

@@ -1,0 +1,178 @@
+"""A pool for each data-parallel rank: which one a request comes to, and that no block is ever at another."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fakes.runner import FakeRunner
+from fakes.serving import Serving, request
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.divided_blocks import DividedBlockPool, RankRoom, chosen, new_pool
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+
+RANKS, EACH = 3, 4
+LIMITS = Limits(num_blocks=16, block_size=4, max_batch_tokens=32, max_sequences=8, max_model_len=256, data_ranks=2)
+
+
+def room(available: int, found: int = 0, revived: int = 0) -> RankRoom:
+    return RankRoom(available=available, found=found, revived=revived)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "needed", "want"),
+    [
+        ([room(5), room(5)], 4, 0),
+        ([room(5), room(6)], 4, 1),
+        ([room(5, found=2), room(6)], 4, 0),
+        ([room(3, found=2), room(6)], 4, 1),  # the prefix is computed again where there is more room
+        ([room(2, found=2), room(4, found=0)], 4, 0),  # as much room with it: the prefix decides
+        ([room(10, found=8, revived=8), room(15)], 12, 1),  # what it finds is all that there is
+        ([room(1), room(2)], 4, 1),  # neither: it waits for the one that has most
+    ],
+)
+def test_a_request_comes_to_the_rank_with_most_room_beside_its_prefix(
+    rooms: list[RankRoom], needed: int, want: int
+) -> None:
+    assert chosen(rooms, needed) == want
+
+
+def test_one_rank_has_the_pool_of_one_process() -> None:
+    pool = new_pool(Limits(num_blocks=7, block_size=4, max_batch_tokens=8, max_sequences=2, max_model_len=16))
+    assert type(pool) is BlockPool
+    assert pool.of_rank(0) is pool
+
+
+def test_ranks_have_equally_many_blocks() -> None:
+    with pytest.raises(ValueError, match=r"^num_blocks is 7, expected a multiple of the 2 ranks$"):
+        DividedBlockPool(7, num_ranks=2)
+
+
+def test_blocks_are_not_taken_of_all_ranks_together() -> None:
+    pool = DividedBlockPool(RANKS * EACH, num_ranks=RANKS)
+    for ask in (lambda: pool.take(1), lambda: pool.can_take(1), lambda: pool.lookup([b"a"], 1)):
+        with pytest.raises(TypeError):
+            ask()
+
+
+def test_a_request_that_fits_into_no_part_is_refused_though_all_parts_would_hold_it() -> None:
+    """8 blocks of 4 tokens at each of two ranks; the last token of an answer needs no place."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(block_size=4, num_blocks=16), 1)
+    served.submit(request("long", range(1, 34), max_tokens=8))
+    assert served.answers["long"].reason == "error"
+    served.submit(request("whole", range(1, 33), max_tokens=8))
+    served.finish()
+    assert (len(served.answers["whole"].tokens), served.answers["whole"].reason) == (1, "length")
+
+
+def test_a_common_prefix_is_computed_once_at_each_rank() -> None:
+    """The first comes to one rank, the second to its prefix, the others to the other rank as that has more room."""
+    prefix = tuple(range(1, 17))
+    served = Serving(Scheduler(LIMITS), FakeRunner(block_size=4, num_blocks=16), 1)
+    for number in range(4):
+        served.submit(request(f"r{number}", (*prefix, 20 + number), max_tokens=3, ignore_eos=True))
+    ranks = dict[str, int]()
+    for _ in range(12):
+        served.step()
+        ranks |= {name: kind.request.data_rank for name, kind in served.scheduler._running.items()}
+    assert set(ranks.values()) == {0, 1}
+    served.finish()
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Model: sequences with rank and table, releases that wait for a step, and what was published at each rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = DividedBlockPool(RANKS * EACH, num_ranks=RANKS)
+        self.tables: list[tuple[int, list[int]]] = []
+        self.leaving: list[tuple[int, list[int]]] = []
+        self.names: dict[tuple[int, bytes], int] = {}
+        self.launched = self.collected = 0
+
+    def held(self):
+        tables = [table for _, table in [*self.tables, *self.leaving]]
+        return Counter(block for table in tables for block in table)
+
+    @rule(rank=st.integers(0, RANKS - 1), count=st.integers(0, EACH + 1), tenant=st.sampled_from(["a", "b"]))
+    def take(self, rank, count, tenant):
+        pool, held = self.pool.of_rank(rank), self.held()
+        own = sum(block // EACH == rank for block in held)
+        assert pool.can_take(count) == (count <= EACH - own)
+        if pool.can_take(count):
+            blocks = pool.take(count, tenant)
+            assert len(set(blocks) - set(held)) == count
+            self.names = {name: block for name, block in self.names.items() if block not in blocks}
+            self.tables.append((rank, blocks))
+
+    @precondition(lambda self: self.tables)
+    @rule(pick=st.integers(0, 99), name=st.sampled_from([b"a", b"b", b"c"]))
+    def publish(self, pick, name):
+        rank, table = self.tables[pick % len(self.tables)]
+        if table:
+            block = table[pick % len(table)]
+            fresh = (rank, name) not in self.names and block not in self.names.values()
+            assert self.pool.publish(block, name) == fresh
+            if fresh:
+                self.names[rank, name] = block
+
+    @rule(rank=st.integers(0, RANKS - 1), chain=st.lists(st.sampled_from([b"a", b"b", b"c"]), unique=True))
+    def hit(self, rank, chain):
+        """What another rank has published is not found."""
+        want = []
+        for name in chain:
+            if (rank, name) not in self.names:
+                break
+            want.append(self.names[rank, name])
+        assert self.pool.of_rank(rank).lookup(chain, 5) == [want]
+        revived = sum(1 for block in want if block not in self.held())
+        assert self.pool.share(want, payer="a") == revived
+        self.tables.append((rank, want))
+        for name in chain:
+            assert self.pool.is_resident(name) == any((other, name) in self.names for other in range(RANKS))
+
+    @precondition(lambda self: self.tables)
+    @rule(pick=st.integers(0, 99), in_flight=st.booleans(), retract=st.booleans())
+    def release(self, pick, in_flight, retract):
+        _, blocks = self.tables.pop(pick % len(self.tables))
+        if retract:
+            self.pool.retract(blocks)
+            self.names = {name: block for name, block in self.names.items() if block not in blocks}
+        self.launched += in_flight
+        self.pool.release(blocks, self.launched if in_flight else None)
+        if in_flight:
+            self.leaving.append((self.launched, blocks))
+
+    @rule()
+    def settle(self):
+        self.collected = min(self.collected + 1, self.launched)
+        self.pool.settle(self.collected)
+        self.leaving = [(step, blocks) for step, blocks in self.leaving if step > self.collected]
+
+    @rule()
+    def forget(self):
+        self.pool.forget()
+        self.names.clear()
+
+    @invariant()
+    def every_block_is_in_one_state_at_its_own_rank(self):
+        held = self.held()
+        assert all(block // EACH == rank for rank, table in self.tables for block in table)
+        cached = {block for block in self.names.values() if block not in held}
+        for rank in range(RANKS):
+            pool, own = self.pool.of_rank(rank), range(rank * EACH, (rank + 1) * EACH)
+            assert pool.num_pinned == sum(block in held for block in own)
+            assert pool.num_cached == len(cached.intersection(own))
+            assert pool.num_free == EACH - pool.num_pinned - pool.num_cached
+        assert (self.pool.num_pinned, self.pool.num_cached) == (len(held), len(cached))
+        assert self.pool.num_free == self.pool.num_available - len(cached) == RANKS * EACH - len(held) - len(cached)
+        assert sum(self.pool.pinned_by.values()) == self.pool.num_pinned
+        assert self.pool.num_leaving == sum(len(blocks) for _, blocks in self.leaving)
+        assert all(self.pool.references(block) == held[block] for block in range(RANKS * EACH))
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDividedPool = PoolMachine.TestCase
