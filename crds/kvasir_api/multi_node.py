@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.option_fields import option
 from kvasir_api.rank_state import MOST_RANKS
+from kvasir_api.speculation import draft_model
 
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -36,6 +37,16 @@ def check(tensor: int, stages: int, nodes: int) -> None:
         )
 
 
+def check_data(size: int, tensor: int, stages: int, nodes: int, speculation: str) -> None:
+    """Raises ValueError where data parallelism is requested beside something that it does not go with yet."""
+    sizes = {"tensorParallelSize": tensor, "pipelineParallelSize": stages, "nnodes": nodes}
+    others = [f"{name} {number}" for name, number in sizes.items() if number > 1]
+    if draft_model(speculation):
+        others.append(f"speculation {speculation}, since a draft model has a block for each of all ranks")
+    if size > 1 and others:
+        raise ValueError(f"dataParallelSize {size} cannot be used with {' and '.join(others)}: leave out one of both")
+
+
 TENSOR_PARALLEL_SIZE: int = option(
     1,
     "Processes (ranks) that compute each layer together, a part of it each. On CPUs only.",
@@ -48,6 +59,13 @@ PIPELINE_PARALLEL_SIZE: int = option(
     "Stages of consecutive layers, each with ranks of its own.",
     ge=1,
     le=8,
+)
+DATA_PARALLEL_SIZE: int = option(
+    1,
+    "Processes (ranks) with attention and KV cache for requests of their own, which share the experts. On CPUs only.",
+    unit="processes",
+    ge=1,
+    le=MOST_RANKS,
 )
 ENABLE_EXPERT_PARALLEL: bool = option(False, "Ranks have whole experts, in place of a part of each.")
 NNODES: int = option(

@@ -71,13 +71,7 @@ class RuntimeOptions(OptionsBase):
         ge=0,
         le=1_000_000_000,
     )
-    kv_host_bytes: int = option(
-        0,
-        "Memory of the host for a second tier of the KV cache: computed blocks are copied there and come back where that is quicker. On a CPU a file that replicas on the node share, and later ones. 0 keeps none.",
-        unit="bytes",
-        ge=0,
-        le=1_099_511_627_776,
-    )
+    kv_host_bytes: int = kv_transfer.KV_HOST_BYTES
     weights_host_bytes: int = option(
         0,
         "Memory of the host for weights that do not fit on the device: as many whole layers as it holds are copied there in every step. CUDA only; pinned. 0 keeps none.",
@@ -228,12 +222,8 @@ class RuntimeOptions(OptionsBase):
         return self.ranks // self.nnodes
 
     @model_validator(mode="after")
-    def _overrides_are_an_object(self) -> Self:
+    def _texts_can_be_parsed(self) -> Self:
         hf_config.parsed_overrides(self.hf_overrides)
-        return self
-
-    @model_validator(mode="after")
-    def _weights_are_above_zero(self) -> Self:
         tenants.weights(self.tenant_weights)
         return self
 
@@ -277,6 +267,7 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
+    data_parallel_size: int = multi_node.DATA_PARALLEL_SIZE
     node_rank: int = multi_node.NODE_RANK
     master_addr: str = multi_node.MASTER_ADDR
     master_port: int = multi_node.MASTER_PORT
@@ -387,12 +378,19 @@ class ServeOptions(RuntimeOptions):
         "Directory that keeps what a start measured (memory of a step), so that the next one with the same model, options and machine need not; off keeps nothing. Default: the variable KVASIR_STARTUP_CACHE, else kvasir/start in the user's cache.",
         metavar="DIR|off",
     )
-    kv_host_dir: str = option(
-        "",
-        "Directory of the files of --kv-host-bytes on a CPU, each for one model, type and layout and readable by its owner only; on tmpfs, as /dev/shm is, they take memory and no disk. Default: the variable KVASIR_KV_HOST_DIR, else kvasir/kv in the user's cache.",
-        metavar="DIR",
-    )
+    kv_host_dir: str = kv_transfer.KV_HOST_DIR
     kv_transfer_port: int = kv_transfer.KV_TRANSFER_PORT
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
+
+    @property
+    def ranks(self) -> int:
+        """Those of data parallelism too."""
+        return super().ranks * self.data_parallel_size
+
+    @model_validator(mode="after")
+    def _data_parallelism_is_possible(self) -> Self:
+        sizes = self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes
+        multi_node.check_data(self.data_parallel_size, *sizes, self.speculation)
+        return self

@@ -26,7 +26,7 @@ def joined(options: ServeOptions, missing_nodes: Collection[int] = ()) -> tuple[
     """
     if options.ranks == 1:
         return ()
-    shards = options.tensor_parallel_size
+    shards = options.ranks // options.pipeline_parallel_size
     found = (
         RankState(
             rank=rank,
@@ -41,7 +41,7 @@ def joined(options: ServeOptions, missing_nodes: Collection[int] = ()) -> tuple[
 
 
 def loaded(options: ServeOptions, sizes: Sequence[RankSize], kv_tokens: int) -> tuple[RankState, ...]:
-    """All of them at node 0, with what they hold. sizes: of a rank in each stage. kv_tokens: of the KV cache."""
+    """All of them at node 0, with what they hold. sizes: of a rank in each stage. kv_tokens: of the KV cache of one."""
     return tuple(
         msgspec.structs.replace(
             one,

@@ -321,7 +321,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     tier, 0 without. host_weights_bytes: what is on the host; weights_copy_s: of its copy to the device, in every step.
     work: what steps compute and read, None where that is not known. no_drafts: why there are none. kv_transfer_port:
     where blocks are given to other replicas, and theirs fetched; 0 where they are not. rank_sizes: of a rank in each
-    stage; empty where one process computes.
+    stage; empty where one process computes. data_ranks: data-parallel ranks, each of which has as many of the blocks; a
+    sequence has those of one.
     """
 
     device: str
@@ -352,6 +353,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_port: int = 0
     drafter: DraftModelSize = NO_DRAFTER
     rank_sizes: tuple[RankSize, ...] = ()
+    data_ranks: int = 1
 
     @property
     def capacity_tokens(self) -> int:
@@ -365,10 +367,12 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_cached_tokens(self) -> int:
-        """The longest sequence that the KV cache holds alone; more than its capacity where layers see a window only."""
+        """The longest sequence that the KV cache (of a data-parallel rank) holds alone; more than its capacity where
+        layers see a window only.
+        """
         return cache_groups.longest_sequence(
             self.attentions,
-            self.num_blocks,
+            self.num_blocks // self.data_ranks,
             block_size=self.block_size,
             chunk_tokens=self.max_batch_tokens,
             limit=self.max_model_len,

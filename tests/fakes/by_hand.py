@@ -27,16 +27,15 @@ from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import sharding, stages
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.ranks import LeadingDecoder, NewCache, follow
-from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.models.sharded_places import sharded_places
 from kvasir_runtime.runner.draft_model import DraftModel
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
-from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
-from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.launched_step import LaunchedStep
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import assemble
@@ -72,12 +71,13 @@ def runner_of(
     group: Sequence[Collectives] = (),
     whole_experts: bool = False,
     num_stages: int = 1,
+    data_parallel: bool = False,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
 
     num_blocks: for each cache group. attentions: of each layer, in place of the family's. group: of ranks, each
     of which computes its part; those behind the first do so in threads, until `fakes.ranks.group_of` ends.
-    whole_experts: as of `Rank`. num_stages: that the ranks form, of about equally many layers.
+    whole_experts, data_parallel: as of `Rank`. num_stages: that the ranks form, of about equally many layers.
     """
     config = read_config(folder, hf_overrides)
     whole = family_of(config).spec(config)
@@ -88,7 +88,7 @@ def runner_of(
     def decoder_of(index: int) -> Decoder:
         own = replace(ops, collectives=group[index]) if group else ops
         each = max(len(group), 1) // num_stages
-        rank = Rank(index % each, each, whole_experts)
+        rank = Rank(index % each, each, whole_experts, "data" if data_parallel else "tensor")
         cut = stage_layers([1] * whole.num_layers, 0, num_stages, whole.joined)[index // each]
         return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, cut if num_stages > 1 else None)
 
@@ -149,6 +149,7 @@ def runner_with(
         head=spec.head,
         num_labels=spec.num_labels,
         attentions=tuple(group.attention for group in groups),
+        data_ranks=spec.rank.count if spec.rank.is_data else 1,
     )
     return assemble(model, ops, facts, device, cache_dtype or dtype, grammars, device_stream, new_capturer)
 
@@ -219,20 +220,6 @@ def _follow(decoder: Decoder, rank: Collectives) -> None:
         raise
 
 
-def use_host_file(
-    runner: ModelRunner,
-    folder: Path,
-    num_bytes: int,
-    *,
-    name: str = "0f" * 16,
-    new_store: Callable[[Path, str, int, int], FileStore] = open_store,
-) -> None:
-    """Give a runner on the CPU a second tier: a file in a folder, which others with the same name share."""
-    blocks = runner.blocks
-    store = new_store(folder, name, blocks[:, 0].numel(), num_bytes)
-    runner.use_host_tier(TransferThread(store, blocks.numpy()))
-
-
 def scheduler_of(
     runner: ModelRunner,
     *,
@@ -260,6 +247,7 @@ def scheduler_of(
             speculation=speculation,
             max_cached_answers=max_cached_answers,
             stages=stages,
+            data_ranks=facts.data_ranks,
         ),
         drafter=drafter,
     )

@@ -8,8 +8,9 @@ import torch
 from kvasir_api.options import Quantization
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight, numbers
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.sharding import shard
-from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.models.registry import read
 from kvasir_runtime.models.sharded_places import sharded_places

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from fakes.by_hand import runner_of, use_host_file
+from fakes.by_hand import runner_of
+from fakes.host_file import use_host_file
 from fakes.kv_peers import use_peers
 from fakes.serving import request
 from kvasir_api.state import RuntimeState

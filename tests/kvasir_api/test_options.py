@@ -25,6 +25,7 @@ CHANGED = {
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
     "enable_expert_parallel": True,
+    "data_parallel_size": 2,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,
@@ -134,3 +135,20 @@ def test_contradiction_is_described_in_one_line() -> None:
     with pytest.raises(ValidationError) as caught:
         ServeOptions(model="m", kv_host_bytes=1, tensor_parallel_size=2)
     assert option_parser.describe(caught.value).startswith("kvHostBytes needs one rank")
+
+
+@pytest.mark.parametrize(
+    ("beside", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "tensorParallelSize 2"),
+        ({"pipeline_parallel_size": 3}, "pipelineParallelSize 3"),
+        ({"tensor_parallel_size": 2, "nnodes": 2}, "tensorParallelSize 2 and nnodes 2"),
+        ({"speculation": "/drafter"}, "speculation /drafter, since a draft model has a block for each of all ranks"),
+    ],
+)
+def test_what_data_parallelism_does_not_go_with_is_named(beside: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ServeOptions.model_validate({"model": "m", "data_parallel_size": 2, **beside})
+    why = f"dataParallelSize 2 cannot be used with {named}: leave out one of both"
+    assert option_parser.describe(caught.value) == why
+    assert ServeOptions(model="m", data_parallel_size=2, speculation="auto", enable_expert_parallel=True).ranks == 2

@@ -32,6 +32,7 @@ OPTIONS = {
     "--suffix-decoding-max-cached-requests": ["8"],
     "--tensor-parallel-size": ["1"],
     "--pipeline-parallel-size": ["1"],
+    "--data-parallel-size": ["1"],
     "--max-model-len": ["256"],
     "--memory-fraction": ["0.1"],
     "--kv-cache-dtype": ["int8"],

@@ -171,6 +171,7 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         host_blocks=facts.host_blocks,
         block_bytes=facts.block_bytes,
         stages=options.pipeline_parallel_size,
+        data_ranks=facts.data_ranks,
         hash_salt=hash_salt,
         max_waiting=options.max_waiting,
         max_waiting_s=options.max_waiting_seconds,
@@ -192,6 +193,7 @@ def _drafter(options: ServeOptions, facts: EngineFacts) -> str:
 
 def _state(options: ServeOptions, facts: EngineFacts, *, computes_for_peers: bool) -> RuntimeState:
     name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
+    kv_tokens = facts.capacity_tokens // facts.data_ranks
     return RuntimeState(
         model=name,
         revision=options.pod_revision,
@@ -204,5 +206,5 @@ def _state(options: ServeOptions, facts: EngineFacts, *, computes_for_peers: boo
         kv_transfer_port=facts.kv_transfer_port,
         kv_prefill=computes_for_peers,
         speculation=SpeculationState(why=facts.no_drafts if options.speculation != "off" else ""),
-        ranks=rank_states.loaded(options, facts.rank_sizes, facts.capacity_tokens) if facts.rank_sizes else (),
+        ranks=rank_states.loaded(options, facts.rank_sizes, kv_tokens) if facts.rank_sizes else (),
     )

@@ -30,7 +30,8 @@ def fitting(body: Body, prompt_tokens: int, limit: int, ready: EngineFacts | Non
     if width > ready.max_sequences:
         raise _refused(f"{width} beams are more than the {ready.max_sequences} sequences that run at a time", "n")
     beam = BeamSearchConfig(width=width, answers=())
-    return min(limit, beam.max_length(prompt_tokens, ready.capacity_tokens // ready.block_size, ready.block_size))
+    columns = ready.capacity_tokens // ready.data_ranks // ready.block_size
+    return min(limit, beam.max_length(prompt_tokens, columns, ready.block_size))
 
 
 def searched(body: Body, requests: Sequence[EngineRequest]) -> list[EngineRequest]:

@@ -17,39 +17,18 @@ from kvasir_runtime.kernels.collectives import summed
 from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
+from kvasir_runtime.kernels.moe import SparseMoeBlock
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import encoder, feed_forward, latent_attention, norms, rotary, state_layers, vocabulary
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.latent_attention import LatentAttention
 from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.norms import Norm
 from kvasir_runtime.layers.rotary import Angles
+from kvasir_runtime.layers.row_exchange import ExchangedExperts, RowExchange
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.layers.state_layers import StateLayer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The query tokens of one step, sequence after sequence.
-
-    token_ids, positions: (tokens,) int64
-    slots: (groups, tokens) int64, where each token's key and value go in the layers of each cache group
-    attn_metadata: one for each cache group, of the same lengths
-    logit_rows: (rows,) int64 indices of the tokens whose logits are wanted, or None for all of them
-    token_types: (tokens,) int64, 1 of the second text of a pair; None where all are 0
-    embeddings: (tokens, hidden_size) in place of those of token_ids, or None
-    beside: of a spec with doubled_input, (tokens, hidden_size) each: what queries, keys and values follow from besides
-    normalised embeddings, and the residual in place of embeddings
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    attn_metadata: tuple[AttentionMetadata, ...]
-    logit_rows: Tensor | None
-    token_types: Tensor | None = None
-    embeddings: Tensor | None = None
-    beside: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +67,7 @@ class Decoder:
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
         layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed. offload: of the layers whose tensors are on the host.
+        self.exchange: between data-parallel ranks, or None; with it `forward` computes this rank's own sequences.
         self.step is the forward pass as one operation, None where the table has none for these weights. Where spec is
         one rank's part, the ranks of ops.collectives compute together: all call each method in the same order. A stage
         behind the first is given the hidden states before its first layer as embeddings.
@@ -95,6 +75,7 @@ class Decoder:
         self.spec = spec = replace(spec, temperature=rotary.reached(spec.temperature, num_positions))
         self._ops = ops
         self._group = ops.collectives if spec.rank.count > 1 else None
+        self.exchange = RowExchange(self._group) if self._group and spec.rank.is_data else None
         own = "embedding" in tensors  # else embeddings are given, and the table has no rows
         table = plain(tensors, "embedding") if own else norms.any_of(tensors).new_empty(0, spec.hidden_size)
         self.dtype = table.dtype
@@ -288,6 +269,14 @@ class Decoder:
             hidden, residual = layer.feed_forward(hidden), hidden
         return self._outer(hidden, layer.mlp_outer_norm, layer.scales[1]), residual
 
+    def compute_for_others(self, nothing: Tensor) -> None:
+        """Take part in a step of which this data-parallel rank has no tokens: in its layers with experts. nothing: (0,
+        hidden_size).
+        """
+        for layer in self._layers:
+            if isinstance(layer.feed_forward, SparseMoeBlock):
+                layer.feed_forward(nothing)
+
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
         """`kernels.copy_blocks` on a cache of this decoder."""
         self._ops.copy_blocks(cache.blocks, sources, targets)
@@ -366,18 +355,22 @@ class Decoder:
             heads, scale = spec.num_heads, spec.attention_scale
             latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
 
-        if spec.rank.index:  # one rank adds what is added once
-            of_parts = () if spec.rank.whole_experts else ("experts.down.bias",)
-            for name in ("output.bias", "down.bias", *of_parts):
-                tensors.pop(prefix + name, None)
+        for name in spec.rank.leaves_out():
+            tensors.pop(prefix + name, None)
+        group = self._group if self.exchange is None else None
 
         def linear(name: str) -> Linear:
             bias = plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
-        def behind() -> Linear:
+        def behind() -> Callable[[Tensor], Tensor]:
             experts, gate_scale = spec.experts_of(index), spec.part_scales.gate
-            return feed_forward.build(prefix, experts, ops, tensors, spec.activation, gate_scale)
+            built = feed_forward.build(prefix, experts, ops, tensors, spec.activation, gate_scale)
+            if self.exchange is None or not isinstance(built, SparseMoeBlock):
+                return built
+            is_last = index == spec.num_layers - 1
+            exchanged = ExchangedExperts(routed=built.routed, exchange=self.exchange, is_last=is_last)
+            return replace(built, routed=exchanged)
 
         layer = _Layer(
             attention=attention,
@@ -389,10 +382,10 @@ class Decoder:
             sinks=plain(tensors, prefix + "sinks").float() if spec.sinks else None,
             state=state,
             latent=latent,
-            output=summed(linear("output"), self._group),
+            output=summed(linear("output"), group),
             outer_norm=norms.taken(tensors, prefix + "attention_outer_norm", spec),
             mlp_norm=norms.taken(tensors, prefix + "mlp_norm", spec),
-            feed_forward=None if index in spec.bare else summed(behind(), self._group),
+            feed_forward=None if index in spec.bare else summed(behind(), group),
             mlp_outer_norm=norms.taken(tensors, prefix + "mlp_outer_norm", spec),
             scales=spec.scales_of(index),
         )

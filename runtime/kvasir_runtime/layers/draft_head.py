@@ -18,7 +18,8 @@ from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers.decoder import Batch, Decoder
+from kvasir_runtime.layers.batch import Batch
+from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.draft_head_spec import DraftHeadSpec
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.norms import rms

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvasir_api.layouts import PART_TOKENS, PARTS_PER_STAGE
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvasir_runtime.kernels.collectives import StageCollectives
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers import micro_batches
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.spec import DecoderSpec
 
 Compute = Callable[[Batch, KvCache], ForwardOutput]

@@ -19,8 +19,9 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.collectives import Collectives, StageCollectives
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.layers import pipeline
-from kvasir_runtime.layers.decoder import Batch, Decoder
+from kvasir_runtime.layers import data_parallel, pipeline
+from kvasir_runtime.layers.batch import Batch
+from kvasir_runtime.layers.decoder import Decoder
 
 Numbers = tuple[tuple[int, ...], bytes]
 """A tensor of int64, as shape and little-endian bytes."""
@@ -107,7 +108,7 @@ class LeadingDecoder(Decoder):
             return self.finish()
         self._use(cache)
         with self._led(_forward_pass(batch)):
-            return super().forward(batch, cache)
+            return _forward(self, super().forward, batch, cache)
 
     def begins(self, cache: KvCache) -> bool:  # noqa: ARG002
         """With stages."""
@@ -148,7 +149,7 @@ class LeadingDecoder(Decoder):
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
         """On all ranks."""
         with self._led(CopyBlocks(_numbers(torch.stack((sources, targets), dim=1)))):
-            super().copy_blocks(cache, sources, targets)
+            super().copy_blocks(cache, *_copies(self, cache, sources, targets))
 
     def _use(self, cache: KvCache) -> None:
         """The others make a cache that they do not know yet."""
@@ -210,7 +211,7 @@ def follow(decoder: Decoder, group: Collectives, allocate: Allocate) -> NoReturn
 
 def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: ForwardPass | CopyBlocks) -> None:
     if isinstance(message, CopyBlocks):
-        decoder.copy_blocks(cache, *_tensor(message.pairs).unbind(1))
+        decoder.copy_blocks(cache, *_copies(decoder, cache, *_tensor(message.pairs).unbind(1)))
         return
     first, *others = (_tensor(table) for table in message.tables)
     metadata = AttentionMetadata(message.query_lens, message.kv_lens, first)
@@ -222,10 +223,22 @@ def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: Forw
         logit_rows=None if message.logit_rows is None else _tensor(message.logit_rows),
     )
     if decoder.spec.stage is None:
-        decoder.forward(batch, cache)
+        _forward(decoder, decoder.forward, batch, cache)
         return
     assert isinstance(group, StageCollectives)
     pipeline.forward(decoder.forward, decoder.spec, decoder.dtype, group, batch, cache)
+
+
+def _forward(decoder: Decoder, compute: data_parallel.Compute, batch: Batch, cache: KvCache) -> ForwardOutput:
+    """What this rank computes of a batch, by its decoder's own `forward`."""
+    return compute(batch, cache) if decoder.exchange is None else data_parallel.forward(compute, decoder, batch, cache)
+
+
+def _copies(decoder: Decoder, cache: KvCache, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of blocks to copy, those that this rank has."""
+    if decoder.exchange is None:
+        return sources, targets
+    return data_parallel.own_copies(sources, targets, decoder.spec.rank.index, cache.blocks.shape[0])
 
 
 def _forward_pass(batch: Batch) -> ForwardPass:

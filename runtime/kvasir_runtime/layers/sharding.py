@@ -6,6 +6,9 @@ Megatron-LM (Shoeybi et al. 2019): the projections into a part (qkv, gate_up) ar
 are key heads that several ranks' queries share. What a rank has is the spec of its part: sizes, the cache and the
 shapes of tensors follow from it as they do from a whole one.
 
+With data parallelism each rank has all of attention, of layers without experts and of shared experts, for sequences of
+its own (`data_parallel`); the vocabulary and each expert are divided as above.
+
 With whole experts (expert parallelism, Lepikhin et al. 2020, without moving tokens) each rank computes what its experts
 give to all tokens, which the same sums join; all else is divided as above.
 """
@@ -13,7 +16,8 @@ give to all tokens, which the same sums join; all else is divided as above.
 from dataclasses import replace
 
 from kvasir_runtime.layers.layer_specs import ExpertsSpec, StateSpec
-from kvasir_runtime.layers.spec import DecoderSpec, Rank
+from kvasir_runtime.layers.rank import Rank
+from kvasir_runtime.layers.spec import DecoderSpec
 
 
 def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
@@ -24,6 +28,10 @@ def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
         return spec
     if spec.encoder is not None:
         raise ValueError("encoders are computed by one process")
+    if rank.is_data:
+        if spec.experts is None:
+            raise ValueError("the model has no experts that ranks could share: let several replicas serve it")
+        return replace(spec, rank=rank, experts=_experts(spec.experts, rank))
     if spec.wide_qk_norm:
         raise ValueError("norms over the queries of all heads cannot be divided among ranks")
     kv_heads = spec.num_kv_heads
@@ -55,7 +63,9 @@ def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
         if rank.whole_experts:
             raise ValueError("the model has no experts")
         return None
-    shared = _part(experts.shared_size, rank.count, "numbers of the shared expert")
+    shared = experts.shared_size
+    if not rank.is_data:
+        shared = _part(shared, rank.count, "numbers of the shared expert")
     if not rank.whole_experts:
         inner = _part(experts.intermediate_size, rank.count, "numbers of each expert")
         return replace(experts, intermediate_size=inner, shared_size=shared)

@@ -17,6 +17,7 @@ from kvasir_runtime.layers.layer_specs import (
     StateSpec,
     TemperatureSpec,
 )
+from kvasir_runtime.layers.rank import Rank
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2", "xielu"]
@@ -52,18 +53,7 @@ class RopeSpec:
 
 
 _PLAIN: Final = PartScales()
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Which part of a decoder a process computes: the index-th of count. `sharding` says what a part is.
-
-    whole_experts: a part has some experts, and not a part of each.
-    """
-
-    index: int = 0
-    count: int = 1
-    whole_experts: bool = False
+_WHOLE: Final = Rank()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +137,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     doubled_input: bool = False
     encoder: EncoderSpec | None = None
-    rank: Rank = Rank()
+    rank: Rank = _WHOLE
     stage: range | None = None
 
     @property

@@ -22,7 +22,8 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers.decoder import Batch, Decoder
+from kvasir_runtime.layers.batch import Batch
+from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec
 
 ATTENTION: Final = "kvasir_paged"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvasir_runtime.layers.spec import DecoderSpec, Rank
+from kvasir_runtime.layers.rank import Rank
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Extent, Place
 
 BY_ID: Final = ("embedding", "head.weight")

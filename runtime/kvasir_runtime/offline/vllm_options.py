@@ -32,7 +32,6 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "data_parallel_size": (1,),
     "cpu_offload_gb": (0,),
     "enable_lora": (False,),
     "load_format": ("auto", "safetensors", "gguf"),

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.draft_head import DraftHead
 from kvasir_runtime.runner.draft_model import follow_blocks, known_tokens, may_draft, whole_group
 from kvasir_runtime.runner.drafts import with_drafts

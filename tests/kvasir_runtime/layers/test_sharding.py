@@ -6,8 +6,9 @@ import pytest
 
 from kvasir_api.cache_groups import FULL
 from kvasir_runtime.layers.layer_specs import ExpertsSpec, StateSpec
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.sharding import shard
-from kvasir_runtime.layers.spec import DecoderSpec, Rank, RopeSpec, parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
 
 EXPERTS = ExpertsSpec(
     layers=(True, False), num_experts=8, top_k=2, intermediate_size=32, renormalised=True, shared_size=48

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvasir_api.layouts import PART_TOKENS
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.layers import micro_batches
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 
 
 @given(

@@ -9,7 +9,8 @@ from fakes import family_configs
 from kvasir_api import forecast, hf_config
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers import sharding
-from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.layers.rank import Rank
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import checked, read_config
 from kvasir_runtime.models.falcon_h1 import FALCON_H1
 from kvasir_runtime.models.mamba_hybrids import GRANITE4

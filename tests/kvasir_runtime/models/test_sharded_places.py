@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fakes import checkpoints, family_checkpoints
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.sharding import shard
-from kvasir_runtime.layers.spec import Rank, parameter_shapes
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.models.registry import family_of

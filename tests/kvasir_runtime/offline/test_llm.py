@@ -283,7 +283,12 @@ def test_embeddings_come_in_the_order_of_prompts(llm):
 
 
 def test_a_program_for_vllm_runs():
-    options = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.5, "enable_prefix_caching": True}
+    options = {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "gpu_memory_utilization": 0.5,
+        "enable_prefix_caching": True,
+    }
     with LLM(model=str(MODEL), enforce_eager=True, max_num_seqs=8, dtype="float", seed=3, **options) as made:
         prompts = ["Hello, my name is", "The capital of France is"]
         sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8)

@@ -42,6 +42,7 @@ from kvasir_runtime.offline.llm import OPTIONS
         ({"model_impl": "vllm"}, {"model_impl": "kvasir"}),
         ({"model_impl": "transformers"}, {"model_impl": "transformers"}),
         ({"hf_overrides": {"rope_scaling": None}}, {"hf_overrides": json.dumps({"rope_scaling": None})}),
+        ({"data_parallel_size": 2, "enable_expert_parallel": True},) * 2,
         ({"block_size": 32, "quantization": "fp8"}, {"block_size": 32, "quantization": "fp8"}),
     ],
 )
@@ -52,7 +53,7 @@ def test_options_in_our_terms(given: dict[str, Any], want: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data_parallel_size": 2}, "data_parallel_size=2 is not supported, only 1"),
+        ({"cpu_offload_gb": 2}, "cpu_offload_gb=2 is not supported, only 0"),
         ({"load_format": "pt"}, "only 'auto' or 'safetensors' or 'gguf'"),
         ({"tokenizer": "other"}, "the model's own tokenizer"),
         ({"enable_lora": True}, "enable_lora=True is not supported"),

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of, scheduler_of, use_host_file
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
+from fakes.host_file import use_host_file
 from fakes.oracle import Oracle, oracle_of
 from fakes.overlapping import Overlapping
 from kvasir_api.cache_groups import FULL, LayerAttention

@@ -19,7 +19,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.kv_quant import INT4
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this processor or installation has no C++ kernels")

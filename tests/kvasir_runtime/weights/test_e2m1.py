@@ -18,7 +18,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.quantized import QuantizedWeight
-from kvasir_runtime.layers.spec import Rank
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.models.config import read_document
 from kvasir_runtime.weights import e2m1, quant_formats, safetensors_checkpoint
 from kvasir_runtime.weights.quant_formats import DeviceFormats

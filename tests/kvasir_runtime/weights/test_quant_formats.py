@@ -31,7 +31,7 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.commands import model_config, model_facts
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight, dequantized
-from kvasir_runtime.layers.spec import Rank
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.weights import quant_formats
 
 SHAPE = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, num_layers=1, intermediate_size=256)

@@ -15,7 +15,7 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import act_and_mul
 from kvasir_runtime.kernels.quantized import QuantizedWeight
-from kvasir_runtime.layers.spec import Rank
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.models import gpt_oss
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of

@@ -191,6 +191,7 @@ def _facts(options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, d
         work=loaded.work,
         attentions=tuple(group.attention for group in spec.cache_groups),
         rank_sizes=() if ops.collectives is None else loaded.rank_sizes,
+        data_ranks=options.data_parallel_size,
     )
 
 
@@ -212,7 +213,8 @@ def _blocks_of_options(options: ServeOptions, loaded: LoadedModel, block_size: i
     spec = loaded.model.spec
     if spec.encoder is not None:
         return cache_groups.places(options.max_sequences, -(-loaded.max_model_len // block_size))
-    return -(-options.kv_cache_tokens // block_size) * len(spec.cache_groups)
+    ranks = options.data_parallel_size
+    return -(-options.kv_cache_tokens // (block_size * ranks)) * ranks * len(spec.cache_groups)
 
 
 def _with_kv_cache(
@@ -263,7 +265,7 @@ def fitted_facts(facts: EngineFacts, options: ServeOptions, memory: capacity.Mea
         kept = state_snapshots.expected_bytes(facts, options)
         memory = replace(memory, graph_bytes=memory.graph_bytes + kept)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
-        facts = msgspec.structs.replace(facts, num_blocks=num_blocks)
+        facts = msgspec.structs.replace(facts, num_blocks=num_blocks * facts.data_ranks)
     longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.max_cached_tokens)
     return msgspec.structs.replace(facts, max_model_len=longest)
 
@@ -307,7 +309,7 @@ def assemble(
     """
     spec = model.spec
     device_stream = stream_of(device) if device_stream is None else device_stream
-    cache = _allocated(spec, facts, facts.num_blocks + device_stream.overlaps, dtype, device)
+    cache = _allocated(spec, facts, facts.num_blocks // facts.data_ranks + device_stream.overlaps, dtype, device)
     rows = _rows(facts, ops, device_stream)
     graphs = None
     if new_capturer is not None and isinstance(rows, DeviceRowState) and facts.head == "vocabulary":

@@ -84,6 +84,7 @@ def load(
         | {
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
+            "data_parallel_size": 1,
             "nnodes": 1,
             "enable_expert_parallel": False,
             "model_impl": model_impl,

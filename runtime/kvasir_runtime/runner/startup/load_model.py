@@ -111,9 +111,8 @@ def load_model(
         _check_forecast(options, sizes, device, dtype, here_bytes)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
     token_bytes = part.token_bytes(options, cache_dtype)
-    capacity.check_cache(
-        options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks
-    )
+    cache_tokens = -(-options.kv_cache_tokens // options.data_parallel_size)
+    capacity.check_cache(cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks)
     with torch.inference_mode():
         names, on_read = _names_on_host(shapes, on_host), loading_progress(on_progress)
         tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, family.unused)

@@ -114,6 +114,7 @@ def refuse_options(options: ServeOptions, folder: Path, architectures: Sequence[
     refused = {
         "--tensor-parallel-size": options.tensor_parallel_size > 1,
         "--pipeline-parallel-size": options.pipeline_parallel_size > 1,
+        "--data-parallel-size": options.data_parallel_size > 1,
         "--enable-expert-parallel": options.enable_expert_parallel,
         "--quantization": options.quantization not in ("auto", "none"),
         "--weights-host-bytes": options.weights_host_bytes > 0,

@@ -15,7 +15,8 @@ from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.layers import sharding, stages
-from kvasir_runtime.layers.spec import DecoderSpec, Rank, parameter_shapes
+from kvasir_runtime.layers.rank import Parallelism, Rank
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place
 from kvasir_runtime.models.sharded_places import sharded_places
@@ -114,7 +115,8 @@ def _rank(options: ServeOptions, ops: Ops) -> tuple[Rank, int]:
     """This process's, within its stage, and the number of the stage."""
     index, count = (0, 1) if ops.collectives is None else (ops.collectives.rank, ops.collectives.ranks)
     each = count // options.pipeline_parallel_size
-    return Rank(index % each, each, options.enable_expert_parallel), index // each
+    parallelism: Parallelism = "data" if options.data_parallel_size > 1 else "tensor"
+    return Rank(index % each, each, options.enable_expert_parallel, parallelism), index // each
 
 
 def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:
@@ -123,8 +125,7 @@ def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpe
         spec = sharding.shard(whole, rank)
         return spec, sharded_places(family.places, whole, spec)
     except ValueError as error:
-        how = " with --enable-expert-parallel" if rank.whole_experts else ""
-        raise StartError(f"--tensor-parallel-size {rank.count}{how} is not possible: {error}") from error
+        raise StartError(f"{rank.option} is not possible: {error}") from error
 
 
 def _stages(
@@ -178,7 +179,6 @@ def _formats(
         name = min(cut)
         how = "in an order of their own" if wanted[name].ordered else f"no whole groups of {wanted[name].group}"
         raise StartError(
-            f"--tensor-parallel-size {part.rank.count} is not possible in {wanted[name].name}: the columns of {name}"
-            f" are {how} for each rank"
+            f"{part.rank.option} is not possible in {wanted[name].name}: the columns of {name} are {how} for each rank"
         )
     return found

@@ -111,6 +111,8 @@ def _named(options: ServeOptions) -> str:
     """The option by which there are several ranks."""
     if options.pipeline_parallel_size > 1:
         return f"--pipeline-parallel-size {options.pipeline_parallel_size}"
+    if options.data_parallel_size > 1:
+        return f"--data-parallel-size {options.data_parallel_size}"
     return f"--tensor-parallel-size {options.tensor_parallel_size}"
 
 

@@ -15,7 +15,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import kv_cache
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.transformers_decoder import TransformersDecoder
 
 LENGTHS: Final = (28, 21)

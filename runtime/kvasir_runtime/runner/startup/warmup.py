@@ -40,7 +40,7 @@ def measured(scratch: Scratch, facts: EngineFacts, device: torch.device) -> Step
 
 def _graph_bytes(scratch: Scratch, facts: EngineFacts, device: torch.device) -> int:
     """What graphs of all sizes and rows of full size hold; they read only padding of the cache."""
-    runner = scratch(msgspec.structs.replace(facts, num_blocks=1))
+    runner = scratch(msgspec.structs.replace(facts, num_blocks=facts.data_ranks))
     runner.capture_graphs()
     graph_bytes = runner.graph_bytes
     del runner
@@ -92,7 +92,7 @@ def _prepared(
     scratch: Scratch, facts: EngineFacts, num_tokens: int, device: torch.device
 ) -> tuple[ModelRunner, tuple[StepPlan, ...]]:
     columns, groups = -(-num_tokens // facts.block_size), len(facts.attentions)
-    num_blocks = columns * groups
+    num_blocks = columns * groups * facts.data_ranks  # of which the first rank computes with its own
     runner = scratch(msgspec.structs.replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
     others = OTHER_CHUNKS if device.type == "cuda" else ()
     tables = tuple(tuple(range(group * columns, (group + 1) * columns)) for group in range(groups))

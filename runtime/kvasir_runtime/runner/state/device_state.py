@@ -18,7 +18,7 @@ from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.step_inputs import StepInputs
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.host_to_device_batch import HostToDeviceBatch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams

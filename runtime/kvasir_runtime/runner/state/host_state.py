@@ -13,7 +13,7 @@ from kvasir_runtime.core.plan import Chunk, Fork, StepPlan
 from kvasir_runtime.kernels import host_memory
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
 from kvasir_runtime.runner.state.row_state import (
     AppendPositions,

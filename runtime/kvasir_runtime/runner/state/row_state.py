@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 
 Ints = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.cpu.ops import cpp_ops
-from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
 SMALL = Shape(dtype=torch.bfloat16, head_dim=24, tied=True)

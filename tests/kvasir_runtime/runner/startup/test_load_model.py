@@ -15,7 +15,7 @@ from kvasir_runtime.errors import ModelError, StartError
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers import sharding
-from kvasir_runtime.layers.spec import Rank
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import host_resources, placement

@@ -5,18 +5,21 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream
 from fakes.checkpoints import Shape
+from fakes.mixtures import WISHES, request, served
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import rank_states
 from kvasir_runtime.errors import RankLostError, StartError
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.runner.startup import rank_processes
-from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.runner.startup import capacity, rank_processes
+from kvasir_runtime.runner.startup.build import build, fitted_facts
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
 DEADLINE_S = 60.0
@@ -47,6 +50,13 @@ def answer(runner: ModelRunner, num_tokens: int) -> list[int]:
     return stream.answer
 
 
+def answers(runner: ModelRunner) -> dict[str, list[int]]:
+    """To requests with different wishes, all at once."""
+    requests = [request(number, **WISHES[number % len(WISHES)]) for number in range(12)]
+    story = served(runner, requests, depth=2)
+    return {name: [token for event in events for token in event.token_ids] for name, events in story.items()}
+
+
 def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Much that a library printed before does not end it, and is not the reason."""
     (tmp_path / "sitecustomize.py").write_text("print('deprecated ' * 2000)")
@@ -62,6 +72,56 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
     with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
         answer(runner, 900)
     assert runner.failure == "rank 1 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])
+def test_a_rank_with_requests_of_its_own_that_is_killed_ends_the_model(tmp_path: Path, family: str) -> None:
+    """Of 1,000 tokens of cache each rank has blocks for half, rounded up; its weights are those that it holds."""
+    folder, before = checkpoints.write(tmp_path / "m", Shape(family=family, std=0.2)), children()
+    alone = build(options_of(folder, tensor_parallel_size=1), lambda _: None)
+    given = {"tensor_parallel_size": 1, "data_parallel_size": 2, "enable_expert_parallel": True}
+    runner = build(options_of(folder, **given, kv_cache_tokens=1000), lambda _: None)
+    (rank,) = children() - before
+    assert answers(runner) == answers(alone)
+    facts = runner.facts
+    assert (facts.num_blocks, facts.data_ranks, runner.blocks.shape[1]) == (64, 2, 32)
+    assert facts.kernels.endswith(", 2 ranks")
+    assert alone.facts.weights_bytes < facts.weights_bytes < 2 * alone.facts.weights_bytes
+    assert facts.kv_bytes_per_token == alone.facts.kv_bytes_per_token
+    options = options_of(folder, **given)
+    of_ranks = rank_states.loaded(options, facts.rank_sizes, facts.capacity_tokens // 2)
+    assert [(one.stage, one.shard, one.kv_bytes) for one in of_ranks] == [
+        (0, shard, 512 * facts.kv_bytes_per_token) for shard in (0, 1)
+    ]
+    os.kill(rank, signal.SIGKILL)
+    killed_at = time.monotonic()
+    with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
+        answer(runner, 900)
+    assert time.monotonic() - killed_at < 2
+
+
+def test_the_cache_of_ranks_with_requests_of_their_own_is_what_memory_allows_each(tmp_path: Path) -> None:
+    """And the longest request what one of them holds, less where its part is smaller than the model's own limit."""
+    folder = checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", max_position_embeddings=512))
+    runner = build(options_of(folder, tensor_parallel_size=1, data_parallel_size=2, kv_cache_tokens=0), lambda _: None)
+    facts = runner.facts
+    assert facts.num_blocks == 2 * runner.blocks.shape[1] > 2
+    free = capacity.MeasuredMemory(limit_bytes=1 << 20, used_bytes=0, available_bytes=1 << 20, peak_bytes=0)
+    options = options_of(folder, tensor_parallel_size=1, data_parallel_size=2)
+    unfitted = msgspec.structs.replace(facts, num_blocks=0, kv_bytes_per_token=4096)
+    fitted = fitted_facts(unfitted, options, free)
+    assert (fitted.num_blocks, fitted.capacity_tokens, fitted.max_model_len) == (2 * 14, 2 * 14 * 16, 14 * 16 + 1)
+
+
+def test_a_model_without_experts_is_not_shared_by_ranks(tmp_path: Path) -> None:
+    folder, before = checkpoints.write(tmp_path / "m", Shape()), children()
+    options = options_of(folder, tensor_parallel_size=1, data_parallel_size=2)
+    why = (
+        "^--data-parallel-size 2 is not possible: the model has no experts that ranks could share: let several replicas"
+    )
+    with pytest.raises(StartError, match=why):
+        build(options, lambda _: None)
+    assert children_end(children() - before)
 
 
 def test_a_stage_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path) -> None:
@@ -93,7 +153,7 @@ def test_a_node_of_no_nodes_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
 def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path, option: str) -> None:
     options, before = options_of(tmp_path, **{"tensor_parallel_size": 1, option: 2}), children()
     named = option.replace("_", "-")
