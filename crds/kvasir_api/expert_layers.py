@@ -35,8 +35,7 @@ class ExpertLayers:
 
 def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     """layers: of the decoder. Raises ValueError that names a missing or senseless field."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    field = next((name for name in names if config.get(name)), "")
+    field = _number_field(config)
     if not field:
         return ExpertLayers()
     number, chosen = count(config, field), count(config, "num_experts_per_tok")
@@ -58,3 +57,21 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
         shared=count_or_zero(config, "shared_expert_intermediate_size")
         or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
+
+
+def of_data_rank(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """The flattened config.json of what one of so many data-parallel ranks holds: as many experts as the one with most has,
+    and its part of the vocabulary; all else is on each. Raises ValueError for a model without experts.
+    """
+    field = _number_field(config)
+    if not field:
+        raise ValueError(
+            f"dataParallelSize {ranks}: the model has no experts that ranks could share: let several replicas serve it"
+        )
+    return dict(config) | {name: -(-count(config, name) // ranks) for name in (field, "vocab_size")}
+
+
+def _number_field(config: Mapping[str, Any]) -> str:
+    """Where the number of experts is; empty without."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((name for name in names if config.get(name)), "")

@@ -1,10 +1,10 @@
 """Whether a model fits into a memory, with the numbers that say so. Called by `plan`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir_api import forecast, inspection, weight_offload
-from kvasir_api.options import RuntimeOptions
+from kvasir_api import expert_layers, forecast, hf_config, inspection, weight_offload
+from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, reads_own_layer
 from kvasir_runtime.commands import host_resources, model_facts
 
@@ -13,8 +13,9 @@ from kvasir_runtime.commands import host_resources, model_facts
 class FitReport:
     """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit.
 
-    ranks: processes that share the memory. step_tokens: of the largest step. drafter: what a draft model takes.
-    stored_sixteenths, stored_plain: as of `forecast.ModelShape`.
+    ranks: processes that share the memory; data_ranks: those of them that have requests and a part of the cache of
+    their own, so that a request is no longer than a part. step_tokens: of the largest step. drafter: what a draft model
+    takes. stored_sixteenths, stored_plain: as of `forecast.ModelShape`.
     """
 
     model: str
@@ -33,6 +34,7 @@ class FitReport:
     max_model_len: int
     max_sequences: int
     ranks: int
+    data_ranks: int
     step_tokens: int
     fit: forecast.MemoryFit
     drafter: DraftModelSize = NO_DRAFTER
@@ -64,7 +66,11 @@ def fit_report(
     longest = options.max_model_len or shape.max_positions
     beside = _drafter_size(config, drafter, shape, device, options)
     batch_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
-    copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
+    data_ranks = options.data_parallel_size if isinstance(options, ServeOptions) else 1
+    part = shape if data_ranks == 1 else _of_data_rank(config, device, data_ranks)
+    fit = _fit(
+        part, options, memory_bytes // data_ranks, dtype, device, beside, options.ranks // data_ranks, shared=shared
+    )
     return FitReport(
         model=model,
         architecture=architecture,
@@ -82,23 +88,57 @@ def fit_report(
         max_model_len=longest,
         max_sequences=options.max_sequences,
         ranks=options.ranks,
+        data_ranks=data_ranks,
         step_tokens=shape.step_tokens(batch_tokens, longest),
-        fit=forecast.fit(
-            shape,
-            memory_bytes=memory_bytes,
-            memory_fraction=options.memory_fraction,
-            dtype=dtype,
-            max_model_len=longest,
-            max_batch_tokens=batch_tokens,
-            process_bytes=options.ranks * forecast.PROCESS_BYTES[device] + copies_bytes,
-            kv_cache_dtype=options.kv_cache_dtype,
-            quantization=options.quantization,
-            weights_host_bytes=options.weights_host_bytes,
-            cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
-            drafter=beside,
-            max_sequences=options.max_sequences,
-        ),
+        fit=fit if data_ranks == 1 else _of_all(fit, data_ranks),
         drafter=beside,
+    )
+
+
+def _fit(
+    shape: forecast.ModelShape,
+    options: RuntimeOptions,
+    memory_bytes: int,
+    dtype: str,
+    device: host_resources.Device,
+    beside: DraftModelSize,
+    processes: int,
+    *,
+    shared: bool,
+) -> forecast.MemoryFit:
+    """Of processes that share weights and cache."""
+    copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
+    return forecast.fit(
+        shape,
+        memory_bytes=memory_bytes,
+        memory_fraction=options.memory_fraction,
+        dtype=dtype,
+        max_model_len=options.max_model_len,
+        max_batch_tokens=options.max_batch_tokens or forecast.BATCH_TOKENS[device],
+        process_bytes=processes * forecast.PROCESS_BYTES[device] + copies_bytes,
+        kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
+        weights_host_bytes=options.weights_host_bytes,
+        cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
+        drafter=beside,
+        max_sequences=options.max_sequences,
+    )
+
+
+def _of_data_rank(config: dict[str, Any], device: host_resources.Device, data_ranks: int) -> forecast.ModelShape:
+    """What one of several data-parallel ranks holds of a model. Raises ValueError for one without experts."""
+    part = expert_layers.of_data_rank(hf_config.flattened(config), data_ranks)
+    return inspection.held_on(model_facts.shape_of(part), device)
+
+
+def _of_all(fit: forecast.MemoryFit, ranks: int) -> forecast.MemoryFit:
+    """Of so many ranks, each with as much memory, weights and cache. The longest sequence is that of one of them."""
+    return replace(
+        fit,
+        weights_bytes=fit.weights_bytes * ranks,
+        kv_tokens=fit.kv_tokens * ranks,
+        concurrency=fit.concurrency * ranks,
+        message=f"at each of {ranks} ranks {fit.message}",
     )
 
 
@@ -108,7 +148,8 @@ def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: 
         raise ValueError(weight_offload.NOT_ON_CPU)
     if options.ranks > 1 and device != "cpu":
         raise ValueError(
-            "--tensor-parallel-size and --pipeline-parallel-size are for CPUs: on CUDA one device computes"
+            "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size are for CPUs: on CUDA one device"
+            " computes"
         )
     refusal = inspection.cache_refusal(shape, options, device)
     if refusal:

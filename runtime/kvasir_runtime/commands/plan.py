@@ -31,6 +31,7 @@ TAKEN = frozenset(
         "ttft_milliseconds",
     }
 )
+OF_SERVE = frozenset({"revision", "data_parallel_size"})
 HARDWARE = tuple(str(option.name) for option in plan_hardware.OPTIONS)
 
 
@@ -67,7 +68,7 @@ def _cache(report: FitReport) -> list[tuple[str, str]]:
         ]
     requests = f"{fit.concurrency:.2f} requests of {report.max_model_len:,} tokens, {report.max_sequences} at most"
     return [
-        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}"),
+        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}{_parts(report)}"),
         ("concurrency", requests),
     ]
 
@@ -87,6 +88,11 @@ def _windows(report: FitReport) -> str:
     """What a model with windows takes for the longest request, where that is less than its length."""
     taken = report.fit.sequence_tokens
     return f"; {report.max_model_len:,} tokens of one request take {taken:,}" if taken < report.max_model_len else ""
+
+
+def _parts(report: FitReport) -> str:
+    """Where ranks have requests of their own."""
+    return f"; in {report.data_ranks} parts, one of which holds a request" if report.data_ranks > 1 else ""
 
 
 def _and_bits(report: FitReport) -> str:
@@ -151,7 +157,7 @@ def _plan(
         document = model_config.read_config(model, revision)
         config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         on = plan_hardware.hardware(**{name: values.pop(name) for name in HARDWARE})
-        options = RuntimeOptions(**values)
+        options = ServeOptions(model=model, **values)
         if itl_milliseconds and (devices < 2 or on.card is None):
             raise ValueError("--itl-milliseconds needs --count, and --gpu or the rates of the device")
         free = on.memory_bytes * options.nnodes
@@ -218,7 +224,7 @@ plan = click.Command(
         click.Argument(["model"]),
         *plan_hardware.OPTIONS,
         *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
-        *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
+        *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - OF_SERVE),
         click.Option(
             ["--price"],
             type=click.FloatRange(min=0),

@@ -155,7 +155,7 @@ def test_each_rank_is_a_process(tmp_path):
     on_two = run(model, "--memory", "4Gi", *ranked, "4", "--nnodes", "2").output
     assert on_two == run(model, "--memory", "8Gi", *ranked, "4").output
     refused = run(model, "--memory", "4Gi", "--device", "cuda", "--tensor-parallel-size", "3").output
-    assert "--tensor-parallel-size and --pipeline-parallel-size are for CPUs" in refused
+    assert "--pipeline-parallel-size and --data-parallel-size are for CPUs" in refused
 
 
 def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):

@@ -57,6 +57,28 @@ def test_the_forecast_holds(tmp_path: Path, family: str, tied: bool, variant: st
 
 
 @pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])
+def test_the_forecast_of_ranks_with_requests_of_their_own_holds(tmp_path: Path, family: str) -> None:
+    """Weights are those of both ranks, and a request is no longer than the part of one."""
+    shape = Shape(family=family, dtype=torch.float32, max_position_embeddings=1 << 20, **LARGE)
+    folder = checkpoints.write(tmp_path / family, shape)
+    config = json.loads((folder / "config.json").read_text())
+    given = ServeOptions(model=str(folder), device="cpu", dtype="float32", data_parallel_size=2, kv_cache_tokens=1024)
+    planned = fit_report(family, config, memory_bytes=2**30, device="cpu", options=given)
+    facts = build(given.model_copy(update={"startup_cache": "off"}), lambda _: None).facts
+    assert planned.fit.weights_bytes == pytest.approx(facts.weights_bytes, rel=0.02)
+    assert planned.fit.kv_bytes_per_token == facts.kv_bytes_per_token
+    one = fit_report(family, config, memory_bytes=2**29, device="cpu", options=RuntimeOptions(dtype="float32"))
+    assert planned.fit.weights_bytes < 2 * one.fit.weights_bytes
+    assert planned.fit.kv_tokens > 2 * one.fit.kv_tokens > 0
+    assert planned.fitting_context == planned.fit.kv_tokens // 2 < planned.max_model_len
+    assert facts.max_model_len == facts.capacity_tokens // 2 + 1
+    dense = {name: value for name, value in config.items() if "expert" not in name}
+    with pytest.raises(ValueError, match=r"^dataParallelSize 2: the model has no experts that ranks could share"):
+        fit_report(family, dense, memory_bytes=2**30, device="cpu", options=given)
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
 def test_the_forecast_of_a_draft_model_holds(tmp_path: Path) -> None:
     """Of a model with two cache groups, each of whose blocks has one of the drafter's."""
     folder, own = tmp_path / "gemma", tmp_path / "small"
