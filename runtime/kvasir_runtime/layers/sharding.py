@@ -71,7 +71,8 @@ def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
         return replace(experts, intermediate_size=inner, shared_size=shared)
     if experts.num_experts < rank.count:
         raise ValueError(f"{experts.num_experts} experts are fewer than {rank.count} ranks")
-    first, end = (experts.num_experts * index // rank.count for index in (rank.index, rank.index + 1))
+    # The first rank has one of those that are left over: it is the one that measures its memory.
+    first, end = (-(-experts.num_experts * index // rank.count) for index in (rank.index, rank.index + 1))
     return replace(experts, held=range(first, end), shared_size=shared)
 
 

@@ -1,20 +1,33 @@
 """A pool for each data-parallel rank: which one a request comes to, and that no block is ever at another."""
 
+import random
 from collections import Counter
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fakes.model import FakeModel
+from fakes.random_limits import all_blocks_lie_at_their_ranks
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
+from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.divided_blocks import DividedBlockPool, RankRoom, chosen, new_pool
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.prefill_shares import PromptPart
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.speculation.speculation import _have_room
+from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts
+from kvasir_runtime.wire import BeamSearchConfig
 
 RANKS, EACH = 3, 4
+ENDLESS = tuple(range(1, 61))
 LIMITS = Limits(num_blocks=16, block_size=4, max_batch_tokens=32, max_sequences=8, max_model_len=256, data_ranks=2)
 
 
@@ -80,6 +93,82 @@ def test_a_common_prefix_is_computed_once_at_each_rank() -> None:
         ranks |= {name: kind.request.data_rank for name, kind in served.scheduler._running.items()}
     assert set(ranks.values()) == {0, 1}
     served.finish()
+
+
+def test_a_request_loses_its_blocks_to_those_of_its_own_rank_alone() -> None:
+    """Of two that grow at rank 0 the later one gives way, not the last of all, which has its blocks at rank 1."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(model=FakeModel(table=ENDLESS), block_size=4, num_blocks=16), 1)
+    running = served.scheduler._running
+    for name, length, max_tokens, rank in (("a", 13, 30, 0), ("b", 21, 3, 1), ("c", 5, 30, 0), ("d", 5, 30, 1)):
+        while name == "d" and "b" in running:
+            served.step()
+        served.submit(request(name, [ord(name) - 90] * length, max_tokens=max_tokens))
+        served.step()
+        assert running[name].request.data_rank == rank
+    assert list(running) == ["a", "c", "d"]
+    kinds = dict(running)
+    while len(running) == len(kinds):
+        served.step()
+    assert [(name, kind.request.preemptions) for name, kind in kinds.items()] == [("a", 0), ("c", 1), ("d", 0)]
+    served.finish()
+
+
+@pytest.mark.parametrize(("share", "want", "num_left"), [(8, [12, 13], 2), (4, [12], 3)])
+def test_a_share_that_changes_takes_and_gives_back_blocks_of_its_rank(
+    share: int, want: list[int], num_left: int
+) -> None:
+    """Of a prompt that holds a block, or two, of the last rank for what it was to compute, of four tokens each."""
+    pool, given = DividedBlockPool(16, num_ranks=4), list[list[int]]()
+    held = pool.of_rank(3).take(3 - len(want))
+    state = SimpleNamespace(data_rank=3, billed_blocks=0, bill=lambda *_: None, request=SimpleNamespace(tenant=""))
+    kind = SimpleNamespace(
+        request=state,
+        sequence=SimpleNamespace(tokens=range(20)),
+        need=lambda count: count // 4,
+        advance=lambda _, blocks: given.append(blocks),
+    )
+    prompt = PromptInStep(kind, held, 4 * len(held), PromptPart(20, 0), may_grow=True)  # type: ignore[arg-type]
+    compute_prompts(PlanBuilder(step=1, budget=share), [prompt], pool, 0.0)
+    assert given == [want]
+    assert [pool.of_rank(rank).num_available for rank in range(4)] == [4, 4, 4, num_left]
+
+
+def test_room_for_drafts_is_that_of_each_rank() -> None:
+    pool = new_pool(LIMITS)
+    kinds = [SimpleNamespace(request=SimpleNamespace(data_rank=rank), need=lambda _: 2) for rank in (0, 1, 1)]
+    assert _have_room(kinds, 8, pool)
+    pool.of_rank(1).take(5)
+    assert not _have_room(kinds, 8, pool)
+    assert _have_room(kinds[:2], 8, pool)
+
+
+def test_beams_are_as_long_as_one_rank_has_blocks_for() -> None:
+    """Three of them, which have nothing in common but the prompt's one block, with seven more."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(model=FakeModel(table=ENDLESS), block_size=4), 1)
+    beam = BeamSearchConfig(width=3, answers=("b", "b2", "b3"))
+    served.submit(request("b", [3, 4, 5, 6], max_tokens=40, beam=beam, ignore_eos=True))
+    served.finish()
+    assert [len(served.answers[name].tokens) for name in beam.answers] == [9] * 3
+
+
+@pytest.mark.parametrize("attentions", [(FULL,), (FULL, LayerAttention("window", 6))], ids=["full", "window"])
+def test_all_blocks_of_any_traffic_lie_at_their_ranks(attentions: tuple[LayerAttention, ...]) -> None:
+    """Prompts in shares that grow and shrink, of tenants with prefixes of their own, and answers that grow."""
+    limits = msgspec.structs.replace(LIMITS, num_blocks=60, data_ranks=3, max_batch_tokens=24, attentions=attentions)
+    runner = FakeRunner(block_size=4, num_blocks=60, max_batch_tokens=24, attentions=attentions)
+    served = Serving(Scheduler(limits), runner, 2)
+    draw, lengths = random.Random(5), dict[str, int]()
+    for number in range(150):
+        prompt = [*range(1, draw.choice((1, 9, 21))), *draw.choices(range(30, 60), k=draw.randint(1, 45))]
+        lengths[f"r{number}"] = len(prompt)
+        served.submit(request(f"r{number}", prompt, max_tokens=draw.randint(1, 20), salt=draw.choice((b"a", b"b"))))
+        for _ in range(draw.randint(0, 3)):
+            served.step()
+            all_blocks_lie_at_their_ranks(served.scheduler)
+    served.finish()
+    refused = {name for name, answer in served.answers.items() if answer.reason not in ("stop", "length")}
+    assert refused == {name for name, length in lengths.items() if length >= limits.max_sequence_tokens}
+    assert served.scheduler.report(RuntimeState()).totals.preemptions > 0 or len(attentions) > 1
 
 
 class PoolMachine(RuleBasedStateMachine):

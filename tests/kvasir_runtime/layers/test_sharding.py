@@ -54,7 +54,7 @@ def test_a_part_has_shapes_and_a_cache_of_its_own() -> None:
 def test_a_part_may_have_whole_experts() -> None:
     whole = replace(SPEC, num_heads=6, num_kv_heads=1, intermediate_size=99)
     parts = [shard(whole, Rank(index, 3, True)) for index in range(3)]
-    assert [part.experts and part.experts.held for part in parts] == [range(2), range(2, 5), range(5, 8)]
+    assert [part.experts and part.experts.held for part in parts] == [range(3), range(3, 6), range(6, 8)]
     shapes = parameter_shapes(parts[1])
     assert shapes["layers.0.router"] == (8, 64)
     assert shapes["layers.0.experts.gate_up.weight"] == (3 * 2 * 32, 64)
@@ -74,6 +74,22 @@ def test_a_part_may_have_whole_experts() -> None:
 def test_what_has_no_whole_experts_for_each_rank_is_named(experts: ExpertsSpec | None, ranks: int, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{why}"):
         shard(replace(SPEC, experts=experts), Rank(0, ranks, True))
+
+
+@pytest.mark.parametrize("whole_experts", [True, False])
+def test_a_rank_with_requests_of_its_own_has_all_but_experts_and_vocabulary(*, whole_experts: bool) -> None:
+    """Heads need not divide, nor norms go over each; what is added once to sums of experts is at the first rank."""
+    whole = replace(SPEC, num_heads=6, num_kv_heads=1, intermediate_size=99, wide_qk_norm=True)
+    parts = [shard(whole, Rank(index, 2, whole_experts, "data")) for index in range(2)]
+    first, second = map(parameter_shapes, parts)
+    assert [first["embedding"][0], second["embedding"][0]] == [160, 161]
+    divided = {name for name, shape in parameter_shapes(whole).items() if shape != first[name]}
+    layers = [layer for layer, has in enumerate(EXPERTS.layers) if has]
+    of_experts = {f"layers.{layer}.experts.{name}.weight" for layer in layers for name in ("gate_up", "down")}
+    assert divided == {"embedding", "head.weight", *of_experts}
+    left_out = {"experts.down.bias"} if not whole_experts else set[str]()
+    assert [set(part.rank.leaves_out()) for part in parts] == [set(), left_out]
+    assert parts[0].kv_bytes_per_token(2) == whole.kv_bytes_per_token(2)
 
 
 def test_ids_are_divided_without_a_gap_and_key_heads_are_shared() -> None:

@@ -165,7 +165,7 @@ def test_steps_from_which_nothing_is_sampled_end_in_all_stages(root: Path, ranks
     ("name", "ranks"), [("qwen3_moe", 2), ("one key head", 3), ("qwen2_moe", 4), ("qwen3_next", 2)]
 )
 def test_ranks_with_whole_experts_answer_as_one_process_does(root: Path, name: str, ranks: int, ops: Ops) -> None:
-    """Three ranks have 2, 3 and 3 of 8 experts; of few tokens some ranks have none to compute."""
+    """Three ranks have 3, 3 and 2 of 8 experts; of few tokens some ranks have none to compute."""
     folder, sizes = folder_of(root, name), {"num_blocks": 22, "max_sequences": 8, "ops": ops}
     for samplings in ([GREEDY], DRAWN):
         alone, logprobs, _ = answers(runner_of(folder, **sizes), samplings)

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 from fakes import checkpoints
 from fakes.by_hand import runner_of
 from fakes.overlapping import Overlapping
+from fakes.runner import FakeRunner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import warmup
 from kvasir_runtime.runner.state.device_stream import DeviceStream
+from kvasir_runtime.wire import EngineFacts
 
 
 @pytest.mark.parametrize(
@@ -27,6 +32,22 @@ def test_steps_cover_what_fits(num_tokens: int, others: tuple[int, ...], want: l
 def test_a_model_without_a_vocabulary_pools_once() -> None:
     (plan,) = warmup.plans_of(100, (tuple(range(13)),), (2, 40), generates=False)
     assert [(chunk.num_tokens, chunk.samples) for chunk in plan.chunks] == [(100, False)]
+
+
+def test_the_first_of_several_ranks_measures_the_largest_step_with_its_own_blocks() -> None:
+    """Of each rank as many blocks as that step takes."""
+    facts, made = msgspec.structs.replace(FakeRunner().facts, data_ranks=2, max_batch_tokens=100), list[EngineFacts]()
+
+    class Stopped(Exception):
+        """Nothing is computed."""
+
+    def scratch(given: EngineFacts) -> ModelRunner:
+        made.append(given)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        warmup.measured(scratch, facts, torch.device("cpu"))
+    assert [(one.num_blocks, one.data_ranks, one.max_model_len) for one in made] == [(2 * 25, 2, 100)]
 
 
 @pytest.mark.parametrize("device_stream", [None, Overlapping()], ids=["host-rows", "device-rows"])
