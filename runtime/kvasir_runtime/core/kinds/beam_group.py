@@ -220,11 +220,16 @@ class BeamGroup:
         return SequenceState(self.request, self.sequence.root, tokens)
 
     def _counts(self, budget: int) -> list[int]:
-        """Tokens that each member computes now, within a budget."""
+        """Tokens that each member computes now, within a budget.
+
+        A state is read from the block that it is copied to, so the first ones behind a copy end with that block.
+        """
         counts: list[int] = []
-        for member in self.members:
-            waits = member.in_flight or member in self._found
-            counts.append(0 if waits else min(member.known - member.computed, budget))
+        forks: Sequence[_Fork | None] = self._forks or [None] * len(self.members)
+        for member, fork in zip(self.members, forks, strict=True):
+            waits, size = member.in_flight or member in self._found, self.limits.block_size
+            most = size - member.computed % size if fork and fork.copied and self.limits.has_states else budget
+            counts.append(0 if waits else min(member.known - member.computed, most, budget))
             budget -= counts[-1]
         return counts
 

@@ -8,6 +8,7 @@ from fakes.beams import searched
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.kinds.factory import longest
 from kvasir_runtime.core.plan import StepFailure
@@ -229,6 +230,21 @@ def test_answers_that_a_grammar_does_not_have_are_reported_as_missing():
     assert sorted(tokens for tokens, *_ in answers[:3]) == [[3], [5], [7]]
     assert [score for *_, score in answers[3:]] == [float("-inf")] * 2
     assert {reason for _, reason, _ in answers} == {"stop"}
+
+
+def test_beams_that_were_preempted_read_the_state_that_they_have_copied():
+    """They begin again with what all have in common, in one block, and what follows goes beyond that block."""
+    state = (LayerAttention("state"),)
+    limits = {"num_blocks": 4, "block_size": 4, "max_batch_tokens": 8, "max_sequences": 3, "prefix_cache": False}
+    runner = FakeRunner(model=MODEL, attentions=state, max_model_len=26)
+    served = serving(3, runner, attentions=state, **limits)
+    first = beams(served, "a", [1, 2], 1, max_tokens=5)
+    second = beams(served, "b", [1, 2], 2, max_tokens=4)
+    served.finish()
+    assert served.scheduler.report(RuntimeState()).totals.preemptions > 0
+    for names, most in ((first, 5), (second, 4)):
+        want = searched(MODEL, [1, 2], width=len(names), max_tokens=most, stops=frozenset({0}))
+        assert [(t, r) for t, r, _ in found(served, names)] == [(t, r) for t, r, _ in want]
 
 
 TRAFFIC = st.lists(
