@@ -123,21 +123,23 @@ class Admission:
         num_blocks = kind.prepare()
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
         if self._pool.num_ranks > 1:
-            needed = num_blocks if head is None else num_blocks + head.prepare()
-            rooms = [self._room(rank, hashes, limit) for rank in range(self._pool.num_ranks)]
-            kind.request.data_rank = chosen(rooms, needed)
+            rooms = [self._room(rank, hashes, limit, head) for rank in range(self._pool.num_ranks)]
+            kind.request.data_rank = chosen(rooms, num_blocks)
         hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
         num_hits = len(hits[0])
-        if self._pending.worth_waiting(kind.sequence, num_hits, limit):
+        if self._pending.worth_waiting(kind.sequence, num_hits, limit, kind.request.data_rank):
             return None
         missing = hashes[num_hits:limit]
         return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
 
-    def _room(self, rank: int, hashes: Sequence[bytes], limit: int) -> RankRoom:
-        """What a data-parallel rank has for a request with these hashes, beside a block in each group for each row."""
+    def _room(self, rank: int, hashes: Sequence[bytes], limit: int, head: RequestKind | None) -> RankRoom:
+        """What a data-parallel rank has for a request with these hashes, beside a block in each group for each row and
+        what the head of the queue needs, where it is to come there.
+        """
         pool = self._pool.of_rank(rank)
         held = [block for table in pool.lookup(hashes, limit) for block in table if block != ABSENT]
         spare = self._running.num_rows(rank) * len(self._limits.attentions)
+        spare += head.prepare() if head is not None and head.request.data_rank == rank else 0
         revived = sum([pool.references(block) == 0 for block in held])
         return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived)
 
@@ -155,6 +157,8 @@ class Admission:
         num_free: rows. num_rows: of those that run at its data-parallel rank.
         """
         rows_before, blocks_before = (0, 0) if head is None else (head.num_rows, head.prepare())
+        if head is not None and head.request.data_rank != kind.request.data_rank:
+            blocks_before = 0
         if num_free < kind.num_rows + rows_before:
             return False
         # All that it needs must fit, and then a block in each group for each row: for block_size steps none is

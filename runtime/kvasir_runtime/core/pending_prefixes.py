@@ -43,9 +43,13 @@ class PendingPrefixes:
         """Whether a sequence will publish a block."""
         return block_hash in self._publishers
 
-    def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int) -> bool:
-        """Whether enough of the blocks that it must compute are about to be published. limit: blocks it may use."""
-        end = num_hits + self._least
-        return end <= min(limit, len(sequence.hashes)) and all(
-            block_hash in self._publishers for block_hash in sequence.hashes[num_hits:end]
-        )
+    def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int, data_rank: int) -> bool:
+        """Whether enough of the blocks that it must compute are about to be published at a data-parallel rank.
+
+        limit: blocks it may use.
+        """
+        end, publishers = num_hits + self._least, self._publishers
+        if end > min(limit, len(sequence.hashes)):
+            return False
+        found = [publishers.get(block_hash) for block_hash in sequence.hashes[num_hits:end]]
+        return all(one is not None and one.request.data_rank == data_rank for one in found)

@@ -41,7 +41,8 @@ def room(available: int, found: int = 0, revived: int = 0) -> RankRoom:
         ([room(5), room(5)], 4, 0),
         ([room(5), room(6)], 4, 1),
         ([room(5, found=2), room(6)], 4, 0),
-        ([room(3, found=2), room(6)], 4, 1),  # the prefix is computed again where there is more room
+        ([room(3, found=2), room(6)], 4, 0),
+        ([room(3, found=2), room(8)], 4, 1),  # the prefix is computed again where there is more room
         ([room(2, found=2), room(4, found=0)], 4, 0),  # as much room with it: the prefix decides
         ([room(10, found=8, revived=8), room(15)], 12, 1),  # what it finds is all that there is
         ([room(1), room(2)], 4, 1),  # neither: it waits for the one that has most
@@ -82,16 +83,34 @@ def test_a_request_that_fits_into_no_part_is_refused_though_all_parts_would_hold
 
 
 def test_a_common_prefix_is_computed_once_at_each_rank() -> None:
-    """The first comes to one rank, the second to its prefix, the others to the other rank as that has more room."""
+    """Two at once come to both ranks and compute it, none waiting for the other; those behind them find it there."""
     prefix = tuple(range(1, 17))
     served = Serving(Scheduler(LIMITS), FakeRunner(block_size=4, num_blocks=16), 1)
-    for number in range(4):
-        served.submit(request(f"r{number}", (*prefix, 20 + number), max_tokens=3, ignore_eos=True))
-    ranks = dict[str, int]()
-    for _ in range(12):
-        served.step()
-        ranks |= {name: kind.request.data_rank for name, kind in served.scheduler._running.items()}
-    assert set(ranks.values()) == {0, 1}
+    cached = dict[str, tuple[int, int | None]]()
+    for numbers in ((0, 1), (2, 3)):
+        for number in numbers:
+            served.submit(request(f"r{number}", (*prefix, 20 + number), max_tokens=3, ignore_eos=True))
+        for _ in range(6):
+            served.step()
+            running = served.scheduler._running.items()
+            cached |= {name: (kind.request.data_rank, kind.request.cached_tokens) for name, kind in running}
+    assert sorted((cached["r0"], cached["r1"])) == [(0, 0), (1, 0)]
+    assert sorted((cached["r2"], cached["r3"])) == [(0, 16), (1, 16)]
+    served.finish()
+
+
+def test_a_request_alone_comes_back_to_the_rank_of_its_prefix() -> None:
+    """Though what was computed there takes a little more room than is taken at the other one."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(block_size=4, num_blocks=16), 1)
+    for name in ("a", "b"):
+        served.submit(request(name, tuple(range(1, 18)), max_tokens=8, ignore_eos=True))
+        while name not in served.scheduler._running:
+            served.step()
+        kind = served.scheduler._running[name]
+        found = kind.request.data_rank, kind.request.cached_tokens
+        while served.scheduler._running and len(kind.sequence.tokens) < 20:
+            served.step()
+    assert found == (0, 16)
     served.finish()
 
 

@@ -266,7 +266,9 @@ def fitted_facts(facts: EngineFacts, options: ServeOptions, memory: capacity.Mea
         memory = replace(memory, graph_bytes=memory.graph_bytes + kept)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
         facts = msgspec.structs.replace(facts, num_blocks=num_blocks * facts.data_ranks)
-    longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.max_cached_tokens)
+    longest = capacity.fitting_limit(
+        facts.max_model_len, options.max_model_len, facts.max_cached_tokens, facts.data_ranks
+    )
     return msgspec.structs.replace(facts, max_model_len=longest)
 
 

@@ -132,7 +132,7 @@ def sequence_limit(wanted: int, limits: SequenceLimits) -> int:
     return wanted or limits.usual
 
 
-def fitting_limit(limit: int, requested: int, capacity_tokens: int) -> int:
+def fitting_limit(limit: int, requested: int, capacity_tokens: int, data_ranks: int = 1) -> int:
     """max_model_len that the cache can hold: one sequence must fit into it alone.
 
     requested: the option, 0 if it was not given. Only a limit that was not given is lowered; else CapacityError. The
@@ -141,8 +141,9 @@ def fitting_limit(limit: int, requested: int, capacity_tokens: int) -> int:
     if limit <= capacity_tokens + 1:
         return limit
     if requested:
+        where = "the KV cache" if data_ranks == 1 else f"each of {data_ranks} parts of the KV cache"
         raise CapacityError(
-            f"the KV cache holds {capacity_tokens} tokens, less than max_model_len {limit};"
+            f"{where} holds {capacity_tokens} tokens, less than max_model_len {limit};"
             " lower --max-model-len or raise --kv-cache-tokens"
         )
     return capacity_tokens + 1
