@@ -83,7 +83,7 @@ class Admission:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
             is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
-            hits = self._hits(kind, head) if is_due else None
+            hits = self._hits(kind, head, peaks) if is_due else None
             if hits is None:
                 head = head or kind
                 if self._awaits_peer(kind, kind.sequence.hashes):
@@ -116,14 +116,14 @@ class Admission:
         part = PromptPart(max(1, request.uncached_estimate), request.request.priority)
         return gets_share(part, [prompt.part for prompt in prompts], budget)
 
-    def _hits(self, kind: RequestKind, head: RequestKind | None) -> list[list[int]] | None:
+    def _hits(self, kind: RequestKind, head: RequestKind | None, peaks: Sequence[KvPeak]) -> list[list[int]] | None:
         """Its prefix hit, at the data-parallel rank that it comes to where there are several; None while more of its
         prefix is being computed or copied. head: as of `_has_room`.
         """
         num_blocks = kind.prepare()
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
         if self._pool.num_ranks > 1:
-            rooms = [self._room(rank, hashes, limit, head) for rank in range(self._pool.num_ranks)]
+            rooms = [self._room(rank, kind, limit, head, peaks[rank]) for rank in range(self._pool.num_ranks)]
             kind.request.data_rank = chosen(rooms, num_blocks)
         hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
         num_hits = len(hits[0])
@@ -132,16 +132,17 @@ class Admission:
         missing = hashes[num_hits:limit]
         return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
 
-    def _room(self, rank: int, hashes: Sequence[bytes], limit: int, head: RequestKind | None) -> RankRoom:
-        """What a data-parallel rank has for a request with these hashes, beside a block in each group for each row and
-        what the head of the queue needs, where it is to come there.
+    def _room(self, rank: int, kind: RequestKind, limit: int, head: RequestKind | None, peak: KvPeak) -> RankRoom:
+        """What a data-parallel rank has for a request, beside a block in each group for each row and what the head of
+        the queue needs, where it is to come there.
         """
-        pool = self._pool.of_rank(rank)
-        held = [block for table in pool.lookup(hashes, limit) for block in table if block != ABSENT]
-        spare = self._running.num_rows(rank) * len(self._limits.attentions)
+        pool, num_rows = self._pool.of_rank(rank), self._running.num_rows(rank)
+        held = [block for table in pool.lookup(kind.sequence.hashes, limit) for block in table if block != ABSENT]
+        spare = num_rows * len(self._limits.attentions)
         spare += head.prepare() if head is not None and head.request.data_rank == rank else 0
         revived = sum([pool.references(block) == 0 for block in held])
-        return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived)
+        grows = peak.is_far(kind, kind.prepare() - len(held) + revived, num_rows)
+        return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived, grows=grows)
 
     def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for blocks of a chain from another replica. One that is computed for a replica never

@@ -220,7 +220,7 @@ class DeadlineAdmission:
         """Seconds to the first token of a request that arrives now and has nothing to compute; -1 where not known."""
         self._settle()
         num_waiting = len(self._waiting)
-        tokens = self._left_tokens + max(0, self._waiting.uncached_tokens - self._waiting.shared_tokens)
+        tokens = self._left_tokens + self._waiting.uncached_tokens
         predicted_s = self._predictor.predict(QueuedWork(tokens, 0, self._places(num_waiting, 1)))
         return predicted_s if predicted_s < 0 else self._expected_s(predicted_s)
 
@@ -282,13 +282,15 @@ class DeadlineAdmission:
         return predicted_s * self._predictor.ratio(0.5)
 
     def _over_seconds(self, kind: RequestKind, predicted_s: float) -> EngineOutput | None:
-        limit_s = self._limits.max_waiting_s
-        if not limit_s or self._expected_s(predicted_s) <= limit_s:
-            return None
-        # Prefixes that several have in common are computed once.
-        work = self._work(kind, kind.request.shared_tokens)
-        alone = work._replace(tokens=max(0, work.tokens - self._waiting.shared_tokens))
-        if (expected_s := self._expected_s(self._predictor.predict(alone))) <= limit_s:
+        """The refusal of a request that would wait too long. What several have in common is computed once, which the
+        ratios to actual times know of others too: they make what is left no shorter.
+        """
+        limit_s, expected_s = self._limits.max_waiting_s, self._expected_s(predicted_s)
+        if shared := self._waiting.shared_before(kind):
+            work = self._work(kind, kind.request.shared_tokens)
+            alone = work._replace(tokens=max(0, work.tokens - shared))
+            expected_s = self._predictor.predict(alone) * max(1.0, self._predictor.ratio(0.5))
+        if not limit_s or expected_s <= limit_s:
             return None
         message = f"The first token would come in about {expected_s:.0f} s; requests wait for {limit_s:g} s at most."
         return _refusal(kind, OVERLOADED, message, expected_s)

@@ -143,23 +143,25 @@ def new_pool(limits: Limits) -> BlockPool:
 
 class RankRoom(NamedTuple):
     """What a rank has for a request that waits: blocks that it could take, and blocks of its prefix, of which some are
-    among the former (revived).
+    among the former (revived). grows: whether all that run there have room for what they may grow by, beside it.
     """
 
     available: int
     found: int
     revived: int
+    grows: bool = True
 
 
 def chosen(rooms: Sequence[RankRoom], needed: int) -> int:
-    """The rank that computes a request: of those that have room for it the one with most, blocks of its prefix counting
-    twice as room, for what they save and for the time to compute them. So a prefix that all requests have in common
-    draws them to its rank only until that has twice as many blocks less than another, which computes it then as well.
-    needed: blocks of the request, with what must be left beside.
+    """The rank that computes a request: of those with room for it and for what all may grow by, the one with most,
+    blocks of its prefix counting twice as room, for what they save and for the time to compute them. So a prefix that
+    all requests have in common draws them to its rank only until that has twice as many blocks less than another, which
+    computes it then as well. needed: blocks of the request.
     """
 
-    def preference(rank: int) -> tuple[bool, int, int]:
+    def preference(rank: int) -> tuple[bool, bool, int, int]:
         room = rooms[rank]
-        return room.available - room.revived >= needed - room.found, room.available + 2 * room.found, room.found
+        fits = room.available - room.revived >= needed - room.found
+        return fits, room.grows, room.available + 2 * room.found, room.found
 
     return max(range(len(rooms)), key=preference)

@@ -16,40 +16,43 @@ class PendingPrefixes:
 
     __slots__ = ("_least", "_publishers")
 
-    def __init__(self, least: int) -> None:
+    def __init__(self, least: int, num_ranks: int = 1) -> None:
+        """num_ranks: data-parallel ranks, each of which publishes for itself."""
         self._least = least
-        self._publishers: dict[bytes, SequenceState] = {}
+        self._publishers: tuple[dict[bytes, SequenceState], ...] = tuple({} for _ in range(num_ranks))
 
     def __len__(self) -> int:
-        return len(self._publishers)
+        return sum(map(len, self._publishers))
 
     def add(self, sequence: SequenceState) -> None:
         """A sequence got a row: it will publish the full blocks of its tokens that it did not find."""
+        publishers = self._publishers[sequence.request.data_rank]
         for block_hash in sequence.hashes[sequence.published :]:
-            self._publishers.setdefault(block_hash, sequence)
+            publishers.setdefault(block_hash, sequence)
 
-    def published(self, hashes: Sequence[bytes]) -> None:
-        """These blocks are published, by whichever sequence."""
+    def published(self, hashes: Sequence[bytes], data_rank: int) -> None:
+        """These blocks are published at a rank, by whichever sequence."""
+        publishers = self._publishers[data_rank]
         for block_hash in hashes:
-            self._publishers.pop(block_hash, None)
+            publishers.pop(block_hash, None)
 
     def remove(self, sequence: SequenceState) -> None:
         """A sequence gives up its row."""
+        publishers = self._publishers[sequence.request.data_rank]
         for block_hash in sequence.hashes[sequence.published :]:
-            if self._publishers.get(block_hash) is sequence:
-                del self._publishers[block_hash]
+            if publishers.get(block_hash) is sequence:
+                del publishers[block_hash]
 
     def is_due(self, block_hash: bytes) -> bool:
         """Whether a sequence will publish a block."""
-        return block_hash in self._publishers
+        return any(block_hash in publishers for publishers in self._publishers)
 
     def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int, data_rank: int) -> bool:
         """Whether enough of the blocks that it must compute are about to be published at a data-parallel rank.
 
         limit: blocks it may use.
         """
-        end, publishers = num_hits + self._least, self._publishers
-        if end > min(limit, len(sequence.hashes)):
-            return False
-        found = [publishers.get(block_hash) for block_hash in sequence.hashes[num_hits:end]]
-        return all(one is not None and one.request.data_rank == data_rank for one in found)
+        end, publishers = num_hits + self._least, self._publishers[data_rank]
+        return end <= min(limit, len(sequence.hashes)) and all(
+            block_hash in publishers for block_hash in sequence.hashes[num_hits:end]
+        )

@@ -22,7 +22,7 @@ class PrefixPublisher:
     def __init__(self, limits: Limits, pool: BlockPool, host: HostTier) -> None:
         self._limits, self._pool, self._host = limits, pool, host
         self.digest = ResidentPrefixes(pool)
-        self.pending = PendingPrefixes(limits.least_blocks)
+        self.pending = PendingPrefixes(limits.least_blocks, limits.data_ranks)
 
     def extend_hashes(self, sequence: SequenceState) -> None:
         """Hash the full blocks of a sequence that have no hash yet."""
@@ -57,7 +57,7 @@ class PrefixPublisher:
             for column in range(first, full):
                 if table[column] != ABSENT:
                     self._pool.publish(table[column], sequence.hashes[column], group)
-        self.pending.published(hashes)
+        self.pending.published(hashes, sequence.request.data_rank)
         self._host.add(hashes)
         sequence.published = full
         prompt_tokens = sequence.request.prompt_tokens

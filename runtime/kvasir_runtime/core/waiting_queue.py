@@ -39,13 +39,15 @@ _Entry = tuple[float, int, RequestKind]
 class _Flow:
     """Requests of one priority and tenant, by deadline and then arrival. served_at: when one was admitted last.
 
-    uncached_tokens: of them together.
+    uncached_tokens: of them together. shared_tokens: of these, what others were about to compute; too many where those
+    have left.
     """
 
     priority: int
     tenant: str
     served_at: float = float("-inf")
     uncached_tokens: int = 0
+    shared_tokens: int = 0
     entries: list[_Entry] = field(default_factory=list)
 
     def rank(self, place: int, shares: FairShares, now: float) -> tuple[int, float, float, int]:
@@ -62,7 +64,7 @@ class WaitingQueue:
     flows once, and then the logarithm of it for each request.
     """
 
-    __slots__ = ("_flows", "_length", "_prefixes", "_tenants", "shared_tokens", "uncached_tokens")
+    __slots__ = ("_flows", "_length", "_prefixes", "_tenants", "uncached_tokens")
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, str], _Flow] = {}
@@ -72,8 +74,6 @@ class WaitingQueue:
         """How many of those that wait begin with a block of such a hash."""
         self._length = 0
         self.uncached_tokens = 0
-        self.shared_tokens = 0
-        """Of these, what others were about to compute; too many where those have left."""
 
     def __len__(self) -> int:
         return self._length
@@ -94,7 +94,7 @@ class WaitingQueue:
         insort(flow.entries, _entry(kind))
         self._prefixes.update(_shareable(kind))
         self._length += 1
-        self.shared_tokens += request.shared_tokens
+        flow.shared_tokens += request.shared_tokens
         self._count(flow, request.uncached_estimate)
 
     def remove(self, kind: RequestKind, *, admitted_at: float | None = None) -> None:
@@ -115,7 +115,7 @@ class WaitingQueue:
             else:
                 self._prefixes.pop(block_hash, None)
         self._length -= 1
-        self.shared_tokens -= kind.request.shared_tokens
+        flow.shared_tokens -= kind.request.shared_tokens
         self._count(flow, -kind.request.uncached_estimate)
 
     def shared(self, kind: RequestKind, hit: int, is_due: Callable[[bytes], bool], block_size: int) -> int:
@@ -131,6 +131,11 @@ class WaitingQueue:
                 break
             found = end
         return (found - hit) * block_size
+
+    def shared_before(self, kind: RequestKind) -> int:
+        """Tokens that a newcomer and those of its flow, which mostly come before it, need not compute themselves."""
+        own = self._flows.get((kind.request.request.priority, kind.request.request.tenant))
+        return kind.request.shared_tokens + (own.shared_tokens if own else 0)
 
     def before(self, kind: RequestKind) -> tuple[int, int]:
         """Requests that come before one, waiting or about to, and their uncached tokens, estimated.
@@ -185,8 +190,11 @@ class WaitingQueue:
         """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""
         for flow, kind in islice(self._firsts(REFRESHED), REFRESHED):
             known = uncached_estimate(kind, is_cached, block_size)
-            self._count(flow, known - kind.request.uncached_estimate)
-            kind.request.uncached_estimate = known
+            request = kind.request
+            cached = min(request.shared_tokens, max(0, request.uncached_estimate - known))
+            request.shared_tokens, flow.shared_tokens = request.shared_tokens - cached, flow.shared_tokens - cached
+            self._count(flow, known - request.uncached_estimate)
+            request.uncached_estimate = known
 
     def firsts(self, count: int) -> Iterator[RequestKind]:
         """So many that come soon."""

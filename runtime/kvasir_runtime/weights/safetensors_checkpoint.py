@@ -31,6 +31,8 @@ _DTYPES: Final = {
 }
 MAX_HEADER_BYTES: Final = 100_000_000
 """As the library has it."""
+MOST_SHOWN: Final = 200
+"""Characters of a name, in an error."""
 _MOST: Final = (1 << 63) - 1
 """Of a dimension."""
 _MOST_DIMENSIONS: Final = 64
@@ -165,7 +167,10 @@ def places(path: Path) -> list[tuple[int, int]]:
     struct.error, or msgspec.DecodeError where the header is none.
     """
     raw = header(path)
-    spans = (entry.data_offsets for _, entry in _entries(raw))
+    size, spans = arriving.size(path) - len(raw), [entry.data_offsets for _, entry in _entries(raw)]
+    for start, end in spans:
+        if not 0 <= start <= end <= size:
+            raise OSError(f"a tensor takes bytes {start:,} to {end:,} of {size:,}")
     return [(len(raw) + start, end - start) for start, end in spans]
 
 
@@ -188,17 +193,18 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     taken = 0
     for name, entry in _entries(raw):
         if entry.data_offsets[0] < taken:
-            raise OSError(f"tensor {name} begins at byte {entry.data_offsets[0]:,}, within another one")
+            raise OSError(f"tensor {name[:MOST_SHOWN]!r} begins at byte {entry.data_offsets[0]:,}, within another one")
         taken = entry.data_offsets[1]
         if name in _ID_MAPS or name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
             continue
         if entry.dtype not in _DTYPES:
-            raise ModelError(f"{path}: tensor {name} has type {entry.dtype}, expected one of {', '.join(_DTYPES)}")
+            what = f"tensor {name[:MOST_SHOWN]!r} has type {entry.dtype[:MOST_SHOWN]!r}"
+            raise ModelError(f"{path}: {what}, expected one of {', '.join(_DTYPES)}")
         start, end = entry.data_offsets
         dtype = _DTYPES[entry.dtype]
         # Once more, for these bytes: the file may have been replaced since the library looked.
         if not 0 <= start <= end <= size or end - start != math.prod(entry.shape) * dtype.itemsize:
-            raise OSError(f"tensor {name} takes bytes {start:,} to {end:,} of {size:,}")
+            raise OSError(f"tensor {name[:MOST_SHOWN]!r} takes bytes {start:,} to {end:,} of {size:,}")
         yield CheckpointTensor(
             name=_text_name(name),
             shape=entry.shape,

@@ -158,7 +158,34 @@ def test_a_burst_behind_one_prefix_waits_only_as_long_as_that_takes_once():
         )
         outputs.append(scheduler.submit(burst, engine.now))
     assert outputs == [None] * len(outputs)
-    assert forecast(engine).queue_s < 10.0  # some 80 where each computed the prefix
+
+
+def test_bursts_behind_prefixes_wait_no_longer_than_they_may():
+    """Ratios of actual to predicted times know already that prefixes are computed once."""
+    engine = simulated(max_sequences=8, max_waiting_s=5.0)
+    arrived, waits = dict[str, float](), list[float]()
+
+    def burst(number):
+        for one in range(10):
+            request_id = f"{number}-{one}"
+            arrived[request_id], engine._left[request_id] = engine.now, 8
+            prompt = (*range(10_000 + 3_000 * number, 12_500 + 3_000 * number), one + 1)
+            made = EngineRequest(request_id=request_id, prompt=prompt, sampling=SamplingConfig(max_tokens=8))
+            if engine.scheduler.submit(made, engine.now) is not None:
+                del arrived[request_id]
+
+    def look():
+        for request_id in [one for one in arrived if one in engine.scheduler._running]:
+            waits.append(engine.now - arrived.pop(request_id))
+
+    for number in range(150):
+        engine.at(0.4 * number, functools.partial(burst, number))
+    for number in range(700):
+        engine.at(0.1 * number, look)
+    engine.run(until=75.0)
+    assert forecast(engine).calibrated
+    assert max(waits[len(waits) // 3 :]) < 8.0
+    assert len(arrived) < 60
 
 
 def submitted(scheduler, number, *, prompt_tokens=40, admitted=False):

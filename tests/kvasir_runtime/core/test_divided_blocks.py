@@ -45,6 +45,7 @@ def room(available: int, found: int = 0, revived: int = 0) -> RankRoom:
         ([room(3, found=2), room(8)], 4, 1),  # the prefix is computed again where there is more room
         ([room(2, found=2), room(4, found=0)], 4, 0),  # as much room with it: the prefix decides
         ([room(10, found=8, revived=8), room(15)], 12, 1),  # what it finds is all that there is
+        ([RankRoom(available=20, found=8, revived=0, grows=False), room(9)], 4, 1),  # what runs there will grow
         ([room(1), room(2)], 4, 1),  # neither: it waits for the one that has most
     ],
 )
@@ -96,6 +97,21 @@ def test_a_common_prefix_is_computed_once_at_each_rank() -> None:
             cached |= {name: (kind.request.data_rank, kind.request.cached_tokens) for name, kind in running}
     assert sorted((cached["r0"], cached["r1"])) == [(0, 0), (1, 0)]
     assert sorted((cached["r2"], cached["r3"])) == [(0, 16), (1, 16)]
+    served.finish()
+
+
+def test_a_burst_computes_its_prefix_once_at_each_rank() -> None:
+    prefix = tuple(range(1, 17))
+    limits = msgspec.structs.replace(LIMITS, num_blocks=80, max_batch_tokens=256)
+    served = Serving(Scheduler(limits), FakeRunner(block_size=4, num_blocks=80), 1)
+    for number in range(6):
+        served.submit(request(f"r{number}", (*prefix, 20 + number), max_tokens=6, ignore_eos=True))
+    cached = dict[str, tuple[int, int | None]]()
+    for _ in range(4):
+        served.step()
+        running = served.scheduler._running.items()
+        cached |= {name: (kind.request.data_rank, kind.request.cached_tokens) for name, kind in running}
+    assert sorted(cached.values()) == [(0, 0), (0, 16), (0, 16), (1, 0), (1, 16), (1, 16)]
     served.finish()
 
 

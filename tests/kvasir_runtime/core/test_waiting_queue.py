@@ -228,9 +228,16 @@ def test_what_is_shared_is_counted_while_it_waits():
     queue = queue_of(leader)
     follower.request.shared_tokens = queue.shared(follower, 0, lambda _: False, 4)
     queue.add(follower)
-    assert (queue.uncached_tokens, queue.shared_tokens) == (802, follower.request.shared_tokens)
+    last = waiting("c", num_tokens=9)
+    assert (queue.uncached_tokens, queue.shared_before(last)) == (802, follower.request.shared_tokens)
+    other = waiting("d", num_tokens=9, tenant="another")
+    assert queue.shared_before(other) == 0
+    cached = set(leader.sequence.hashes[:48])
+    for _ in range(4):
+        queue.refresh(cached.__contains__, 4)
+    assert queue.shared_before(last) == max(0, 400 // 64 * 64 - 48 * 4)
     queue.remove(follower)
-    assert queue.shared_tokens == 0
+    assert queue.shared_before(last) == 0
     assert queue.shared(follower, 0, lambda _: False, 4) > 0
     queue.remove(leader)
     assert not queue._prefixes
