@@ -116,7 +116,7 @@ async def test_a_full_class_is_passed_over(rig):
     await rig.until_condition("Ready", reason="AllReplicasReady")
     rollout = (await rig.status())["rollout"]
     assert (rollout["acceleratorClass"], rollout["unavailableClasses"]) == (there, [full])
-    assert await rig.events("AcceleratorClassFallback") == [
+    assert await rig.noted("AcceleratorClassFallback") == [
         f"{full} found no node for any replica in 1 s; the next class is tried"
     ]
     await rig.apply(model=model, replicas=2, resources={"accelerator": {**accelerator, "fallbackSeconds": 1}})

@@ -49,7 +49,7 @@ async def comes_back(rig, victim, before):
     await rig.until(back, lambda: rig.dump("tiny"))
     held = await rig.client.get(POD, rig.namespace, victim.name)
     assert [owner["kind"] for owner in held["metadata"]["ownerReferences"]] == ["ReplicaSet"]
-    assert await rig.events("QuarantinedPodRestored") == [f"{victim.name}: it is ready again before another replica"]
+    assert await rig.noted("QuarantinedPodRestored") == [f"{victim.name}: it is ready again before another replica"]
 
 
 async def is_replaced(rig, victim, before, other):
@@ -69,7 +69,7 @@ async def is_replaced(rig, victim, before, other):
     assert selects(guard["spec"]["podSelector"]["matchLabels"], held), "its ops port is guarded as before"
     degraded = await rig.until_condition("Degraded", reason="DeviceFailed")
     assert degraded["message"] == f"{victim.name} on node {rig.namespace} is quarantined with its device: {WORDS}"
-    assert f"{victim.name}: on node {rig.namespace}: {WORDS}" in await rig.events("DeviceFailed")
+    assert f"{victim.name}: on node {rig.namespace}: {WORDS}" in await rig.noted("DeviceFailed")
     assert (await rig.until_condition("Ready"))["reason"] == "AllReplicasReady"
 
 

@@ -48,7 +48,7 @@ async def test_a_model_that_is_too_small_for_its_class_gets_no_replica_until_ano
     assert stalled["message"].startswith(
         f"spec.resources.accelerator.classes: {small} is too small: the weights (14.96 GiB)"
     )
-    assert await rig.events("TooSmall") == [stalled["message"]]
+    assert await rig.noted("TooSmall") == [stalled["message"]]
 
     async def alone():
         return not await rig.all(POD) and not await rig.all(DEPLOYMENT)
@@ -76,7 +76,7 @@ async def test_a_model_that_cannot_be_read_is_served_all_the_same(rig, classes):
     await rig.until_condition("Ready")
     capacity = (await rig.status())["capacity"]
     assert (capacity["fit"], capacity["message"]) == ("Unknown", "Error: no config.json")
-    assert await rig.events("ForecastUnknown") == ["Error: no config.json"]
+    assert await rig.noted("ForecastUnknown") == ["Error: no config.json"]
     assert len(await rig.all(POD)) == 1
 
 

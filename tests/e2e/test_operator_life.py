@@ -23,7 +23,7 @@ async def test_create_becomes_ready_and_says_where(rig):
     assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (2, 2, 2)
     assert status["modelName"] == "tiny"
     assert [c["type"] for c in status["conditions"]] == ["Ready"]
-    assert len(await rig.events("Ready")) == 1
+    assert len(await rig.noted("Ready")) == 1
 
     async def measured():
         return (await rig.status()).get("capacity", {}).get("kvTokens") == 1000
@@ -62,8 +62,8 @@ async def test_scale_subresource_rules_without_autoscaling(rig):
     assert len(await rig.until_pods(3)) == 3
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
     await rig.until_pods(1)
-    assert await rig.events("ScaledUp") == ["1 → 3 replicas: spec.replicas is 3"]
-    assert await rig.events("ScaledDown") == ["3 → 1 replica: spec.replicas is 1"]
+    assert await rig.noted("ScaledUp") == ["1 → 3 replicas: spec.replicas is 3"]
+    assert await rig.noted("ScaledDown") == ["3 → 1 replica: spec.replicas is 1"]
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=0", f"--namespace={rig.namespace}")
     await rig.until_condition("Ready", reason="ScaledToZero")
     await rig.until_pods(0)
@@ -87,8 +87,8 @@ async def test_busy_replica_is_drained_before_it_leaves(rig):
     assert (await rig.status()).get("counts", {}).get("draining", 0) in (0, 1), status
     second.set_state(running=0)
     assert await rig.until_pods(1) == [first]
-    assert (await rig.events("DrainStarted"))[0].startswith(second.name)
-    assert (await rig.events("Drained"))[0].startswith(second.name)
+    assert (await rig.noted("DrainStarted"))[0].startswith(second.name)
+    assert (await rig.noted("Drained"))[0].startswith(second.name)
 
 
 async def test_returning_load_cancels_a_drain(rig):
@@ -139,7 +139,7 @@ async def test_edit_makes_a_revision_and_drains_the_old_one(rig):
     assert {p.revision for p in rig.kubelet.of()} == {new}
     assert all(p.args[-2:] == ["--block-size", "32"] for p in rig.kubelet.of())
     assert len(await rig.all(CONTROLLER_REVISION)) == 2
-    assert await rig.events("RolloutComplete") == [f"every replica runs revision {new}"]
+    assert await rig.noted("RolloutComplete") == [f"every replica runs revision {new}"]
 
     async def removed():
         return list(await rig.deployments()) == [new]
@@ -157,7 +157,7 @@ async def test_refused_model_stalls_with_its_own_words(rig):
     stalled = await rig.until_condition("Stalled", reason="ModelLoadFailed")
     assert stalled["message"] == "pvc://models/broken has no config.json"
     assert len(rig.kubelet.of()) == 2  # the old revision goes on serving
-    assert await rig.events("ModelLoadFailed") == ["pvc://models/broken has no config.json"]
+    assert await rig.noted("ModelLoadFailed") == ["pvc://models/broken has no config.json"]
     await rig.apply(model={"uri": "file:///srv/x"})
     await rig.until_condition("Ready")
     await rig.until_pods(1)
@@ -194,7 +194,7 @@ async def test_foreign_service_is_not_taken_over(rig):
     await rig.client.apply(SERVICE, foreign, manager="somebody")
     await rig.apply()
     blocked = await rig.until_condition("Stalled", reason="NameConflict")
-    assert [blocked["message"]] == await rig.events("NameConflict")
+    assert [blocked["message"]] == await rig.noted("NameConflict")
     assert blocked["message"].startswith("Service/tiny exists and does not belong to this service")
     await rig.client.delete(SERVICE, rig.namespace, "tiny")
     await rig.until_condition("Ready")

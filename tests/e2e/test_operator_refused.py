@@ -40,7 +40,7 @@ async def test_a_quota_of_pods_is_told_in_its_words_and_passes_when_it_is_raised
     await quota(rig, pods="5")
     await rig.until_condition("Ready", reason="AllReplicasReady")
     assert [c["type"] for c in (await rig.status())["conditions"]] == ["Ready"]
-    assert len(await rig.events("Refused")) == 1
+    assert len(await rig.noted("Refused")) == 1
 
 
 async def test_pods_that_the_rules_of_the_namespace_forbid_are_told(rig):

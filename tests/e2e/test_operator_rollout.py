@@ -66,7 +66,7 @@ async def test_a_canary_serves_is_judged_and_goes_on(rig):
     assert {p.revision for p in await rig.until_pods(4)} == {canary.revision}
     rollout = await phase(rig, "")
     assert rollout["lastGoodRevision"] == canary.revision
-    assert len(await rig.events("CanaryStep")) >= 1
+    assert len(await rig.noted("CanaryStep")) >= 1
 
 
 async def test_a_bad_canary_is_rolled_back_and_may_be_promoted(rig):
@@ -80,7 +80,7 @@ async def test_a_bad_canary_is_rolled_back_and_may_be_promoted(rig):
         f"revision {canary.revision} was rolled back to {old}: 50.0 % of its 40 requests"
     )
     assert len(await rig.until_pods(4, revision=old)) == 4
-    (event,) = await rig.events("RolledBack")
+    (event,) = await rig.noted("RolledBack")
     assert "maxErrorPercent is 5" in event
     rollout = (await rig.status())["rollout"]
     assert (rollout["rolledBackRevision"], rollout["lastGoodRevision"]) == (canary.revision, old)
@@ -188,7 +188,7 @@ async def test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_agai
     assert len(rig.kubelet.of(old)) == 3
     await rig.apply(replicas=3, runtime=EDIT, rollout={**rules, "maxUnavailable": 1}, **device)
     told = await strategy(rig, "InPlace", "old ones leave first, at most 1 at a time")
-    assert await rig.events("RollingInPlace") == [told["message"]]
+    assert await rig.noted("RollingInPlace") == [told["message"]]
     await rig.until_condition("Reconciling", reason="RollingOut")
     (first,) = await new_pods(rig, old, 1)
     await rig.heard()

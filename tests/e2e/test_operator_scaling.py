@@ -26,7 +26,7 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     (decision,) = status["autoscaling"]["decisions"]
     assert (decision["from"], decision["to"], decision["signal"]) == (1, 2, "kv")
     assert re.match(r"KV cache needs 1\.\d replicas at 85 % \(kv 1\.\d\d, slots 0\.00, ", decision["reason"])
-    (note,) = await rig.events("ScaledUp")
+    (note,) = await rig.noted("ScaledUp")
     assert re.fullmatch(r"1 → 2 replicas: KV cache needs 1\.\d replicas at 85 %", note)
     assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
     for pod in await rig.until_pods(2):
@@ -34,7 +34,7 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     await rig.until_pods(1)
     status = await rig.until(lambda: desired(rig, 1), lambda: rig.dump("tiny"))
     assert [d["to"] for d in status["autoscaling"]["decisions"]] == [1, 2]
-    assert len(await rig.events("ScaledDown")) == 1
+    assert len(await rig.noted("ScaledDown")) == 1
 
 
 async def desired(rig, count):

@@ -202,6 +202,10 @@ class Rig:
             if e["reason"] == reason and e.get("reportingController", "").startswith(names.GROUP)
         ]
 
+    async def noted(self, reason: str) -> list[str]:
+        """Notes of the events of one reason, once there is one: the operator writes them behind the status."""
+        return list(await self.until(lambda: self.events(reason), lambda: f"an event {reason}"))
+
     async def until_condition(self, kind: str, status: str = "True", name: str = "tiny", **wanted: str) -> Json:
         """Wait for a condition with that status, and with that reason if one is named.
 
