@@ -123,7 +123,9 @@ class Admission:
         num_blocks = kind.prepare()
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
         if self._pool.num_ranks > 1:
-            rooms = [self._room(rank, kind, limit, head, peaks[rank]) for rank in range(self._pool.num_ranks)]
+            rooms = [
+                self._room(rank, kind, num_blocks, limit, head, peaks[rank]) for rank in range(self._pool.num_ranks)
+            ]
             kind.request.data_rank = chosen(rooms, num_blocks)
         hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
         num_hits = len(hits[0])
@@ -132,16 +134,18 @@ class Admission:
         missing = hashes[num_hits:limit]
         return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
 
-    def _room(self, rank: int, kind: RequestKind, limit: int, head: RequestKind | None, peak: KvPeak) -> RankRoom:
-        """What a data-parallel rank has for a request, beside a block in each group for each row and what the head of
-        the queue needs, where it is to come there.
+    def _room(
+        self, rank: int, kind: RequestKind, num_blocks: int, limit: int, head: RequestKind | None, peak: KvPeak
+    ) -> RankRoom:
+        """What a data-parallel rank has for a request of so many blocks, beside a block in each group for each row and
+        what the head of the queue needs, where it is to come there.
         """
         pool, num_rows = self._pool.of_rank(rank), self._running.num_rows(rank)
         held = [block for table in pool.lookup(kind.sequence.hashes, limit) for block in table if block != ABSENT]
         spare = num_rows * len(self._limits.attentions)
         spare += head.prepare() if head is not None and head.request.data_rank == rank else 0
         revived = sum([pool.references(block) == 0 for block in held])
-        grows = peak.is_far(kind, kind.prepare() - len(held) + revived, num_rows)
+        grows = peak.is_far(kind, num_blocks - len(held) + revived, num_rows)
         return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived, grows=grows)
 
     def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
