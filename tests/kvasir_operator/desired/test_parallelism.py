@@ -69,7 +69,7 @@ def test_a_model_that_no_number_of_pods_holds_is_refused_with_the_numbers_or_red
     found = resolved(world(memory="1Gi"), SETTINGS)
     assert found.violation.reason == "TooSmall"
     assert "no number of pods up to 8 holds the longest request" in found.violation.message
-    less = resolved(world(memory="2Gi", reductions=["Int4Weights"]), SETTINGS)
+    less = resolved(world(memory="3Gi", reductions=["Int4Weights"]), SETTINGS)
     assert (less.violation, less.reductions, less.nodes > 1) == (None, ("Int4Weights",), True)
 
 

@@ -263,7 +263,7 @@ def test_limit_fits_the_cache(limit: int, asked: int, capacity: int, want: int) 
     ("data_ranks", "message"), [(1, "the KV cache holds 2048"), (2, "each of 2 parts of the KV cache holds 2048")]
 )
 def test_a_limit_that_the_cache_does_not_hold_is_refused(data_ranks: int, message: str) -> None:
-    with pytest.raises(CapacityError, match=f"^{message} tokens, less than max_model_len 4096"):
+    with pytest.raises(CapacityError, match=f"^TooSmall: {message} tokens, less than max_model_len 4096"):
         fitting_limit(4096, 4096, 2048, data_ranks)
 
 
