@@ -2,16 +2,17 @@
 
 Owned by the scheduler, which joins what comes from here. A request that waits for its turn in the budget, or for a
 prefix that is being computed or copied, is passed by those behind it that leave it room; one that lacks rows or blocks
-is not, so that small requests do not keep a large one waiting.
+is not, so that small requests do not keep a large one waiting. Of several data-parallel ranks that one is closed at
+which it waits, until it comes there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from kvasir_runtime.core.answer_lengths import AnswerLengths
 from kvasir_runtime.core.block_tables import ABSENT, BlockTables
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.divided_blocks import RankRoom, chosen
+from kvasir_runtime.core.divided_blocks import CLOSED, RankRoom, chosen
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.interface import RequestKind
@@ -38,7 +39,7 @@ class Admission:
     """waiting: the queue. pending: blocks that running requests will publish. lengths: of answers that ended."""
 
     __slots__ = (
-        "_host", "_limits", "_pending", "_pool", "_refused", "_running", "_shares", "_waiting", "lengths",
+        "_host", "_limits", "_pending", "_pool", "_refused", "_running", "_shares", "_stuck", "_waiting", "lengths",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +55,10 @@ class Admission:
         self._limits, self._pool, self._waiting, self._shares = limits, pool, waiting, shares
         self._host, self._pending, self._running = host, pending, running
         self.lengths = AnswerLengths()
-        self._refused = ("", 0)
-        """The request with which the peak was too high, and the step before which that is not computed again."""
+        self._refused: dict[int, tuple[str, int]] = {}
+        """Of a rank: the request with which its peak was too high, and the step before which it is not tried again."""
+        self._stuck = ("", 0)
+        """The first request that lacked room, and the rank at which it waits for it."""
 
     def due(
         self,
@@ -74,6 +77,7 @@ class Admission:
         """
         head: RequestKind | None = None
         num_passed = num_awaiting = 0
+        closed, is_first = builder.closed, True
         peaks = [
             KvPeak(self._limits, self._pool.of_rank(rank), self.lengths, self._running, rank)
             for rank in range(self._pool.num_ranks)
@@ -83,7 +87,7 @@ class Admission:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
             is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
-            hits = self._hits(kind, head, peaks) if is_due else None
+            hits = self._hits(kind, head, peaks, closed) if is_due else None
             if hits is None:
                 head = head or kind
                 if self._awaits_peer(kind, kind.sequence.hashes):
@@ -92,13 +96,20 @@ class Admission:
                     num_passed += 1
                 continue
             tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
-            num_rows = self._limits.num_rows - len(rows)
+            rank, num_rows = kind.request.data_rank, self._limits.num_rows - len(rows)
             if self._pool.num_ranks > 1:
-                num_rows = self._running.num_rows(kind.request.data_rank)
-            if not self._has_room(kind, tables, head, len(rows), num_rows):
+                num_rows = self._running.num_rows(rank)
+            if len(rows) < kind.num_rows + (head.num_rows if head is not None else 0):
                 return
-            if not self._stays_in_cache(peaks[kind.request.data_rank], kind, tables, builder.step, num_rows):
-                return
+            has_room = rank not in closed and self._has_room(kind, tables, head, num_rows)
+            if not (has_room and self._stays_in_cache(peaks[rank], kind, tables, builder.step, num_rows)):
+                closed.add(rank)
+                if len(closed) == self._pool.num_ranks:
+                    return
+                if is_first:
+                    self._stuck, is_first = (kind.request.request_id, rank), False
+                head, num_passed = head or kind, num_passed + 1
+                continue
             if self._load(builder, kind, len(hits[0]), token_s):
                 head, num_passed = head or kind, num_passed + 1
                 continue
@@ -116,7 +127,9 @@ class Admission:
         part = PromptPart(max(1, request.uncached_estimate), request.request.priority)
         return gets_share(part, [prompt.part for prompt in prompts], budget)
 
-    def _hits(self, kind: RequestKind, head: RequestKind | None, peaks: Sequence[KvPeak]) -> list[list[int]] | None:
+    def _hits(
+        self, kind: RequestKind, head: RequestKind | None, peaks: Sequence[KvPeak], closed: Collection[int]
+    ) -> list[list[int]] | None:
         """Its prefix hit, at the data-parallel rank that it comes to where there are several; None while more of its
         prefix is being computed or copied. head: as of `_has_room`.
         """
@@ -124,9 +137,11 @@ class Admission:
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
         if self._pool.num_ranks > 1:
             rooms = [
-                self._room(rank, kind, num_blocks, limit, head, peaks[rank]) for rank in range(self._pool.num_ranks)
+                CLOSED if rank in closed else self._room(rank, kind, num_blocks, limit, head, peaks[rank])
+                for rank in range(self._pool.num_ranks)
             ]
-            kind.request.data_rank = chosen(rooms, num_blocks)
+            stuck, rank = self._stuck
+            kind.request.data_rank = chosen(rooms, num_blocks, rank if kind.request.request_id == stuck else None)
         hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
         num_hits = len(hits[0])
         if self._pending.worth_waiting(kind.sequence, num_hits, limit, kind.request.data_rank):
@@ -154,18 +169,13 @@ class Admission:
         """
         return not kind.request.request.for_peer and self._host.is_fetching(hashes)
 
-    def _has_room(
-        self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_free: int, num_rows: int
-    ) -> bool:
-        """Whether rows and blocks suffice for a request, and behind it for the one that it passes, if there is one.
+    def _has_room(self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_rows: int) -> bool:
+        """Whether blocks suffice for a request, and behind it for the one that it passes at its rank, if there is one.
 
-        num_free: rows. num_rows: of those that run at its data-parallel rank.
+        num_rows: of those that run at its data-parallel rank.
         """
-        rows_before, blocks_before = (0, 0) if head is None else (head.num_rows, head.prepare())
-        if head is not None and head.request.data_rank != kind.request.data_rank:
-            blocks_before = 0
-        if num_free < kind.num_rows + rows_before:
-            return False
+        is_beside = head is not None and head.request.data_rank == kind.request.data_rank
+        blocks_before = head.prepare() if head is not None and is_beside else 0
         # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
         # preempted.
         spare = num_rows * len(self._limits.attentions)
@@ -177,12 +187,13 @@ class Admission:
         held = kind.prepare() - sum([self._pool.references(block) > 0 for block in tables.held])
         if peak.is_far(kind, held, num_rows):
             return True
-        request_id, until = self._refused
+        rank = kind.request.data_rank
+        request_id, until = self._refused.get(rank, ("", 0))
         if request_id == kind.request.request_id and step < until:
             return False
         if peak.fits(kind, held):
             return True
-        self._refused = (kind.request.request_id, step + max(1, len(self._running) // FORECAST))
+        self._refused[rank] = (kind.request.request_id, step + max(1, len(self._running) // FORECAST))
         return False
 
     def _load(self, builder: PlanBuilder, kind: RequestKind, num_hits: int, token_s: float) -> bool:

@@ -5,7 +5,7 @@ that a block says which rank has it. What is taken or looked up for a sequence i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_runtime.core.blocks import BlockPool, BlockStates
@@ -152,16 +152,21 @@ class RankRoom(NamedTuple):
     grows: bool = True
 
 
-def chosen(rooms: Sequence[RankRoom], needed: int) -> int:
+CLOSED: Final = RankRoom(available=-(1 << 62), found=0, revived=0, grows=False)
+"""Of a rank at which another request waits for room."""
+
+
+def chosen(rooms: Sequence[RankRoom], needed: int, waits_at: int | None = None) -> int:
     """The rank that computes a request: of those with room for it and for what all may grow by, the one with most,
     blocks of its prefix counting twice as room, for what they save and for the time to compute them. So a prefix that
     all requests have in common draws them to its rank only until that has twice as many blocks less than another, which
-    computes it then as well. needed: blocks of the request.
+    computes it then as well. needed: blocks of the request. waits_at: where it waits for room, and stays while no
+    rank has it, lest two ranks in turn let others pass.
     """
 
-    def preference(rank: int) -> tuple[bool, bool, int, int]:
+    def preference(rank: int) -> tuple[bool, bool, bool, bool, int, int]:
         room = rooms[rank]
         fits = room.available - room.revived >= needed - room.found
-        return fits, room.grows, room.available + 2 * room.found, room.found
+        return fits, fits and room.grows, rank == waits_at, room.grows, room.available + 2 * room.found, room.found
 
     return max(range(len(rooms)), key=preference)

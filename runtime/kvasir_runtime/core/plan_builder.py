@@ -52,8 +52,8 @@ class LaunchedChunk(NamedTuple):
 class PlanBuilder:
     """budget: query tokens that no chunk has taken yet. long: what prompts that take many steps may take of it, and
     long_tokens: what they have taken. takes_prompts: it may compute prompts. out_of_blocks: the data-parallel ranks
-    at which a request waits for blocks, so that none that arrived later may take any there. preempted: a request lost
-    its row, so none is admitted.
+    at which a request waits for blocks, so that none that arrived later may take any there. preempted: those at which
+    one lost its row.
     """
 
     step: int
@@ -61,7 +61,7 @@ class PlanBuilder:
     long: LongPrompts = UNLIMITED
     long_tokens: int = 0
     takes_prompts: bool = True
-    preempted: bool = False
+    preempted: set[int] = field(default_factory=set)
     out_of_blocks: set[int] = field(default_factory=set)
     joins: list[Join] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -75,6 +75,11 @@ class PlanBuilder:
     drops: list[bytes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
+
+    @property
+    def closed(self) -> set[int]:
+        """Data-parallel ranks at which none is admitted."""
+        return self.preempted | self.out_of_blocks
 
     def join(self, sequence: SequenceState, sampling: SamplingConfig) -> None:
         """A request has its first row, tables and known tokens."""

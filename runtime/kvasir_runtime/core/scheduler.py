@@ -133,7 +133,7 @@ class Scheduler:
         may_admit = self._rows.free and len(self._waiting) and builder.takes_prompts
         self._speculation.draft(of_step, 0 if may_admit else builder.budget, self.pool)
         prompts = self._continue_running(builder, of_step, now)
-        if builder.takes_prompts and not (builder.preempted or builder.out_of_blocks):
+        if builder.takes_prompts and len(builder.closed) < self.pool.num_ranks:
             self._admit(builder, prompts, now)
         prompt_tokens = compute_prompts(builder, prompts, self.pool, now)
         load = self.deadlines.planned(builder, prompts, prompt_tokens, now)
@@ -292,7 +292,7 @@ class Scheduler:
             self._requeue(victim, now)
             victim.request.preemptions += 1
             self._counters.preemptions += 1
-            builder.preempted = True
+            builder.preempted.add(rank)
             if victim is kind:
                 return False
         return True

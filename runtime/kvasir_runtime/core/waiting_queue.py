@@ -133,9 +133,9 @@ class WaitingQueue:
         return (found - hit) * block_size
 
     def shared_before(self, kind: RequestKind) -> int:
-        """Tokens that a newcomer and those of its flow, which mostly come before it, need not compute themselves."""
+        """Tokens that those of a newcomer's flow, which mostly come before it, need not compute themselves."""
         own = self._flows.get((kind.request.request.priority, kind.request.request.tenant))
-        return kind.request.shared_tokens + (own.shared_tokens if own else 0)
+        return own.shared_tokens if own else 0
 
     def before(self, kind: RequestKind) -> tuple[int, int]:
         """Requests that come before one, waiting or about to, and their uncached tokens, estimated.

@@ -17,7 +17,7 @@ from fakes.serving import Serving, request
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.divided_blocks import DividedBlockPool, RankRoom, chosen, new_pool
+from kvasir_runtime.core.divided_blocks import CLOSED, DividedBlockPool, RankRoom, chosen, new_pool
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prefill_shares import PromptPart
@@ -53,6 +53,14 @@ def test_a_request_comes_to_the_rank_with_most_room_beside_its_prefix(
     rooms: list[RankRoom], needed: int, want: int
 ) -> None:
     assert chosen(rooms, needed) == want
+
+
+def test_a_request_that_waits_stays_at_its_rank_until_one_has_room() -> None:
+    assert chosen([room(1), room(2)], 4, waits_at=0) == 0
+    assert chosen([RankRoom(available=1, found=0, revived=0, grows=False), room(2)], 4, waits_at=0) == 0
+    assert chosen([room(3), room(4)], 4, waits_at=0) == 1
+    assert chosen([CLOSED, room(3)], 4, waits_at=0) == 0
+    assert chosen([CLOSED, room(-100)], 4) == 1
 
 
 def test_one_rank_has_the_pool_of_one_process() -> None:
@@ -142,10 +150,49 @@ def test_a_request_loses_its_blocks_to_those_of_its_own_rank_alone() -> None:
         assert running[name].request.data_rank == rank
     assert list(running) == ["a", "c", "d"]
     kinds = dict(running)
-    while len(running) == len(kinds):
+    while not any(kind.request.preemptions for kind in kinds.values()):
         served.step()
     assert [(name, kind.request.preemptions) for name, kind in kinds.items()] == [("a", 0), ("c", 1), ("d", 0)]
     served.finish()
+
+
+def test_one_that_waits_for_room_at_a_rank_leaves_the_others_to_those_behind_it() -> None:
+    """A prompt of 7 of 8 blocks waits for rank 1, which has most room, and what comes later passes it at rank 0."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(model=FakeModel(table=ENDLESS), block_size=4, num_blocks=16), 1)
+    running = served.scheduler._running
+    for name, length, max_tokens in (("a", 17, 9), ("b", 9, 5), ("long", 25, 2), ("small", 3, 6), ("next", 3, 2)):
+        served.submit(request(name, [ord(name[0]) - 90] * length, max_tokens=max_tokens, ignore_eos=True))
+        served.step()
+    assert {name: kind.request.data_rank for name, kind in running.items()} == {"a": 0, "b": 1, "small": 0}
+    while "long" not in running:
+        served.step()
+    assert ("next" in running, running["long"].request.data_rank) == (False, 1)
+    served.finish()
+
+
+def test_small_requests_without_end_keep_no_long_one_waiting() -> None:
+    """They come as quickly as they are answered, and the long one needs a whole rank."""
+    served = Serving(Scheduler(LIMITS), FakeRunner(model=FakeModel(table=ENDLESS), block_size=4, num_blocks=16), 1)
+    draw, number = random.Random(3), 0
+    while number < 20 or not served.answers["long"].tokens:
+        if number == 19:
+            served.submit(request("long", [50] * 29, max_tokens=2, ignore_eos=True))
+        number += 1
+        served.submit(request(f"s{number}", [20 + number % 7] * 9, max_tokens=draw.randint(2, 8), ignore_eos=True))
+        while len(served.scheduler._waiting) > 3:
+            served.step()
+        assert number < 60
+    served.finish()
+
+
+@pytest.mark.parametrize("short_of_blocks", ["preempted", "out_of_blocks"])
+def test_a_rank_without_blocks_stops_admission_there_alone(short_of_blocks: str) -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(request("a", [1, 2, 3], max_tokens=2), 0.0)
+    builder = PlanBuilder(step=1, budget=32)
+    getattr(builder, short_of_blocks).add(0)
+    due = scheduler._admission.due(builder, [], scheduler._rows.free, now=0.0, collected=0, token_s=0.0)
+    assert [kind.request.data_rank for kind, _ in due] == [1]
 
 
 @pytest.mark.parametrize(("share", "want", "num_left"), [(8, [12, 13], 2), (4, [12], 3)])
