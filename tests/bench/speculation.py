@@ -34,13 +34,15 @@ from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 STREAMS: Final = (1, 4, 16, 64)
 RATES: Final = (0.0, 0.3, 0.6, 0.8, 0.9)
-DRAFTS: Final = (0, 1, 2, 4, 8)
+DRAFTS: Final = (0, 1, 2, 3, 4, 6, 8)
 DRAFT_LAYERS: Final = 8
 """The draft model has one in so many of the model's layers."""
 GUESS: Final = 5
 """What the oracle drafts. No prompt has it, and hardly an answer."""
 PROMPT: Final = 32
 LONGEST: Final = 2048
+MOST_EACH: Final = LONGEST - PROMPT - 128
+"""Tokens of a stream that are measured, less than end it."""
 PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "speculation.md"
 MARKS: Final = ("<!-- measured: written by make bench-speculation -->", "<!-- end of measured -->")
 
@@ -97,15 +99,14 @@ class Decoding:
             sampled.append(msgspec.structs.replace(one, tokens=tokens, accepted=accepted))
         return msgspec.structs.replace(results, sampled=tuple(sampled))
 
-    def run(self, seconds: float, tokens_each: int) -> tuple[float, int, list[float]]:
-        """Seconds, tokens and each step's seconds, until either is reached."""
-        spent, given, steps = 0.0, 0, list[float]()
+    def run(self, seconds: float, tokens_each: int) -> tuple[float, int]:
+        """Seconds and tokens, until either is reached."""
+        spent, given = 0.0, 0
         most = tokens_each * len(self.scheduler._running)
         while spent < seconds and given < most:
             elapsed_s, num_tokens, _ = self.step()
             spent, given = spent + elapsed_s, given + num_tokens
-            steps.append(elapsed_s)
-        return spent, given, steps
+        return spent, given
 
 
 def decoding(
@@ -129,24 +130,32 @@ def with_and_without(made: Decoding, seconds: float, rounds: int) -> float:
     speculation = made.scheduler._speculation
     drafter, ratios = speculation._drafter, []
     made.run(seconds, 40)
+    plain_each = min(100, MOST_EACH // (3 * rounds))
     for _ in range(rounds):
-        spent, given, _ = made.run(seconds, 200)
+        spent, given = made.run(seconds, 2 * plain_each)
         speculation._drafter = None
-        plain_s, plain, _ = made.run(seconds, 100)
+        plain_s, plain = made.run(seconds, plain_each)
         speculation._drafter = drafter
         ratios.append(given / spent / (plain / plain_s))
     return statistics.median(ratios)
 
 
-def costs(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock) -> list[float]:
-    """Median seconds of a step by DRAFTS of each stream."""
-    found = []
-    for count in DRAFTS:
-        drafter = OracleDrafter(count)
-        made = decoding(runner, options, streams, 0.0, drafter, clock)
-        made.run(seconds / 4, 40)
-        found.append(statistics.median(made.run(seconds, 100)[2]))
-    return found
+def costs(
+    runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock
+) -> tuple[float, list[float]]:
+    """Median seconds of a step without drafts, and by what so many DRAFTS of each stream multiply them: the median of
+    steps in turns, each by the one without that came before it.
+    """
+    drafter = OracleDrafter()
+    made = decoding(runner, options, streams, 0.0, drafter, clock)
+    steps = {count: list[float]() for count in DRAFTS}
+    began = clock()
+    while len(steps[0]) * len(DRAFTS) < MOST_EACH and (clock() - began < len(DRAFTS) * seconds or len(steps[0]) < 9):
+        for drafter.most in DRAFTS:
+            steps[drafter.most].append(made.step()[0])
+    plain = steps[0]
+    ratios = ([mine / without for mine, without in zip(steps[count], plain, strict=True)] for count in DRAFTS[1:])
+    return statistics.median(plain), [statistics.median(one) for one in ratios]
 
 
 def break_even(relative: float, count: int) -> str:
@@ -213,9 +222,9 @@ def measured(asked: argparse.Namespace, clock: Clock) -> str:
 
 def cost_cells(runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock) -> list[str]:
     """Of the first table: the milliseconds of a step without drafts, then what those with drafts take of it."""
-    one = costs(runner, options.model_copy(update={"speculation": "suffix"}), streams, seconds, clock)
-    relative = zip([elapsed_s / one[0] for elapsed_s in one[1:]], DRAFTS[1:], strict=True)
-    return [f"{1000 * one[0]:.2f}", *(f"{x:.2f} ({break_even(x, count)})" for x, count in relative)]
+    plain_s, ratios = costs(runner, options.model_copy(update={"speculation": "suffix"}), streams, seconds, clock)
+    relative = zip(ratios, DRAFTS[1:], strict=True)
+    return [f"{1000 * plain_s:.2f}", *(f"{x:.2f} ({break_even(x, count)})" for x, count in relative)]
 
 
 def main() -> int:
