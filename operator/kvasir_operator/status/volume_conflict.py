@@ -16,14 +16,16 @@ PATIENCE_S: Final = 30.0
 def volume_conflict(found: StatusInputs) -> str:
     """Why a replica cannot have its model's claim, and what to do; empty where none waits for it."""
     seen = found.seen
-    holders = [r for r in seen.replicas if r.live and r.node and (r.started_at is not None or r.mounted_at is not None)]
+    pods = [pod for r in seen.replicas if r.live for pod in (r, *r.nodes)]
+    holders = [pod for pod in pods if pod.node and (pod.started_at is not None or pod.mounted_at is not None)]
     nodes, now = {r.node for r in holders}, epoch(found.now) or 0.0
-    waiting = (r for r in found.updated if r.unmounted and r.node and r.node not in nodes)
-    late = next((r for r in waiting if r.scheduled_at is not None and now - r.scheduled_at > PATIENCE_S), None)
+    updated = (pod for r in found.updated for pod in (r, *r.nodes))
+    waiting = (pod for pod in updated if pod.unmounted and pod.node and pod.node not in nodes)
+    late = next((pod for pod in waiting if pod.scheduled_at is not None and now - pod.scheduled_at > PATIENCE_S), None)
     if not seen.claim_of_one_node or not holders or late is None:
         return ""
     return (
         f"{late.name} on node {late.node} waits for the claim of spec.model, which only one node at a time may"
         f" mount and {holders[0].name} has on node {holders[0].node}: use one with ReadOnlyMany or ReadWriteMany, or"
-        " keep all replicas on one node by spec.pod.nodeSelector"
+        " keep all pods on one node by spec.pod.nodeSelector"
     )

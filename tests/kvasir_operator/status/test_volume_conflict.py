@@ -13,9 +13,10 @@ from kvasir_operator.status.volume_conflict import volume_conflict
 AT = epoch(NOW)
 HOLDER = replica("ready", name="a", node="n1", started_at=AT - 900.0)
 LATE = {"name": "b", "node": "n2", "unmounted": True, "scheduled_at": AT - 31.0}
+WORKER = replica("starting", **LATE)
 WORDS = (
     "b on node n2 waits for the claim of spec.model, which only one node at a time may mount and a has on node n1:"
-    " use one with ReadOnlyMany or ReadWriteMany, or keep all replicas on one node by spec.pod.nodeSelector"
+    " use one with ReadOnlyMany or ReadWriteMany, or keep all pods on one node by spec.pod.nodeSelector"
 )
 
 
@@ -34,8 +35,13 @@ def situation(*replicas, of_one_node=True, **fields):
         (situation(HOLDER, replica("starting", **{**LATE, "unmounted": False}), wanted=2), ""),
         (situation(HOLDER, replica("starting", **{**LATE, "scheduled_at": AT - 29.0}), wanted=2), ""),
         (situation(replica("starting", **LATE)), ""),
+        (situation(replica("starting", name="a", node="n1", mounted_at=AT - 40.0, nodes=(WORKER,))), WORDS),
+        (situation(replica("ready", name="c", nodes=(HOLDER,)), replica("starting", **LATE)), WORDS),
     ],
-    ids=["two nodes", "many nodes may", "the same node", "its volumes are there", "it was just scheduled", "no holder"],
+    ids=[
+        *("two nodes", "many nodes may", "the same node", "its volumes are there", "it was just scheduled"),
+        *("no holder", "a node of the replica", "a node of another replica"),
+    ],
 )
 def test_a_replica_that_waits_for_a_volume_of_another_node_is_told(found, want):
     assert volume_conflict(found) == want
