@@ -87,22 +87,18 @@ class Admission:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
             is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
-            hits = self._hits(kind, head, peaks, closed) if is_due else None
-            if hits is None:
+            room = self._place(kind, head, peaks, closed) if is_due else None
+            if room is None:
                 head = head or kind
                 if self._awaits_peer(kind, kind.sequence.hashes):
                     num_awaiting += 1
                 else:
                     num_passed += 1
                 continue
-            tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
-            rank, num_rows = kind.request.data_rank, self._limits.num_rows - len(rows)
-            if self._pool.num_ranks > 1:
-                num_rows = self._running.num_rows(rank)
             if len(rows) < kind.num_rows + (head.num_rows if head is not None else 0):
                 return
-            has_room = rank not in closed and self._has_room(kind, tables, head, num_rows)
-            if not (has_room and self._stays_in_cache(peaks[rank], kind, tables, builder.step, num_rows)):
+            rank = kind.request.data_rank
+            if not (room.fits and self._stays_in_cache(peaks[rank], kind, room, builder.step)):
                 closed.add(rank)
                 if len(closed) == self._pool.num_ranks:
                     return
@@ -110,11 +106,11 @@ class Admission:
                     self._stuck, is_first = (kind.request.request_id, rank), False
                 head, num_passed = head or kind, num_passed + 1
                 continue
-            if self._load(builder, kind, len(hits[0]), token_s):
+            if self._load(builder, kind, len(room.hits[0]), token_s):
                 head, num_passed = head or kind, num_passed + 1
                 continue
             self._waiting.remove(kind, admitted_at=now)
-            yield kind, tables
+            yield kind, BlockTables(self._limits.attentions, self._limits.block_size, room.hits)
 
     def _gets_share(self, kind: RequestKind, prompts: Sequence[PromptInStep], budget: int) -> bool:
         """Whether it would compute something now, by its last estimate, or all of it where that is one step's."""
@@ -127,41 +123,39 @@ class Admission:
         part = PromptPart(max(1, request.uncached_estimate), request.request.priority)
         return gets_share(part, [prompt.part for prompt in prompts], budget)
 
-    def _hits(
+    def _place(
         self, kind: RequestKind, head: RequestKind | None, peaks: Sequence[KvPeak], closed: Collection[int]
-    ) -> list[list[int]] | None:
-        """Its prefix hit, at the data-parallel rank that it comes to where there are several; None while more of its
-        prefix is being computed or copied. head: as of `_has_room`.
+    ) -> RankRoom | None:
+        """What a request has at the data-parallel rank that it comes to; None while more of its prefix is being
+        computed or copied. head: the first that it passes. closed: ranks at which none is admitted.
         """
-        num_blocks = kind.prepare()
-        hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
-        if self._pool.num_ranks > 1:
-            rooms = [
-                CLOSED if rank in closed else self._room(rank, kind, num_blocks, limit, head, peaks[rank])
-                for rank in range(self._pool.num_ranks)
-            ]
-            stuck, rank = self._stuck
-            kind.request.data_rank = chosen(rooms, num_blocks, rank if kind.request.request_id == stuck else None)
-        hits = self._pool.of_rank(kind.request.data_rank).lookup(hashes, limit)
-        num_hits = len(hits[0])
-        if self._pending.worth_waiting(kind.sequence, num_hits, limit, kind.request.data_rank):
+        needed, limit = kind.prepare(), kind.reusable // self._limits.block_size
+        rooms = [
+            CLOSED if rank in closed else self._room(rank, kind, needed, head, peak) for rank, peak in enumerate(peaks)
+        ]
+        stuck, waits_at = self._stuck
+        rank = kind.request.data_rank = chosen(rooms, waits_at if kind.request.request_id == stuck else None)
+        room = rooms[rank]
+        if room is CLOSED:
+            return room
+        num_hits = len(room.hits[0])
+        if self._pending.worth_waiting(kind.sequence, num_hits, limit, rank):
             return None
-        missing = hashes[num_hits:limit]
-        return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else hits
+        missing = kind.sequence.hashes[num_hits:limit]
+        return None if self._host.is_loading(missing) or self._awaits_peer(kind, missing) else room
 
-    def _room(
-        self, rank: int, kind: RequestKind, num_blocks: int, limit: int, head: RequestKind | None, peak: KvPeak
-    ) -> RankRoom:
-        """What a data-parallel rank has for a request of so many blocks, beside a block in each group for each row and
-        what the head of the queue needs, where it is to come there.
+    def _room(self, rank: int, kind: RequestKind, needed: int, head: RequestKind | None, peak: KvPeak) -> RankRoom:
+        """What a rank has for a request that needs so many blocks, beside what must stay free there: a block in each
+        group for each row, so that for block_size steps none is preempted, and all that the head of the queue needs.
         """
         pool, num_rows = self._pool.of_rank(rank), self._running.num_rows(rank)
-        held = [block for table in pool.lookup(kind.sequence.hashes, limit) for block in table if block != ABSENT]
+        hits = pool.lookup(kind.sequence.hashes, kind.reusable // self._limits.block_size)
+        held = [block for table in hits for block in table if block != ABSENT]
         spare = num_rows * len(self._limits.attentions)
         spare += head.prepare() if head is not None and head.request.data_rank == rank else 0
         revived = sum([pool.references(block) == 0 for block in held])
-        grows = peak.is_far(kind, num_blocks - len(held) + revived, num_rows)
-        return RankRoom(available=pool.num_available - spare, found=len(held), revived=revived, grows=grows)
+        grows = peak.is_far(kind, needed - len(held) + revived, num_rows)
+        return RankRoom(needed, pool.num_available - spare, len(held), revived, grows, hits)
 
     def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for blocks of a chain from another replica. One that is computed for a replica never
@@ -169,29 +163,15 @@ class Admission:
         """
         return not kind.request.request.for_peer and self._host.is_fetching(hashes)
 
-    def _has_room(self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_rows: int) -> bool:
-        """Whether blocks suffice for a request, and behind it for the one that it passes at its rank, if there is one.
-
-        num_rows: of those that run at its data-parallel rank.
-        """
-        is_beside = head is not None and head.request.data_rank == kind.request.data_rank
-        blocks_before = head.prepare() if head is not None and is_beside else 0
-        # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
-        # preempted.
-        spare = num_rows * len(self._limits.attentions)
-        count = kind.prepare() - len(tables.held) + spare + blocks_before
-        return self._pool.of_rank(kind.request.data_rank).can_take(count, tables.held)
-
-    def _stays_in_cache(self, peak: KvPeak, kind: RequestKind, tables: BlockTables, step: int, num_rows: int) -> bool:
+    def _stays_in_cache(self, peak: KvPeak, kind: RequestKind, room: RankRoom, step: int) -> bool:
         """Whether all that run will probably fit to their ends beside a request, so that none is preempted."""
-        held = kind.prepare() - sum([self._pool.references(block) > 0 for block in tables.held])
-        if peak.is_far(kind, held, num_rows):
+        if room.grows:
             return True
         rank = kind.request.data_rank
         request_id, until = self._refused.get(rank, ("", 0))
         if request_id == kind.request.request_id and step < until:
             return False
-        if peak.fits(kind, held):
+        if peak.fits(kind, room.needed - room.found + room.revived):
             return True
         self._refused[rank] = (kind.request.request_id, step + max(1, len(self._running) // FORECAST))
         return False

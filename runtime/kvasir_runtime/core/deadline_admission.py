@@ -286,12 +286,14 @@ class DeadlineAdmission:
         ratios to actual times know of others too: they make what is left no shorter.
         """
         limit_s, expected_s = self._limits.max_waiting_s, self._expected_s(predicted_s)
+        if not limit_s or expected_s <= limit_s:
+            return None
         own, before = kind.request.shared_tokens, self._waiting.shared_before(kind)
         if own or before:
             work = self._work(kind, own)
             alone = work._replace(tokens=max(0, work.tokens - before))
-            expected_s = self._predictor.predict(alone) * max(1.0, self._predictor.ratio(0.5))
-        if not limit_s or expected_s <= limit_s:
+            expected_s = min(expected_s, self._predictor.predict(alone) * max(1.0, self._predictor.ratio(0.5)))
+        if expected_s <= limit_s:
             return None
         message = f"The first token would come in about {expected_s:.0f} s; requests wait for {limit_s:g} s at most."
         return _refusal(kind, OVERLOADED, message, expected_s)

@@ -142,31 +142,45 @@ def new_pool(limits: Limits) -> BlockPool:
 
 
 class RankRoom(NamedTuple):
-    """What a rank has for a request that waits: blocks that it could take, and blocks of its prefix, of which some are
-    among the former (revived). grows: whether all that run there have room for what they may grow by, beside it.
+    """What a rank has for a request that waits and needs so many blocks: blocks that it could take, and blocks of its
+    prefix, of which some are among the former (revived). grows: whether all that run there have room for what they may
+    grow by, beside it. hits: the blocks of its prefix, by cache group.
     """
 
+    needed: int
     available: int
     found: int
     revived: int
     grows: bool = True
+    hits: Sequence[list[int]] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it may come there."""
+        return self.available - self.revived >= self.needed - self.found
 
 
-CLOSED: Final = RankRoom(available=-(1 << 62), found=0, revived=0, grows=False)
+CLOSED: Final = RankRoom(needed=0, available=-(1 << 62), found=0, revived=0, grows=False)
 """Of a rank at which another request waits for room."""
 
 
-def chosen(rooms: Sequence[RankRoom], needed: int, waits_at: int | None = None) -> int:
+def chosen(rooms: Sequence[RankRoom], waits_at: int | None = None) -> int:
     """The rank that computes a request: of those with room for it and for what all may grow by, the one with most,
     blocks of its prefix counting twice as room, for what they save and for the time to compute them. So a prefix that
     all requests have in common draws them to its rank only until that has twice as many blocks less than another, which
-    computes it then as well. needed: blocks of the request. waits_at: where it waits for room, and stays while no
-    rank has it, lest two ranks in turn let others pass.
+    computes it then as well. waits_at: where it waits for room, and stays while no rank has it, lest two ranks in
+    turn let others pass.
     """
 
     def preference(rank: int) -> tuple[bool, bool, bool, bool, int, int]:
         room = rooms[rank]
-        fits = room.available - room.revived >= needed - room.found
-        return fits, fits and room.grows, rank == waits_at, room.grows, room.available + 2 * room.found, room.found
+        return (
+            room.fits,
+            room.fits and room.grows,
+            rank == waits_at,
+            room.grows,
+            room.available + 2 * room.found,
+            room.found,
+        )
 
     return max(range(len(rooms)), key=preference)

@@ -4,7 +4,7 @@ Used by the admission of requests: without it they are admitted while their prom
 cache are preempted and computed again. Pure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from kvasir_api import cache_groups
@@ -12,6 +12,7 @@ from kvasir_runtime.core.answer_lengths import AnswerLengths
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.running_requests import RunningRequests
 
 
 class KvClaim(NamedTuple):
@@ -54,7 +55,7 @@ class KvPeak:
         limits: Limits,
         pool: BlockPool,
         lengths: AnswerLengths,
-        running: Mapping[str, RequestKind],
+        running: RunningRequests,
         data_rank: int = 0,
     ) -> None:
         self._limits, self._pool, self._lengths, self._running = limits, pool, lengths, running
@@ -68,7 +69,7 @@ class KvPeak:
 
         held: blocks that it takes at once. num_rows: of all that run there.
         """
-        if not (self._running and self._lengths.is_known):
+        if not (num_rows and self._lengths.is_known):
             return True
         growth = -(-self._lengths.most_expected // self._limits.block_size) * len(self._limits.attentions)
         return self._pool.num_pinned + held + (num_rows + kind.num_rows) * growth <= self._pool.num_blocks
@@ -90,10 +91,7 @@ class KvPeak:
 
     def _here(self) -> Collection[RequestKind]:
         """Those that run at this rank."""
-        running = self._running.values()
-        if self._limits.data_ranks == 1:
-            return running
-        return [kind for kind in running if kind.request.data_rank == self._rank]
+        return self._running.of_rank(self._rank) if self._limits.data_ranks > 1 else self._running.values()
 
     def _claim(self, kind: RequestKind, held: int) -> KvClaim:
         """Of a request that holds so many blocks."""

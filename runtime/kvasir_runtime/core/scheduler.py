@@ -392,7 +392,7 @@ class Scheduler:
         request.bill(0, now)
         self._rows.give_up(request.rows, max([sequence.last_step for sequence in released]))
         request.rows = []
-        del self._running[request.request_id]
+        self._running.remove(kind)
 
     def _is_cached(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, or on the host from where it would be copied."""

@@ -133,9 +133,14 @@ class WaitingQueue:
         return (found - hit) * block_size
 
     def shared_before(self, kind: RequestKind) -> int:
-        """Tokens that those of a newcomer's flow, which mostly come before it, need not compute themselves."""
+        """Tokens that those of a newcomer's flow which come before it need not compute themselves."""
         own = self._flows.get((kind.request.request.priority, kind.request.request.tenant))
-        return own.shared_tokens if own else 0
+        if own is None:
+            return 0
+        count = bisect_left(own.entries, _entry(kind))
+        if count == len(own.entries):
+            return own.shared_tokens
+        return sum([before.request.shared_tokens for _, _, before in own.entries[:count]])
 
     def before(self, kind: RequestKind) -> tuple[int, int]:
         """Requests that come before one, waiting or about to, and their uncached tokens, estimated.

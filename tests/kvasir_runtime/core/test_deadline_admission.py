@@ -10,6 +10,7 @@ from kvasir_api.openai_errors import OVERLOADED, TTFT_UNREACHABLE
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.ttft_predictor import StepLoad
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 ROWS = 16
@@ -158,6 +159,24 @@ def test_a_burst_behind_one_prefix_waits_only_as_long_as_that_takes_once():
         )
         outputs.append(scheduler.submit(burst, engine.now))
     assert outputs == [None] * len(outputs)
+
+
+@pytest.mark.parametrize("shared_tokens", [0, 64])
+def test_a_short_prefix_in_common_makes_no_wait_longer(shared_tokens):
+    """Where first tokens come in less than half of the time predicted."""
+    limits = Limits(
+        num_blocks=4096, block_size=4, max_batch_tokens=64, max_sequences=8, max_model_len=8000, max_waiting_s=30.0
+    )
+    scheduler = Scheduler(limits)
+    for _ in range(50):
+        scheduler.deadlines._predictor.observe(StepLoad(100, 0, is_full=True, lacks_rows=False), 1.0)
+        scheduler.deadlines._predictor.add(10.0, 4.0)
+    refused = list[bool]()
+    for number in range(4):
+        prompt = (5,) * shared_tokens + (number + 6,) * (2000 - shared_tokens)
+        one = EngineRequest(request_id=f"r{number}", prompt=prompt, sampling=SamplingConfig(max_tokens=3))
+        refused.append(scheduler.submit(one, 0.0) is not None)
+    assert refused == [False, False, False, True]
 
 
 def test_bursts_behind_prefixes_wait_no_longer_than_they_may():
