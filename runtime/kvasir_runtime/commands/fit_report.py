@@ -132,12 +132,14 @@ def _of_data_rank(config: dict[str, Any], device: host_resources.Device, data_ra
 
 
 def _of_all(fit: forecast.MemoryFit, ranks: int) -> forecast.MemoryFit:
-    """Of so many ranks, each with as much memory, weights and cache. The longest sequence is that of one of them."""
+    """Of so many ranks, each with as much memory, weights and cache. The longest sequence is that of one of them, and
+    none is in two of them.
+    """
     return replace(
         fit,
         weights_bytes=fit.weights_bytes * ranks,
         kv_tokens=fit.kv_tokens * ranks,
-        concurrency=fit.concurrency * ranks,
+        concurrency=fit.concurrency // 1 * ranks,
         message=f"at each of {ranks} ranks {fit.message}",
     )
 

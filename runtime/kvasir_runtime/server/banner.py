@@ -55,8 +55,9 @@ def _cache(ready: EngineFacts) -> list[tuple[str, str]]:
         texts = f"{ready.max_sequences} texts at most, the longest {ready.max_model_len:,}"
         return [("KV cache", "none"), ("step", f"up to {ready.max_batch_tokens:,} tokens of {texts}")]
     concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
-    if ready.data_ranks > 1:  # none is in two parts
-        concurrency = concurrency / ready.data_ranks // 1 * ready.data_ranks
+    if ready.data_ranks > 1:  # none is in two parts, and the last token of each is not kept
+        each = ready.capacity_tokens // ready.data_ranks // max(1, ready.max_model_len - 1)
+        concurrency = ready.data_ranks * each
     cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
     requests = f"{concurrency:.2f} requests of {ready.max_model_len:,} tokens, {ready.max_sequences} at most"
     return [

@@ -71,12 +71,13 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+
+
 class _Entry(msgspec.Struct, frozen=True):
     dtype: str
-    shape: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, le=_MOST)], ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)
-    ]
-    data_offsets: tuple[int, int]
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)]
+    data_offsets: tuple[_Count, _Count]
 
 
 def files(folder: Path) -> list[Path]:
@@ -128,7 +129,7 @@ def totals(folder: Path) -> tuple[int, int]:
     tensors = numbers = 0
     for path in files(folder):
         try:
-            found = _entries(header(path))
+            _, found = _entries(path)
             tensors += len(found)
             numbers += sum(math.prod(entry.shape) for _, entry in found)
         except (OSError, msgspec.DecodeError, struct.error) as error:
@@ -166,35 +167,37 @@ def places(path: Path) -> list[tuple[int, int]]:
     """Where the bytes of each tensor of a file begin, and how many they are, whatever it is for. Raises OSError,
     struct.error, or msgspec.DecodeError where the header is none.
     """
-    raw = header(path)
-    size, spans = arriving.size(path) - len(raw), [entry.data_offsets for _, entry in _entries(raw)]
-    for start, end in spans:
-        if not 0 <= start <= end <= size:
-            raise OSError(f"a tensor takes bytes {start:,} to {end:,} of {size:,}")
-    return [(len(raw) + start, end - start) for start, end in spans]
+    begin, entries = _entries(path)
+    return [(begin + start, end - start) for start, end in (entry.data_offsets for _, entry in entries)]
 
 
-def _entries(raw: bytes) -> list[tuple[str, _Entry]]:
-    """The tensors that a header names, in the order of their bytes. Raises msgspec.DecodeError, also for JSON that is
-    nested too deep or is no text, for which the library has errors of other kinds.
+def _entries(path: Path) -> tuple[int, list[tuple[str, _Entry]]]:
+    """The bytes of a file's header, and the tensors that it names, in the order of theirs. Raises OSError where these
+    are not in the file or not one behind the other, struct.error, and msgspec.DecodeError, also for JSON that is nested
+    too deep or is no text, for which the library has errors of other kinds.
     """
+    raw = header(path)
     try:
         found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
         found.pop("__metadata__", None)
-        entries = ((name, msgspec.json.decode(entry, type=_Entry)) for name, entry in found.items())
-        return sorted(entries, key=lambda pair: pair[1].data_offsets)
+        decoded = ((name, msgspec.json.decode(entry, type=_Entry)) for name, entry in found.items())
+        entries = sorted(decoded, key=lambda pair: pair[1].data_offsets)
     except (RecursionError, UnicodeDecodeError) as error:
         raise msgspec.DecodeError(str(error)) from error
+    taken, size = 0, arriving.size(path) - len(raw)
+    for name, entry in entries:
+        start, end = entry.data_offsets
+        if start < taken:
+            raise OSError(f"tensor {name[:MOST_SHOWN]!r} begins at byte {start:,}, within another one")
+        if not start <= end <= size:
+            raise OSError(f"tensor {name[:MOST_SHOWN]!r} takes bytes {start:,} to {end:,} of {size:,}")
+        taken = end
+    return len(raw), entries
 
 
 def _tensors(path: Path) -> Iterator[CheckpointTensor]:
-    raw = header(path)
-    size = arriving.size(path) - len(raw)
-    taken = 0
-    for name, entry in _entries(raw):
-        if entry.data_offsets[0] < taken:
-            raise OSError(f"tensor {name[:MOST_SHOWN]!r} begins at byte {entry.data_offsets[0]:,}, within another one")
-        taken = entry.data_offsets[1]
+    begin, entries = _entries(path)  # also of a whole file: it may have been replaced since the library looked
+    for name, entry in entries:
         if name in _ID_MAPS or name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
             continue
         if entry.dtype not in _DTYPES:
@@ -202,14 +205,14 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
             raise ModelError(f"{path}: {what}, expected one of {', '.join(_DTYPES)}")
         start, end = entry.data_offsets
         dtype = _DTYPES[entry.dtype]
-        # Once more, for these bytes: the file may have been replaced since the library looked.
-        if not 0 <= start <= end <= size or end - start != math.prod(entry.shape) * dtype.itemsize:
-            raise OSError(f"tensor {name[:MOST_SHOWN]!r} takes bytes {start:,} to {end:,} of {size:,}")
+        if end - start != math.prod(entry.shape) * dtype.itemsize:
+            shape = [*entry.shape]
+            raise OSError(f"tensor {name[:MOST_SHOWN]!r} has {end - start:,} bytes, not those of {entry.dtype} {shape}")
         yield CheckpointTensor(
             name=_text_name(name),
             shape=entry.shape,
             path=path,
-            start=len(raw) + start,
+            start=begin + start,
             num_bytes=end - start,
             decoded=functools.partial(_decoded, dtype, entry.shape[1:]),
             dtype=dtype,

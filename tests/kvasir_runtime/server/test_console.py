@@ -53,6 +53,13 @@ def test_the_banner_says_whether_steps_are_recorded(kernels, fallback, want):
     assert f"  device      {want}" in banner(ready, START).splitlines()
 
 
+@pytest.mark.parametrize(("longest", "want"), [(16_000, 2), (20_001, 2), (5_000, 8)])
+def test_requests_of_ranks_are_whole_ones(longest, want):
+    """A rank holds 20,000 tokens, and the last one of a request needs no place."""
+    ready = msgspec.structs.replace(READY, data_ranks=2, max_model_len=longest)
+    assert f"  concurrency {want:.2f} requests of {longest:,} tokens, 64 at most" in banner(ready, START).splitlines()
+
+
 @pytest.mark.parametrize(
     ("count", "want"), [(5, "5 B"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 29, "1.50 GiB")]
 )
