@@ -63,13 +63,16 @@ class OracleDrafter:
 
 @dataclass(slots=True)
 class Decoding:
-    """So many streams that decode. rate: the probability that a draft is right where those before it were."""
+    """So many streams that decode. rate: the probability that a draft is right where those before it were. drafted:
+    drafts of the last step.
+    """
 
     runner: ModelRunner
     scheduler: Scheduler
     rate: float
     clock: Clock
     chance: random.Random = field(default_factory=lambda: random.Random(1))
+    drafted: int = 0
 
     def step(self) -> tuple[float, int, bool]:
         """Seconds and tokens of the next step, and whether it was of nothing but decoding."""
@@ -79,6 +82,7 @@ class Decoding:
         results = self.judged(plan, self.runner.collect(self.runner.launch(plan)))
         outputs = self.scheduler.commit(results, self.clock())
         num_tokens = sum(len(output.token_ids) for output in outputs)
+        self.drafted = sum(len(chunk.drafts) for chunk in plan.chunks)
         decodes = all(chunk.num_tokens - len(chunk.drafts) == 1 for chunk in plan.chunks)
         return self.clock() - began, num_tokens, decodes
 
@@ -142,20 +146,24 @@ def with_and_without(made: Decoding, seconds: float, rounds: int) -> float:
 
 def costs(
     runner: ModelRunner, options: ServeOptions, streams: int, seconds: float, clock: Clock
-) -> tuple[float, list[float]]:
+) -> tuple[float, list[float | None]]:
     """Median seconds of a step without drafts, and by what so many DRAFTS of each stream multiply them: the median of
-    steps in turns, each by the one without that came before it.
+    steps in turns, each by the one without that came before it; None where a step verifies fewer.
     """
     drafter = OracleDrafter()
     made = decoding(runner, options, streams, 0.0, drafter, clock)
-    steps = {count: list[float]() for count in DRAFTS}
+    steps, most = {count: list[float]() for count in DRAFTS}, 0
     began = clock()
     while len(steps[0]) * len(DRAFTS) < MOST_EACH and (clock() - began < len(DRAFTS) * seconds or len(steps[0]) < 9):
         for drafter.most in DRAFTS:
             steps[drafter.most].append(made.step()[0])
+            most = max(most, made.drafted)
     plain = steps[0]
     ratios = ([mine / without for mine, without in zip(steps[count], plain, strict=True)] for count in DRAFTS[1:])
-    return statistics.median(plain), [statistics.median(one) for one in ratios]
+    medians = map(statistics.median, ratios)
+    return statistics.median(plain), [
+        one if count * streams <= most else None for count, one in zip(DRAFTS[1:], medians, strict=True)
+    ]
 
 
 def break_even(relative: float, count: int) -> str:
@@ -210,7 +218,7 @@ def measured(asked: argparse.Namespace, clock: Clock) -> str:
         head = ["streams", *(f"{100 * rate:.0f} % right" for rate in RATES)]
         said = (
             f"Seconds of a step in those of one without drafts, and in brackets the acceptance from which on they"
-            f" pay:\n\n"
+            f" pay; – where a step verifies fewer:\n\n"
             f"{table(['streams', 'ms without', *(f'{count} drafts' for count in DRAFTS[1:])], steps)}\n\n"
             f"Tokens a second with `auto` by those with `off`:\n\n{table(head, gains['auto'])}"
         )
@@ -224,7 +232,8 @@ def cost_cells(runner: ModelRunner, options: ServeOptions, streams: int, seconds
     """Of the first table: the milliseconds of a step without drafts, then what those with drafts take of it."""
     plain_s, ratios = costs(runner, options.model_copy(update={"speculation": "suffix"}), streams, seconds, clock)
     relative = zip(ratios, DRAFTS[1:], strict=True)
-    return [f"{1000 * plain_s:.2f}", *(f"{x:.2f} ({break_even(x, count)})" for x, count in relative)]
+    cells = ["–" if x is None else f"{x:.2f} ({break_even(x, count)})" for x, count in relative]
+    return [f"{1000 * plain_s:.2f}", *cells]
 
 
 def main() -> int:

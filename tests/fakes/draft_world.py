@@ -47,7 +47,9 @@ class World:
     """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right.
 
     beside: a model drafts, whose steps take half as long again, and texts do, whose drafts are right for texts_rate.
-    limit: drafts of a sequence at most. next_token: of a text, given its length, where there is no guess of it.
+    limit: drafts of a sequence at most. next_token: of a text, given its length, where there is no guess of it. read_s:
+    that a draft model takes for a token; it drafts for a sequence once it has read all of it, 64 tokens in a step and
+    one for each sequence, those of which least is unread first.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class World:
         seed: int = 0,
         **more: Any,
     ) -> None:
-        """more: beside, texts_rate and limit."""
+        """more: beside, texts_rate, limit and read_s."""
         self.beside, self.texts_rate = more.get("beside", False), more.get("texts_rate", 0.0)
         self.kinds = [running(number) for number in range(num_sequences)]
         self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
+        self.read_s: float = more.get("read_s", 0.0)
+        self.read = [1] * num_sequences
         limits: Any = SimpleNamespace(
             speculation=speculation,
             has_states=False,
@@ -100,16 +104,31 @@ class World:
             return self.next_token(place)
         return speculated.guess.tokens[at] + (self.chance.random() >= rate)
 
+    def read_s_of_step(self) -> float:
+        """Seconds in which a draft model reads what it has to; what it could not read in this step has no drafts."""
+        unread = {
+            place: len(kind.sequence.tokens) - self.read[place]
+            for place, kind in enumerate(self.kinds)
+            if self.read_s and kind.sequence.drafts
+        }
+        most = room = len(self.kinds) + 64
+        for place in sorted(unread, key=lambda one: unread[one]):
+            read = min(room, unread[place])
+            self.read[place], room = self.read[place] + read, room - read
+        return self.read_s * (most - room)
+
     def step(self) -> None:
         """Plan, verify by chance, and report what it took, within 3 %."""
         self.speculation.draft(self.kinds, 512, self.pool)
-        chunks, sampled = list[LaunchedChunk](), list[SampledTokens]()
-        for kind, rate in zip(self.kinds, self.rates, strict=True):
+        read_s = self.read_s_of_step()
+        chunks, sampled, num_drafts = list[LaunchedChunk](), list[SampledTokens](), 0
+        for kind, rate, num_read in zip(self.kinds, self.rates, self.read, strict=True):
             sequence = kind.sequence
             accepted, by_model = 0, sequence.drafts[:1] == (UNDRAFTED,)
+            undrafted = len(sequence.drafts) if self.read_s and num_read < len(sequence.tokens) else 0
             of_text = self.texts_rate if self.beside else rate
             rate = rate if by_model else of_text
-            while accepted < len(sequence.drafts) and self.chance.random() < rate:
+            while accepted < len(sequence.drafts) - undrafted and self.chance.random() < rate:
                 accepted += 1
             kept = () if by_model else sequence.drafts[:accepted]
             drawn = range(len(sequence.tokens) + len(kept), len(sequence.tokens) + accepted + 1)
@@ -117,11 +136,12 @@ class World:
             chunks.append(
                 LaunchedChunk(sequence, sequence.computed, sequence.computed + 1, True, False, False, sequence.drafts)
             )
-            sampled.append(SampledTokens(0, tokens, accepted=accepted))
+            sampled.append(SampledTokens(0, tokens, accepted=accepted, undrafted=undrafted))
+            num_drafts += len(sequence.drafts) - undrafted
             sequence.tokens.extend(tokens)
             sequence.computed += len(tokens)
             self.tokens += len(tokens)
-        elapsed_s = self.step_s(len(chunks), sum(len(chunk.drafts) for chunk in chunks))
+        elapsed_s = read_s + self.step_s(len(chunks), num_drafts)
         elapsed_s *= 1.5 if self.beside and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks) else 1
         elapsed_s *= self.chance.uniform(0.97, 1.03)
         self.seconds += elapsed_s

@@ -22,14 +22,8 @@ FIRST_WEIGHT: Final = 2.0
 KEPT: Final = 0.85
 """Of what was learned, at each verification: a change is known after some six."""
 KEPT_BY_ALL: Final = 0.99
-RETRY_STEPS: Final = 16
-"""Steps, for each sequence of a step, after which a model's draft that was not worth it is tried again. So one is tried
-in as many steps, which costs less than 1 % where a draft adds less than a sixth to one; a dearer one is tried more
-rarely. MOST_RETRY_STEPS: at most, of cheap ones.
-"""
-MOST_RETRY_STEPS: Final = 256
 RETRIED: Final = 0.7
-"""Expected of it then."""
+"""Expected of a model's draft that is tried again."""
 LEAST_SURVIVAL: Final = 0.02
 """Below which no draft is worth a look at its cost."""
 MOST_REST: Final = 15
@@ -41,21 +35,22 @@ UNTRIED_REST: Final = 3
 class AcceptanceRates:
     """The probability that a draft is right where those before it were, by class; means that forget."""
 
-    __slots__ = ("_accepted", "_tried")
+    __slots__ = ("_accepted", "_first", "_first_weight", "_tried")
 
     def __init__(self, first: "AcceptanceRates | None" = None) -> None:
-        """first: what others have taught."""
-        self._tried = [FIRST_WEIGHT] * CLASSES
-        self._accepted = [
-            FIRST_WEIGHT * (FIRST[place] if first is None else first.of(place)) for place in range(CLASSES)
-        ]
+        """first: what others teach, as of when it is asked."""
+        self._first = first
+        self._first_weight, self._tried, self._accepted = [FIRST_WEIGHT] * CLASSES, [0.0] * CLASSES, [0.0] * CLASSES
 
     def of(self, place: int) -> float:
         """0..1."""
-        return self._accepted[place] / self._tried[place]
+        weight, tried = self._first_weight[place], self._tried[place]
+        first = FIRST[place] if self._first is None else self._first.of(place)
+        return (self._accepted[place] + weight * first) / (tried + weight)
 
     def verified(self, place: int, tried: float, accepted: int, keep: float) -> None:
         """tried: drafts of this class that were reached, up to the first wrong one."""
+        self._first_weight[place] *= keep
         self._tried[place] = self._tried[place] * keep + tried
         self._accepted[place] = min(self._tried[place], self._accepted[place] * keep + accepted)
 
@@ -63,7 +58,8 @@ class AcceptanceRates:
 @dataclass(slots=True, eq=False)
 class SequenceDrafts:
     """What speculation keeps of a sequence. draft: of the last look. guess: what the text gave then, unless it was
-    verified. untried: steps since a draft was.
+    verified. untried: steps since a draft was. is_behind: a draft model had too much to read to draft in the last step
+    that was to have drafts.
 
     rest: steps to come without a look; misses: looks in a row of which nothing from the text was verified.
     """
@@ -74,17 +70,16 @@ class SequenceDrafts:
     draft: Draft = NO_DRAFT
     guess: Draft = NO_DRAFT
     untried: int = 0
+    is_behind: bool = False
     rest: int = 0
     misses: int = 0
 
-    def survivals(self, num_sequences: int, rarity: float = 1.0) -> list[float]:
+    def survivals(self, *, retried: bool = False) -> list[float]:
         """The probability of each token of the draft to be kept, falling from one to the next, as far as it matters.
 
-        num_sequences: of the step. rarity: as how much more rarely than a cheap one a model's draft is tried again.
+        retried: whether the first is verified again though it was not worth it.
         """
         rate, survival = self.rates.of(class_of(self.draft)), 1.0
-        after = rarity * min(MOST_RETRY_STEPS, RETRY_STEPS * num_sequences)
-        retried = not self.draft.matched and self.untried >= after
         found = []
         for place, share in enumerate(self.draft.shares):
             survival *= max(rate, RETRIED) if retried and not place else rate

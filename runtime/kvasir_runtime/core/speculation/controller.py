@@ -33,6 +33,11 @@ RENEWED: Final = 512
 FIRST_LEVEL: Final = 8
 """Drafts of a step at most, or as many as sequences, before any were measured; later GROWTH times as many as were."""
 GROWTH: Final = 4
+FIRST_READ: Final = 1 / 16
+"""Of a step's sequences, those for which a model drafts before any of its drafts were measured: it reads all that it
+did not draft behind, which may be all of their tokens. DRAFTS_READ: that each of them verifies at most.
+"""
+DRAFTS_READ: Final = 2
 LEAST_PLAIN: Final = 2
 """Steps without drafts that are measured before one has drafts."""
 GAIN: Final = 1.05
@@ -47,7 +52,7 @@ LEAST_REST: Final = 4
 MOST_REST: Final = 256
 """Steps without drafts where none would pay if all were right: the rest doubles each time."""
 RETRY_SHARE: Final = 1 / 6
-"""Of a step without drafts, by what one draft may make it longer to be tried again every `acceptance.RETRY_STEPS`;
+"""Of a step without drafts, by what one draft may make it longer to be tried again every `speculation.RETRY_STEPS`;
 where it adds more it is tried as much more rarely, at most MOST_RARELY times.
 """
 MOST_RARELY: Final = 16
@@ -139,6 +144,11 @@ class StepCosts:
         measured = self._means.get(size_of(num_sequences), {})
         return max(FIRST_LEVEL, num_sequences, GROWTH * max(measured, default=0))
 
+    def most_read(self, num_sequences: int) -> int:
+        """Sequences of a step that a model drafts for at most, so that it reads little where drafts may not pay."""
+        measured = self._means.get(size_of(num_sequences), {})
+        return GROWTH * max(measured) if measured else max(1, int(num_sequences * FIRST_READ))
+
     def forget_drafts(self, num_sequences: int) -> None:
         """Keep what steps without drafts cost."""
         self._means.pop(size_of(num_sequences), None)
@@ -185,10 +195,13 @@ class DraftController:
         """Whether no draft would pay in steps of so many sequences, as they were measured last."""
         return self._rests.get(size_of(num_sequences), (0, 0))[0] > 0
 
-    def counts(self, num_sequences: int, survivals: Sequence[Sequence[float]], most: int) -> list[int]:
+    def counts(
+        self, num_sequences: int, survivals: Sequence[Sequence[float]], most: int, unread: Sequence[int] = ()
+    ) -> list[int]:
         """How many drafts each sequence verifies in the next step.
 
         survivals: of those that have drafts the probability of each to be kept, falling. most: drafts of a step.
+        unread: where a model is to draft, tokens of each sequence that it has to read for it.
         """
         if not any(survivals):
             return [0] * len(survivals)
@@ -210,6 +223,11 @@ class DraftController:
         counts = [0] * len(survivals)
         for _, place in ranked[:best_level]:
             counts[place] += 1
+        if unread and sum([count > 0 for count in counts]) > (most_read := costs.most_read(num_sequences)):
+            each = min(DRAFTS_READ, -(-best_level // most_read))
+            counts = [0] * len(survivals)
+            for place in sorted(range(len(counts)), key=unread.__getitem__)[:most_read]:
+                counts[place] = min(each, max(1, len(survivals[place])))
         if best_level:
             self._drafting[size] = self._drafting.get(size, 0) + 1
             self._rests.pop(size, None)

@@ -32,6 +32,10 @@ measured to take.
 DRAFTS_OF_MANY: Final = 15
 """Of a sequence otherwise. With the token before them they fill one tile of 16 rows, which costs AMX as much as one."""
 FEW: Final = 2
+RETRY_STEPS: Final = 16
+"""Steps after which a model's draft that was not worth it is tried again for a sequence, which costs less than 1 %
+where it adds less than a sixth to a step; where it adds more it is tried more rarely.
+"""
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
@@ -72,6 +76,8 @@ class Speculation:
         """Positions that a step may sample from: there is memory for the logits of all rows."""
         self._most_with_state = state_copies.num_rows(limits.attentions, limits.block_bytes)
         self._rest, self._next_rest = 0, LEAST_REST
+        self._untried = 0
+        """Steps since a model's draft was tried again."""
         self._why = ""
 
     def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:
@@ -122,13 +128,29 @@ class Speculation:
         self._look(drafter, able, model)
         by_model = any(_drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,) for kind in able)
         controller = self._controller if by_model else self._of_texts
-        rarity = self._controller.rarity(num_rows)
-        counts = controller.counts(num_rows, [_drafts_of(kind).survivals(num_rows, rarity) for kind in able], room)
+        retried = self._retried(able, num_rows) if by_model else None
+        unread = [_drafts_of(kind).untried for kind in able] if by_model else []
+        survivals = [_drafts_of(kind).survivals(retried=kind is retried) for kind in able]
+        counts = controller.counts(num_rows, survivals, room, unread)
         if any(counts):
             self._why = ""
         elif controller.is_off(num_rows):
             self._why = NONE_PAYS
         return counts
+
+    def _retried(self, able: Sequence[RequestKind], num_rows: int) -> RequestKind | None:
+        """The sequence for which the draft model is tried again: of those without drafts the one that it has least of
+        to read, so that it does not read all that others get; None where it is not time.
+        """
+        assert self._controller is not None
+        self._untried += 1
+        if behind := [kind for kind in able if _drafts_of(kind).is_behind]:
+            return min(behind, key=lambda kind: _drafts_of(kind).untried)
+        if self._untried < RETRY_STEPS * self._controller.rarity(num_rows):
+            return None
+        self._untried = 0
+        without = [kind for kind in able if _drafts_of(kind).untried]
+        return min(without, key=lambda kind: _drafts_of(kind).untried, default=None)
 
     def rest(self) -> None:
         """A step with drafts found no memory: those that follow have none, twice as many each time."""
@@ -143,12 +165,12 @@ class Speculation:
         if num_drafts:
             sampling = [chunk for chunk in chunks if chunk.samples]
             for chunk, sampled in zip(sampling, results.sampled, strict=True):
-                if num_made := len(chunk.drafts) - sampled.undrafted:
-                    if sampled.tokens:
-                        self._verified(chunk, num_made, sampled.accepted)
-                else:
-                    is_read &= not chunk.drafts
-        # Where a draft model still reads prompts, the step costs what others do not.
+                if (num_made := len(chunk.drafts) - sampled.undrafted) and sampled.tokens:
+                    self._verified(chunk, num_made, sampled.accepted)
+                if chunk.drafts and (drafts := chunk.sequence.speculated) is not None:
+                    is_read &= num_made > 0 and not drafts.is_behind
+                    drafts.is_behind = not num_made
+        # A step in which a draft model still read what was before costs what others do not.
         most = MOST_FORCED if self._limits.has_states else 1
         decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
         by_model = decodes and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks)

@@ -7,7 +7,6 @@ from kvasir_runtime.core.speculation.acceptance import (
     KEPT,
     MOST_REST,
     RETRIED,
-    RETRY_STEPS,
     UNTRIED_REST,
     AcceptanceRates,
     SequenceDrafts,
@@ -32,6 +31,12 @@ def test_a_sequence_begins_with_what_others_have_taught():
     own = AcceptanceRates(others)
     assert own.of(1) == pytest.approx(1.0, abs=0.01)
     assert own.of(0) == pytest.approx(FIRST[0])
+    for _ in range(200):
+        others.verified(0, 1, 0, KEPT)
+    assert own.of(0) < 0.01
+    for _ in range(200):
+        own.verified(0, 1, 1, KEPT)
+    assert own.of(0) > 0.99
 
 
 def test_a_change_is_known_after_some_verifications():
@@ -50,7 +55,7 @@ def test_survival_falls_by_the_rate_and_the_vote():
     drafts = SequenceDrafts(AcceptanceRates())
     drafts.look(FOUND, 3)
     rate = FIRST[class_of(FOUND)]
-    assert drafts.survivals(1) == pytest.approx([rate, rate**2, rate**3 / 2])
+    assert drafts.survivals() == pytest.approx([rate, rate**2, rate**3 / 2])
 
 
 def test_of_a_text_and_a_model_the_likelier_drafts():
@@ -65,18 +70,13 @@ def test_of_a_text_and_a_model_the_likelier_drafts():
     assert drafts.draft == of_model
 
 
-def test_drafts_of_a_model_that_were_not_worth_it_are_tried_again():
+def test_what_is_tried_again_is_expected_to_be_right_once():
     drafts, of_model = SequenceDrafts(AcceptanceRates()), Draft((-1, -1), (1.0, 1.0))
     for _ in range(60):
         drafts.rates.verified(class_of(of_model), 1, 0, KEPT)
     drafts.look(Draft(), 3, of_model)
-    assert sum(drafts.survivals(1)) < 0.1
-    for _ in range(RETRY_STEPS):
-        drafts.tries(0)
-    assert drafts.survivals(1)[0] == pytest.approx(RETRIED)
-    assert sum(drafts.survivals(2)) < 0.1  # not yet where two try
-    drafts.tries(1)
-    assert sum(drafts.survivals(1)) < 0.1
+    assert sum(drafts.survivals()) < 0.1
+    assert drafts.survivals(retried=True) == [RETRIED]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,27 @@ def test_a_model_whose_drafts_are_never_right_costs_less_than_two_percent(num_se
     assert world.speculation._counters.drafted_tokens > verified
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("num_sequences", [16, 64])
+def test_a_model_that_would_have_to_read_all_of_them_is_tried_for_few_of_many(num_sequences, rate):
+    """Where steps are bound by arithmetic no draft pays, and the model takes a sixth of the other one's for a token."""
+    step_s = COSTS["arithmetic"]
+    world = World(num_sequences, step_s, [rate] * num_sequences, "model", read_s=0.00017)
+    plain = num_sequences / step_s(num_sequences, 0)
+    assert world.run(150) >= 0.98 * plain
+    assert world.run(3000) >= 0.98 * plain
+    assert world.speculation._num_steps["model"] > 0
+
+
+@pytest.mark.parametrize("num_sequences", [4, 64])
+def test_a_model_that_pays_soon_drafts_for_all(num_sequences):
+    """Where a step costs the same for few rows and for many, and what was read makes it hardly longer."""
+    step_s = COSTS["memory"]
+    world = World(num_sequences, step_s, [0.8] * num_sequences, "model", read_s=0.000002)
+    world.run(100)
+    assert world.run(100) >= 1.8 * num_sequences / step_s(num_sequences, 0)
+
+
 @pytest.mark.parametrize("factor", [1.1, 1.5, 2.0])
 def test_a_model_whose_drafts_become_right_is_used_again(factor):
     """Soon where one right draft would pay for its step, else where costs are doubted and several are tried."""
