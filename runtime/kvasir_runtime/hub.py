@@ -18,9 +18,10 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.arrival import Arrival
-from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL
+from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL, not_stored
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
 from kvasir_runtime.fetch.progress import OnBytes, watched
+from kvasir_runtime.fetch.settings import SECRET, SourceSettings
 from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, repository_folder
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _remote_files(name: HubName, found: HubListing, timeout_s: float = _SILENCE_
     """The files of a listing as they are fetched. Raises ModelUnavailableError where a part of a GGUF model lacks."""
     there = {file.name for file in found.files}
     if missing := [part for part in (gguf.parts(name.file) if name.file else ()) if part not in there]:
-        raise ModelUnavailableError(f"repository {name.repository} on the hub has no {missing[0]}")
+        raise ModelUnavailableError(f"repository {name.repository} on the hub has no {missing[0]}; check its name")
     return [
         RemoteFile(
             name=file.name,
@@ -262,31 +263,34 @@ def _unavailable(name: HubName, error: Exception, *, file: str = "") -> ModelUna
         case errors.GatedRepoError():
             return ModelUnavailableError(f"{model} is gated: accept its terms on the hub and {_token()}")
         case errors.EntryNotFoundError() if not isinstance(error, errors.LocalEntryNotFoundError):
-            return ModelUnavailableError(f"repository {name.repository} on the hub has no {file}")
+            return ModelUnavailableError(f"repository {name.repository} on the hub has no {file}; check its name")
         case errors.RevisionNotFoundError():
-            return ModelUnavailableError(f"{model} has no revision {name.revision} on the hub")
+            return ModelUnavailableError(
+                f"{model} has no revision {name.revision} on the hub; name a branch, a tag or a commit that it has"
+            )
         case errors.RepositoryNotFoundError():
             return ModelUnavailableError(
                 f"{model} is neither a directory nor a public repository on the hub; for a private one, {_token()}"
             )
         case errors.LocalEntryNotFoundError() if isinstance(error.__cause__, errors.HfHubHTTPError):
             # The hub's library raises this for any unexpected response, too.
-            return ModelUnavailableError(_unfetched(model, error.__cause__))
+            return _unfetched(name, error.__cause__)
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
             return ModelUnavailableError(
                 f"{model} is not a directory, is not in the local cache, and the hub cannot be reached"
-                f" (or HF_HUB_OFFLINE is set){_because(error)}"
+                f" (or HF_HUB_OFFLINE is set){_because(error)}; {SourceSettings.of().unreached}"
             )
-    return ModelUnavailableError(_unfetched(model, error))
+    return _unfetched(name, error)
 
 
-def _unfetched(model: str, error: BaseException) -> str:
-    if full := next((one for one in _chain(error) if getattr(one, "errno", None) in DISK_IS_FULL), None):
-        return f"{model} could not be stored: {full}; give its cache more room"
+def _unfetched(name: HubName, error: BaseException) -> ModelUnavailableError:
+    disk = (one for one in _chain(error) if isinstance(one, OSError) and one.errno in DISK_IS_FULL)
+    if (full := next(disk, None)) is not None:
+        return not_stored(name.repository, full)
     lines = str(error).splitlines() or [type(error).__name__]
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    advice = f"; {_token()}" if status in (401, 403) else ""
-    return f"{model} could not be fetched from the hub: {lines[0]}{advice}"
+    advice = _token() if status in (401, 403) else SourceSettings.of().unreached
+    return ModelUnavailableError(f"model {name.repository} could not be fetched from the hub: {lines[0]}; {advice}")
 
 
 def _because(error: BaseException) -> str:
@@ -305,6 +309,6 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _token() -> str:
-    if names.ENV_SOURCE_SETTINGS in os.environ:
-        return "put a token that may read it under the key token into the Secret of spec.model.secretName"
+    if SourceSettings.of().of_pod:
+        return f"put a token that may read it under the key token into {SECRET}"
     return "set HF_TOKEN to a token that may read it"

@@ -4,7 +4,6 @@ Called by `hub`. Processes on several nodes may share a cache: what changes a bl
 """
 
 import os
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +14,10 @@ from errno import ENOSYS, EOPNOTSUPP, EPERM
 from pathlib import Path
 from typing import Final
 
-from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
 from kvasir_runtime.fetch.arrival import Arrival, has_weights
-from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
+from kvasir_runtime.fetch.file_transfer import FileTransfer, check_space, not_stored
 from kvasir_runtime.fetch.model_files import Checksum, RemoteFile, is_inside
 
 _STILL_S: Final = 3.0
@@ -116,12 +114,7 @@ class HubCache:
 
     def check_space(self) -> None:
         """Raises ModelUnavailableError where the disk has less room than the rest of the files takes."""
-        rest = self._found.size - self.held()
-        there = next(path for path in (self._repository, *self._repository.parents) if path.exists())
-        if rest and rest > (free := shutil.disk_usage(there).free):
-            raise ModelUnavailableError(
-                f"model {self._name} needs {readable(rest)} of disk in {self._root}, where {readable(free)} are free"
-            )
+        check_space(self._name, self._root, self._found.size - self.held())
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
         """Those of the listing that are not there, weights last. What a process before has begun is gone on with.

@@ -74,14 +74,20 @@ def broken(servers: ExitStack, folder: Path) -> Iterator[Download]:
     yield from_hub("damaged always", "checksum", says)
     says = "model org/name could not be fetched from the hub: .*401.*; put a token that may read it under the key token"
     yield from_hub("unauthorized", "unauthorized", says)
-    yield from_hub("no revision", "revision", "model org/name has no revision v9 on the hub", revision="v9")
-    yield from_hub("huge", "disk", r"model org/name needs 93132257\.46 GiB of disk in /", claim="cache")
+    says = "model org/name has no revision v9 on the hub"
+    yield from_hub("no revision", "revision", f"{says}; name a branch, a tag or a", revision="v9")
+    says = (
+        r"model org/name needs 93132257\.46 GiB of disk in /.* are free; free some there, or give its cache more room"
+    )
+    yield from_hub("huge", "disk", says, claim="cache")
     waits = {"rollout": {"progressDeadlineSeconds": 10}}
-    yield from_hub("none", "hangs", "model org/name could not be fetched from the hub: .*timed out", more=waits)
+    says = "model org/name could not be fetched from the hub: .*timed out; it is tried again; check the network"
+    yield from_hub("none", "hangs", says, more=waits)
     says = r"is not fetched from the registry: 127\.0\.0\.1:\d+ refuses access \(403\); put a key \.dockerconfigjson"
     yield from_registry("refused", "refused", says)
-    yield from_registry("none", "absent", r"is not fetched from the registry: it has no v9 \(404\)", tag="v9")
-    says = "could not be fetched: model.safetensors: it is shorter than its manifest states"
+    says = r"is not fetched from the registry: it has no v9 \(404\); name a tag or a digest that it has"
+    yield from_registry("none", "absent", says, tag="v9")
+    says = "could not be fetched: model.safetensors: it is shorter than its manifest states; push the model again"
     yield from_registry("truncated", "truncated", says)
     web = servers.enter_context(file_server.serving({"/tiny.tar": bytes(file_server.LARGE)}, tls=folder))
     web.fault = "unprotected"
@@ -90,7 +96,7 @@ def broken(servers: ExitStack, folder: Path) -> Iterator[Download]:
         model={"uri": f"{web.url}/tiny.tar#sha256={DIGEST}"},
         settings={"ca.crt": (folder / "ca.crt").read_text(), "token": TOKEN},
         says=f"model {web.url}/tiny.tar is redirected from {web.url} to http://127.0.0.1:9, where the connection is not"
-        " protected; it is not followed",
+        " protected; it is not followed: use an https:// address that has the file",
     )
     yield elsewhere(servers, folder, {"/tiny.tar": bytes(file_server.LARGE)}, DIGEST, fault="unauthorized")
 
@@ -110,7 +116,7 @@ def elsewhere(
         model={"uri": f"{web.url}{path}#sha256={digest}"},
         settings={"ca.crt": "".join((home / "ca.crt").read_text() for home in homes), "token": TOKEN},
         says=f"model {web.url}{path} could not be fetched: {store.url.removeprefix('https://')}, to which it redirects,"
-        r" refuses access \(401\); credentials are not sent there",
+        r" refuses access \(401\); credentials are not sent there: name an address that takes them, or needs none",
         asked=web.asked,
         led=store.asked,
     )

@@ -6,6 +6,11 @@ import pytest
 
 from kvasir_api import names
 
+REACH = (
+    "it is tried again; check the network, and the keys endpoint, proxy and ca.crt of the Secret of"
+    " spec.model.secretName"
+)
+"""What a message advises where a source is not reached."""
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 

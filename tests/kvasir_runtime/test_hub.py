@@ -53,6 +53,8 @@ except errors.StartError as error:
 AT_ONCE = "import time; time.sleep = lambda _: None\n"
 """The library waits for 23 seconds in all before it takes a busy hub for one that is not there."""
 TOKEN = "hf_of_a_user"
+REACH = "check the network and the variables of proxies, and try again"
+PROXY = "a proxy on the way may change it, or the stated one is wrong"
 
 
 @pytest.mark.parametrize(
@@ -132,23 +134,24 @@ def test_only_what_is_used_is_fetched_of_the_revision(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "says", "advises"),
     [
-        ("cut always", "could not be fetched: model.safetensors: peer closed connection"),
-        ("circle", "could not be fetched from the hub: Exceeded maximum allowed redirects"),
-        ("damaged always", "comes with another checksum of model.safetensors than was stated, fetched twice"),
-        ("huge", "needs 93132257.46 GiB of disk in "),
-        ("refused", "could not be fetched from the hub: 403 Forbidden"),
-        ("unauthorized", "could not be fetched from the hub: Client error '401 Unauthorized'"),
-        ("gated", "is gated: accept its terms on the hub and set HF_TOKEN"),
-        ("absent", "is neither a directory nor a public repository on the hub"),
-        ("busy", "could not be fetched from the hub: Server error '503 Service Unavailable'"),
+        ("cut always", "could not be fetched: model.safetensors: peer closed connection", REACH),
+        ("circle", "could not be fetched from the hub: Exceeded maximum allowed redirects", REACH),
+        ("damaged always", "comes with another checksum of model.safetensors than was stated, fetched twice", PROXY),
+        ("huge", "needs 93132257.46 GiB of disk in ", "free some there, or give its cache more room"),
+        ("refused", "could not be fetched from the hub: 403 Forbidden", "set HF_TOKEN to a token that may read it"),
+        ("unauthorized", "could not be fetched from the hub: Client error '401 Unauthorized'", "set HF_TOKEN to a"),
+        ("gated", "is gated: accept its terms on the hub and set HF_TOKEN", "set HF_TOKEN to a token that may read it"),
+        ("absent", "is neither a directory nor a public repository on the hub", "for a private one, set HF_TOKEN to"),
+        ("busy", "could not be fetched from the hub: Server error '503 Service Unavailable'", REACH),
     ],
 )
-def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fault, says):
+def test_a_download_that_fails_is_one_line_and_tried_only_so_often(tmp_path, fault, says, advises):
     with hub.serving(fault) as found:
         line = fetched(found, tmp_path)
         assert line.startswith(f"refused: ModelUnavailable: model org/name {says}")
+        assert advises in line
         assert len(found.asked) <= 40
     assert not list(tmp_path.glob("hub/models--org--name/snapshots/*/model.safetensors")), (
         "half a file was taken for one"
@@ -168,6 +171,7 @@ def test_a_header_whose_connection_breaks_is_one_line_and_asked_for_once(tmp_pat
     with hub.serving(fault, {"m.gguf": one_long_text}) as found:
         line = fetched(found, tmp_path, code=READS_HEADER.replace("TIMEOUT_S", str(timeout_s)))
         assert line.startswith(f"refused: ModelUnavailable: the header of m.gguf cannot be read: {says}")
+        assert line.endswith(REACH)
         assert len([path for path in found.of("GET") if path.endswith("/m.gguf")]) == 1
 
 
@@ -273,7 +277,10 @@ def test_a_full_disk_is_said_to_be_full(tmp_path):
 def test_a_revision_that_is_not_there_is_named(tmp_path):
     with hub.serving("no revision") as found:
         line = fetched(found, tmp_path, revision="v9")
-    assert line == "refused: ModelUnavailable: model org/name has no revision v9 on the hub"
+    assert line == (
+        "refused: ModelUnavailable: model org/name has no revision v9 on the hub; name a branch, a tag or a commit that"
+        " it has"
+    )
 
 
 def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
@@ -285,6 +292,12 @@ def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
         (settings / "endpoint").write_text(f"{found.url}\n")
         assert Path(fetched(found, tmp_path, **pod)).is_dir()
         assert {key for _, _, key in found.asked} == {f"Bearer {TOKEN}_of_a_pod"}
+        found.fault = "busy"
+        line = fetched(found, tmp_path / "other", **pod)
+        assert line.endswith(
+            "it is tried again; check the network, and the keys endpoint, proxy and ca.crt of the "
+            "Secret of spec.model.secretName"
+        )
         found.fault = "gated"
         line = fetched(found, tmp_path / "other", **pod)
         assert line.endswith(

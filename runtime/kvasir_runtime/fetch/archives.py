@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from kvasir_api import model_uri
@@ -19,6 +19,8 @@ from kvasir_runtime.fetch.model_files import (
     checked_names,
 )
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
+
+_OWN_ADDRESS: Final = "name an address that takes them, or needs none"
 
 
 class WebFile:
@@ -76,15 +78,17 @@ class WebFile:
             is_led, where = error.origin != origin(self._url), urlsplit(error.origin).netloc
             where += ", to which it redirects," if is_led else ""
             if error.status == 416:
-                raise BrokenTransferError("it is shorter than it was before") from error
+                raise BrokenTransferError(
+                    "it is shorter than it was before", "put the whole file there again"
+                ) from error
             if error.status in (401, 403):
                 own = f"put a token that may read it under the key token into {SECRET}"
-                advice = "credentials are not sent there" if is_led else own
+                advice = f"credentials are not sent there: {_OWN_ADDRESS}" if is_led else own
                 why = f"{where} refuses access ({error.status}); {advice}"
             elif error.status in (404, 410):
-                why = f"{where} does not have it ({error.status})"
+                why = f"{where} does not have it ({error.status}); check the address"
             else:
-                why = f"{where} answers {error.status}"
+                why = f"{where} answers {error.status}; check the address"
             raise ModelUnavailableError(f"model {self._url} could not be fetched: {why}") from error
 
 

@@ -33,6 +33,7 @@ _NO_PARTS: Final = (400, 404, 405, 416, 501)
 _READ_BYTES: Final = 1 << 20
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _MD5_OF_PARTS: Final = re.compile(r"[0-9a-f]{32}-[0-9]{1,6}")
+_NEW_PREFIX: Final = "write models under a new prefix, and name that in spec.model.uri"
 _KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -185,16 +186,18 @@ class Bucket:
         if status in (401, 403):
             why = f"the bucket refuses access ({code}): {self._keys()}, and let them list and read it"
             return ModelUnavailableError(f"model {self._uri} is not given: {why}")
-        if code == "NoSuchBucket":
-            return ModelUnavailableError(f"there is no bucket {self._bucket} for model {self._uri}")
-        if status == 404:
-            return ModelUnavailableError(f"model {self._uri} lacks an object that was listed: it changes meanwhile")
-        if status == 412:
+        if code == "NoSuchBucket" or (status == 404 and error.operation_name == "ListObjectsV2"):
+            endpoint = self._settings.named("endpoint", "AWS_ENDPOINT_URL")
             return ModelUnavailableError(
-                f"model {self._uri} has changed while it was fetched; write models under a new prefix instead"
+                f"there is no bucket {self._bucket} for model {self._uri} ({code}); check its name, and the S3 API that"
+                f" is asked ({endpoint})"
             )
+        if status == 404:
+            return ModelUnavailableError(f"model {self._uri} lacks an object that was listed; {_NEW_PREFIX}")
+        if status == 412:
+            return ModelUnavailableError(f"model {self._uri} has changed while it was fetched; {_NEW_PREFIX}")
         if status == 416:
-            return BrokenTransferError("it is shorter than the bucket's list states")
+            return BrokenTransferError("it is shorter than the bucket's list states", _NEW_PREFIX)
         return BrokenTransferError(f"the bucket answers {status} {code}")
 
     def _keys(self) -> str:

@@ -49,7 +49,9 @@ def listing(uri: str, sleep: Callable[[float], None] = time.sleep) -> RemoteMode
             break
         except BrokenTransferError as error:
             if wait_s is None:
-                raise ModelUnavailableError(f"model {model_uri.unpinned(uri)} cannot be reached: {error}") from error
+                raise ModelUnavailableError(
+                    f"model {model_uri.unpinned(uri)} cannot be reached: {error.told()}"
+                ) from error
             sleep(wait_s)
     wanted = model_uri.version(uri)
     if wanted and found.version != wanted:
@@ -77,7 +79,7 @@ def config(model: RemoteModel) -> dict[str, Any]:
         with file.opened(0) as transfer:
             found = json.loads(b"".join(transfer.pieces))
     except BrokenTransferError as error:
-        raise ModelUnavailableError(f"model {model.uri} cannot be reached: {error}") from error
+        raise ModelUnavailableError(f"model {model.uri} cannot be reached: {error.told()}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{_CONFIG} of {model.uri} is not a JSON object")
     return found

@@ -3,18 +3,21 @@
 Called by `model_store` and `hub_cache`, which decide where a file lies and which process fetches it.
 """
 
+import shutil
 import time
 from collections.abc import Callable
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Final
 
+from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile
 from kvasir_runtime.fetch.partial_file import PartialFile
 
 DISK_IS_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
+_MORE_ROOM: Final = "give its cache more room"
 _TRIES: Final = 5
 """In a row without a byte."""
 _WAIT_S: Final = 0.5
@@ -66,14 +69,26 @@ class FileTransfer:
 
     def _again(self, file: RemoteFile, error: BrokenTransferError, failures: int) -> None:
         if failures >= _TRIES:
-            raise ModelUnavailableError(f"model {self._uri} could not be fetched: {file.name}: {error}") from error
+            raise ModelUnavailableError(
+                f"model {self._uri} could not be fetched: {file.name}: {error.told()}"
+            ) from error
         self._sleep(_WAIT_S * 2**failures)
+
+
+def check_space(uri: str, cache: Path, rest_bytes: int) -> None:
+    """Raises ModelUnavailableError where the disk of a cache has less room than the rest of a model takes."""
+    there = next(path for path in (cache, *cache.parents) if path.exists())
+    if rest_bytes > (free := shutil.disk_usage(there).free):
+        raise ModelUnavailableError(
+            f"model {uri} needs {readable(rest_bytes)} of disk in {cache}, where {readable(free)} are free; free some"
+            f" there, or {_MORE_ROOM}"
+        )
 
 
 def not_stored(uri: str, error: OSError) -> ModelUnavailableError:
     """What is said of a model that the disk does not take."""
-    advice = "; give its cache more room" if error.errno in DISK_IS_FULL else ""
-    return ModelUnavailableError(f"model {uri} could not be stored: {error}{advice}")
+    advice = _MORE_ROOM if error.errno in DISK_IS_FULL else "check the disk of its cache, and who may write there"
+    return ModelUnavailableError(f"model {uri} could not be stored: {error}; {advice}")
 
 
 def _append(file: RemoteFile, stored: PartialFile, check: Callable[[], None]) -> None:

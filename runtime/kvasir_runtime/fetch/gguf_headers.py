@@ -28,7 +28,7 @@ def config(files: Sequence[RemoteFile]) -> dict[str, Any]:
         except ModelError as error:
             raise ValueError(str(error).replace(f"{folder}/", "")) from error
         except BrokenTransferError as error:
-            raise ModelUnavailableError(f"the header of {files[0].name} cannot be read: {error}") from error
+            raise ModelUnavailableError(f"the header of {files[0].name} cannot be read: {error.told()}") from error
         except OSError as error:  # no room, or no file may be so large
             raise ValueError(f"the header of {files[0].name} cannot be kept: {error.strerror}") from error
 

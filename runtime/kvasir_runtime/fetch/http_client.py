@@ -46,7 +46,9 @@ class HttpClient:
         with self._answered(url, headers) as response, _transfer_errors():
             body = response.read(limit + 1, decode_content=True)
             if len(body) > limit:
-                raise ModelUnavailableError(f"model {self._model} has a description of more than {limit} bytes")
+                raise ModelUnavailableError(
+                    f"model {self._model} has a description of more than {limit} bytes; is it a model?"
+                )
             return body, response.headers
 
     def size(self, url: str, headers: Mapping[str, str]) -> int:
@@ -56,7 +58,9 @@ class HttpClient:
             if response.status == 206:
                 stated = response.headers.get("Content-Range", "").rpartition("/")[2]
         if not stated.isdecimal():
-            raise ModelUnavailableError(f"model {self._model}: the server does not state how long the file is")
+            raise ModelUnavailableError(
+                f"model {self._model}: the server does not state how long the file is; have it send a Content-Length"
+            )
         return int(stated)
 
     @contextlib.contextmanager
@@ -88,14 +92,16 @@ class HttpClient:
                 return
             finally:
                 response.close()
-        raise ModelUnavailableError(f"model {self._model} is redirected more than {_MOST_REDIRECTS} times")
+        raise ModelUnavailableError(
+            f"model {self._model} is redirected more than {_MOST_REDIRECTS} times; use an address that has the file"
+        )
 
     def _led(self, before: str, after: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         old, new = urlsplit(before), urlsplit(after)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme != "https"):
             raise ModelUnavailableError(
                 f"model {self._model} is redirected from {origin(before)} to {origin(after)},"
-                " where the connection is not protected; it is not followed"
+                " where the connection is not protected; it is not followed: use an https:// address that has the file"
             )
         same = origin(before) == origin(after)
         return after, {name: text for name, text in headers.items() if same or name != "Authorization"}

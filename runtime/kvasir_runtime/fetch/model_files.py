@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelUnavailableError
+from kvasir_runtime.fetch.settings import SourceSettings
 
 # Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
 _FETCHED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
@@ -19,7 +20,18 @@ PATTERNS: Final = (_FETCHED, _UNUSED)
 
 
 class BrokenTransferError(Exception):
-    """A connection that could not be made, broke or ended early: worth another try, unlike a refusal."""
+    """A connection that could not be made, broke or ended early: worth another try, unlike a refusal.
+
+    advice: what to do where the tries fail, if it is not about the connection.
+    """
+
+    def __init__(self, why: str, advice: str = "") -> None:
+        super().__init__(why)
+        self._advice = advice
+
+    def told(self) -> str:
+        """What happened, and what to do."""
+        return f"{self}; {self._advice or SourceSettings.of().unreached}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

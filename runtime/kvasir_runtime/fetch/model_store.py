@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from kvasir_api import model_uri
-from kvasir_api.forecast import readable
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
 from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
 from kvasir_runtime.fetch.arrival import Arrival, has_weights
-from kvasir_runtime.fetch.file_transfer import FileTransfer, not_stored
+from kvasir_runtime.fetch.file_transfer import FileTransfer, check_space, not_stored
 from kvasir_runtime.fetch.model_files import RemoteFile, RemoteModel
 from kvasir_runtime.fetch.model_folder import model_folder
 from kvasir_runtime.fetch.progress import OnBytes, watched
@@ -71,7 +70,7 @@ class ModelStore:
                 if (there := self.whole()) is not None:
                     return there
                 with self._cleared(model.files):
-                    self._check_space(model.unpacked_bytes - self._held(model))
+                    check_space(self._uri, self._root, model.unpacked_bytes - self._held(model))
                     begun = self._archive_arrival(model)
                     with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
                         self._fetch_all(model.files)
@@ -105,13 +104,6 @@ class ModelStore:
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-    def _check_space(self, rest: int) -> None:
-        free = shutil.disk_usage(self._folder).free
-        if rest > free:
-            raise ModelUnavailableError(
-                f"model {self._uri} needs {readable(rest)} of disk in {self._root}, where {readable(free)} are free"
-            )
 
     def _held(self, model: RemoteModel) -> int:
         """Bytes that are there, of other processes too."""
@@ -203,7 +195,7 @@ class ModelStore:
 
     def _reserve(self, num_bytes: int, coming: RemoteModel | None = None) -> None:
         """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""
-        self._check_space(num_bytes + (coming.size - self._held(coming) if coming else 0))
+        check_space(self._uri, self._root, num_bytes + (coming.size - self._held(coming) if coming else 0))
         cache_limit.make_room(self._folder, num_bytes)
 
 

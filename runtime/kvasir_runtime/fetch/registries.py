@@ -43,6 +43,7 @@ _REFERENCE: Final = re.compile(
     r"(?P<repository>[a-z0-9]+([._/-]+[a-z0-9]+)*)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_PUSH: Final = "push the model again"
 _PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -85,7 +86,7 @@ class Registry:
 
     def _manifest(self, reference: str) -> tuple[str, dict[str, Any]]:
         """Digest and content of a manifest or an index; one that was named by its digest has that."""
-        with self._errors(f"it has no {reference}"):
+        with self._errors(f"it has no {reference} (404); name a tag or a digest that it has"):
             body, _ = self._asked(f"{self._base}/manifests/{reference}")
         digest = hashlib.sha256(body).hexdigest()
         if reference.startswith("sha256:") and reference != f"sha256:{digest}":
@@ -135,7 +136,7 @@ class Registry:
     @contextlib.contextmanager
     def _opened(self, digest: str, offset: int) -> Iterator[Transfer]:
         url = f"{self._base}/blobs/{digest}"
-        with self._errors(f"it has no {digest}"), contextlib.ExitStack() as opened:
+        with self._errors(f"it has no {digest} (404); {_PUSH}"), contextlib.ExitStack() as opened:
             try:
                 transfer = opened.enter_context(self._client.opened(url, self._headers(), offset))
             except HttpStatusError as error:
@@ -207,14 +208,14 @@ class Registry:
             yield
         except HttpStatusError as error:
             if error.status == 416:
-                raise BrokenTransferError("it is shorter than its manifest states") from error
+                raise BrokenTransferError("it is shorter than its manifest states", _PUSH) from error
             if error.status in (401, 403):
                 advice = "put a key .dockerconfigjson for it into " + SECRET
                 why = f"{self._host} refuses access ({error.status}); " + (
                     advice if self._settings.of_pod else "sign in with `docker login`"
                 )
             else:
-                why = f"{absent} (404)" if error.status == 404 else f"it answers {error.status}"
+                why = absent if error.status == 404 else f"it answers {error.status}; check that it is a registry"
             raise self._broken(why) from error
 
 

@@ -32,6 +32,17 @@ class SourceSettings:
         """Whether a message for a person may speak of the Secret."""
         return self._folder is not None
 
+    def named(self, key: str, variable: str) -> str:
+        """How a message for a person names a setting: a key of the Secret, or a variable of the process."""
+        return f"key {key} of {SECRET}" if self.of_pod else variable
+
+    @property
+    def unreached(self) -> str:
+        """What to do where a source is not reached."""
+        if self.of_pod:
+            return f"it is tried again; check the network, and the keys endpoint, proxy and ca.crt of {SECRET}"
+        return "check the network and the variables of proxies, and try again"
+
     def value(self, key: str) -> str:
         """A key's text without space around it; empty without one."""
         path = self.file(key)

@@ -115,7 +115,8 @@ def test_a_token_is_for_its_server_alone(found, secret, tmp_path):
         assert {key for *_, key in store.asked} == {""}
         store.fault = "refused"
         with pytest.raises(
-            ModelUnavailableError, match=r"to which it redirects, refuses access \(403\); credentials are"
+            ModelUnavailableError,
+            match=r"to which it redirects, refuses access \(403\); credentials are not sent there: name",
         ):
             fetched(uri(found, digest="0" * 64))
 
@@ -125,14 +126,17 @@ def test_a_token_is_for_its_server_alone(found, secret, tmp_path):
     [
         ("unauthorized", "refuses access (401); put a token that may read it under the key token into the Secret of"),
         ("refused", "refuses access (403); put a token"),
-        ("absent", "does not have it (404)"),
-        ("busy", "cannot be reached: HTTP 503 of"),
-        ("dead", "could not be fetched: tiny.tar: "),
-        ("truncated", "could not be fetched: tiny.tar: "),
+        ("absent", "does not have it (404); check the address"),
+        ("busy", f"; {source_secret.REACH}"),
+        ("dead", f"; {source_secret.REACH}"),
+        ("truncated", "could not be fetched: tiny.tar: it is shorter than it was before; put the whole file there"),
         ("damaged always", "comes with another checksum of tiny.tar than was stated, fetched twice"),
-        ("unprotected", "to http://127.0.0.1:9, where the connection is not protected; it is not followed"),
-        ("circle", "is redirected more than 5 times"),
-        ("no length", "the server does not state how long the file is"),
+        (
+            "unprotected",
+            "to http://127.0.0.1:9, where the connection is not protected; it is not followed: use an https:// address",
+        ),
+        ("circle", "is redirected more than 5 times; use an address that has the file"),
+        ("no length", "the server does not state how long the file is; have it send a Content-Length"),
     ],
 )
 def test_what_cannot_be_had_is_one_line_with_what_to_do(found, secret, fault, says):

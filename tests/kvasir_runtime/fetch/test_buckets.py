@@ -23,6 +23,7 @@ FILES = {
     "models/tiny-large/config.json": b"{}",
     "models/tiny.gguf": b"GGUF" + WEIGHTS,
 }
+API = r"; check its name, and the S3 API that is asked \(key endpoint of the Secret of spec\.model\.secretName\)"
 SECRET_KEY = "secret-not-to-be-shown"
 
 
@@ -105,7 +106,10 @@ def test_an_object_that_changes_meanwhile_is_not_mixed(found, client):
     listed = fetched_model.listing("s3://bucket/models/tiny")
     (weights,) = [file for file in listed.files if file.name == "model.safetensors"]
     client.put_object(Bucket="bucket", Key="models/tiny/model.safetensors", Body=WEIGHTS[::-1])
-    with pytest.raises(ModelUnavailableError, match="has changed while it was fetched"), weights.opened(0):
+    with (
+        pytest.raises(ModelUnavailableError, match="has changed while it was fetched; write models"),
+        weights.opened(0),
+    ):
         pass
     client.put_object(Bucket="bucket", Key="models/tiny/model.safetensors", Body=WEIGHTS)
 
@@ -167,7 +171,7 @@ def test_a_sha256_that_was_stored_is_compared(found, client):
         ),
         ("refused", "is not given: the bucket refuses access (403): put AWS_ACCESS_KEY_ID"),
         ("damaged always", "comes with another checksum of model.safetensors than was stated, fetched twice"),
-        ("dead", "could not be fetched: model.safetensors: "),
+        ("dead", f"; {source_secret.REACH}"),
     ],
 )
 def test_what_cannot_be_had_is_one_line_with_what_to_do(found, fault, says):
@@ -201,7 +205,7 @@ def test_keys_that_the_bucket_does_not_know_are_refused(found, bucket):
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("s3://none/models/tiny", "there is no bucket none for model s3://none/models/tiny"),
+        ("s3://none/models/tiny", rf"there is no bucket none for model s3://none/models/tiny \(NoSuchBucket\){API}"),
         ("s3://bucket/models/none", "there is no file of a model under s3://bucket/models/none"),
         ("s3://bucket/models/none.gguf", "there is no file of a model under s3://bucket/models/none.gguf"),
     ],
@@ -211,6 +215,13 @@ def test_what_is_not_there_is_named(found, uri, says):
         fetched(uri)
 
 
+def test_an_endpoint_that_is_no_s3_api_is_named(secret):
+    with file_server.serving() as server:
+        (secret / "endpoint").write_text(server.url)
+        with pytest.raises(ModelUnavailableError, match=rf"there is no bucket b .*\(404\){API}"):
+            fetched("s3://b/models/tiny")
+
+
 def test_a_uri_without_a_bucket_is_refused(secret):
     with pytest.raises(ModelError, match="model s3:///a is not of the form s3://BUCKET/PREFIX"):
         source.resolve("s3:///a")
@@ -218,5 +229,7 @@ def test_a_uri_without_a_bucket_is_refused(secret):
 
 def test_a_bucket_that_is_not_reached_is_no_crash(secret):
     (secret / "endpoint").write_text("http://127.0.0.1:9")
-    with pytest.raises(ModelUnavailableError, match="model s3://bucket/a cannot be reached: "):
+    with pytest.raises(
+        ModelUnavailableError, match=f"model s3://bucket/a cannot be reached: .*; {source_secret.REACH}"
+    ):
         fetched("s3://bucket/a")

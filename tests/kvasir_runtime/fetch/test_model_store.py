@@ -104,7 +104,9 @@ def test_what_a_dead_process_left_of_another_content_is_no_obstacle(store, tmp_p
 
 def test_a_disk_without_the_room_is_found_before(store):
     source = Source()
-    with pytest.raises(ModelUnavailableError, match=r"needs 93132257\.46 GiB of disk in .*, where .* are free"):
+    with pytest.raises(
+        ModelUnavailableError, match=r"needs 93132257\.46 GiB of disk in .*, where .* are free; free some there"
+    ):
         store.fetched(model(source.file(size=10**17)))
     assert source.starts == []
 

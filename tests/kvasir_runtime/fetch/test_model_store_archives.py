@@ -12,6 +12,7 @@ import pytest
 from fakes.remote_files import URI, VERSION, WEIGHTS, Source, model, packed, zipped
 from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.fetch import model_store
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_store import ModelStore
 
@@ -139,7 +140,7 @@ def test_what_was_unpacked_ahead_takes_no_disk_of_the_next_try(store, monkeypatc
     left = store.entry / "tiny" / "model.safetensors"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"of a process that died")
-    monkeypatch.setattr(ModelStore, "_check_space", lambda *_: seen.append(left.exists()))
+    monkeypatch.setattr(model_store, "check_space", lambda *_: seen.append(left.exists()))
     seen = []
 
     class Failing(Source):

@@ -181,12 +181,12 @@ def test_a_transfer_that_breaks_is_mended(found, fault):
     [
         ("unauthorized", "refuses access (401); put a key .dockerconfigjson for it into the Secret of spec.model"),
         ("refused", "refuses access (403); put a key .dockerconfigjson"),
-        ("absent", "it has no v1 (404)"),
-        ("busy", "cannot be reached: HTTP 503 of"),
-        ("dead", "could not be fetched: model.safetensors: "),
-        ("truncated", "could not be fetched: model.safetensors: "),
+        ("absent", "it has no v1 (404); name a tag or a digest that it has"),
+        ("busy", f"; {source_secret.REACH}"),
+        ("dead", f"; {source_secret.REACH}"),
+        ("truncated", "model.safetensors: it is shorter than its manifest states; push the model again"),
         ("damaged always", "comes with another checksum of model.safetensors than was stated"),
-        ("circle", "is redirected more than 5 times"),
+        ("circle", "is redirected more than 5 times; use an address that has the file"),
     ],
 )
 def test_what_cannot_be_had_is_one_line_with_what_to_do(found, fault, says):
