@@ -2,6 +2,7 @@
 the hub states. The only module that uses that library, which reads its environment once, when it is imported.
 """
 
+import logging
 import os
 import re
 import time
@@ -22,11 +23,12 @@ from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL, not_stored
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
-from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, repository_folder
+from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, checked_snapshot, repository_folder
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
+LOG: Final = logging.getLogger(__name__)
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
@@ -95,6 +97,7 @@ def config_file(name: HubName, commit: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
+        SourceSettings.of().check_online(name.repository)
         return Path(hf_hub_download(name.repository, "config.json", revision=commit or name.revision or None))
     except Exception as error:
         raise _unavailable(name, error, file="config.json") from error
@@ -158,21 +161,25 @@ def fetch(
     on_bytes: OnBytes | None = None,
     sleep: Callable[[float], None] = time.sleep,
     arrival: Arrival | None = None,
+    timeout_s: float = _LISTING_S,
 ) -> Path:
     """The folder with the model's files, or the first GGUF file, after a download if need be.
 
-    arrival: of a start that goes on while weights come. What the cache holds is used where the hub cannot be reached.
-    Raises ModelUnavailableError.
+    arrival: of a start that goes on while weights come. timeout_s: for which the hub may send nothing of its listing. A
+    commit that is whole in the cache is used without a look at the hub; so is what a branch or tag stood for last where
+    the hub cannot be reached. Raises ModelUnavailableError.
     """
     _configure(os.environ)
     from huggingface_hub import constants
 
     root = Path(constants.HF_HUB_CACHE)
     cache_limit.hold(repository_folder(root, name.repository))
+    if _COMMIT.fullmatch(name.revision) and (there := _checked(name, root)):
+        return there
     try:
-        answer = _asked(name)
-    except Exception:  # noqa: BLE001 -- the download below finds it in the cache, or meets the same error
-        return _known(name)
+        answer = _asked(name, timeout_s)
+    except Exception as error:  # noqa: BLE001 -- whatever the library's HTTP client raises: cut off, too slow
+        return _kept(name, root, error)
     found = _listed(name, answer)
     cache = HubCache(root, name.repository, found, sleep, arrival)
     cache.make_room()
@@ -182,15 +189,16 @@ def fetch(
     with watched(cache.held, found.size, on_bytes):
         missing = cache.remove_damaged()
         cache.fetch([file for file in files if file.name in missing])  # each is compared before it is there
-    cache.remember(name.revision or constants.DEFAULT_REVISION)
-    return cache.path(gguf.parts(name.file)[0] if name.file else "")
+    cache.remember(name.revision or constants.DEFAULT_REVISION, name.file)
+    return _path(name, cache.path())
 
 
-def _asked(name: HubName) -> "ModelInfo":
+def _asked(name: HubName, timeout_s: float = _LISTING_S) -> "ModelInfo":
     from huggingface_hub import HfApi
 
+    SourceSettings.of().check_online(name.repository)
     revision = name.revision or None
-    return HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=_LISTING_S)
+    return HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=timeout_s)
 
 
 def _listed(name: HubName, found: "ModelInfo") -> HubListing:
@@ -213,21 +221,56 @@ def _listed(name: HubName, found: "ModelInfo") -> HubListing:
     return HubListing(commit=found.sha or "", files=tuple(fetched))
 
 
-def _known(name: HubName) -> Path:
-    """What the cache knows under the name while the hub gives no listing, or why it does not."""
+def _path(name: HubName, snapshot: Path) -> Path:
+    """What a process loads of a commit's files."""
+    return snapshot / gguf.parts(name.file)[0] if name.file else snapshot
+
+
+def _checked(name: HubName, root: Path) -> Path | None:
+    """The model where all of its files came and were compared before."""
+    from huggingface_hub import constants
+
+    found = checked_snapshot(root, name.repository, name.revision or constants.DEFAULT_REVISION, name.file)
+    return _path(name, found) if found else None
+
+
+def _kept(name: HubName, root: Path, refusal: Exception) -> Path:
+    """What the cache has under the name: of files that were compared, else as the library itself stored it.
+
+    refusal: why the hub gives no listing, which is being handled. Raises ModelUnavailableError.
+    """
+    from huggingface_hub import errors
+
+    if isinstance(refusal, errors.RevisionNotFoundError):
+        raise _unavailable(name, refusal) from refusal
+    try:
+        found = _checked(name, root) or _stored(name)
+    except errors.LocalEntryNotFoundError as absent:
+        answered = isinstance(refusal, (errors.HfHubHTTPError, ModelUnavailableError))
+        raise _unavailable(name, refusal if answered else absent) from refusal
+    LOG.warning("model %s is used as it is in the cache, %s: %s", name.repository, found, _unavailable(name, refusal))
+    return found
+
+
+def _stored(name: HubName) -> Path:
+    """What the library finds on this machine. Raises its LocalEntryNotFoundError."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     revision = name.revision or None
-    try:
-        if name.file:
-            parts = [hf_hub_download(name.repository, part, revision=revision) for part in gguf.parts(name.file)]
-            return Path(parts[0])
-        allowed, ignored = map(list, PATTERNS)
-        return Path(
-            snapshot_download(name.repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
+    if name.file:
+        parts = gguf.parts(name.file)
+        first, *_ = [hf_hub_download(name.repository, part, revision=revision, local_files_only=True) for part in parts]
+        return Path(first)
+    allowed, ignored = map(list, PATTERNS)
+    return Path(
+        snapshot_download(
+            name.repository,
+            revision=revision,
+            local_files_only=True,
+            allow_patterns=allowed,
+            ignore_patterns=ignored,
         )
-    except Exception as error:  # whatever the library's HTTP client raises: cut off, led in circles, too slow
-        raise _unavailable(name, error, file=name.file) from error
+    )
 
 
 def _configure(environment: MutableMapping[str, str]) -> None:
@@ -295,8 +338,8 @@ def _unfetched(name: HubName, error: BaseException) -> ModelUnavailableError:
 
 def _because(error: BaseException) -> str:
     """The first words of the connection's own error, such as a certificate that is not trusted."""
-    cause = next((one for one in reversed(_chain(error)) if isinstance(one, OSError) and one.strerror), None)
-    return f": {cause.strerror}" if cause is not None else ""
+    cause = next((one for one in reversed(_chain(error)[1:]) if isinstance(one, OSError) and str(one)), None)
+    return f": {cause.strerror or cause}" if cause is not None else ""
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

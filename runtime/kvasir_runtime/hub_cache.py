@@ -25,7 +25,8 @@ _STILL_S: Final = 3.0
 _LOCK_S: Final = 0.2
 _READ_BYTES: Final = 1 << 20
 _CHECKED: Final = ".checked"
-"""Folder beside a repository's blobs with an empty file for each digest that was computed."""
+"""Folder beside a repository's blobs with an empty file for each digest that was computed, and a list of files for
+each commit that has come."""
 _UNFINISHED: Final = "*.incomplete"
 _OURS: Final = ".incomplete"
 """Behind a blob's name: not of the form that is removed, since it is gone on with."""
@@ -170,16 +171,13 @@ class HubCache:
             is_whole = list(threads.map(self._is_whole, files))
         return [file.name for file, whole in zip(files, is_whole, strict=True) if not whole]
 
-    def remember(self, revision: str) -> None:
-        """Let a branch or tag stand for the commit where the hub is not reached. A cache that is only read stays."""
-        reference = self._repository / "refs" / revision
-        if revision == self._found.commit or not is_inside(revision):
-            return
-        new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
-        with suppress(OSError):
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(self._found.commit)
-            new.replace(reference)
+    def remember(self, revision: str, file: str = "") -> None:
+        """All files are there: keep their names and digests, and let a branch or tag stand for the commit where the hub
+        is not reached. A cache that is only read stays. file: of a repository of which one GGUF model is fetched."""
+        listed = "".join(f"{one.digest} {one.name}\n" for one in self._found.files)
+        _write(_list(self._repository, self._found.commit, file), listed)
+        if revision != self._found.commit and is_inside(revision):
+            _write(self._repository / "refs" / revision, self._found.commit)
 
     @property
     def _blobs(self) -> Path:
@@ -241,6 +239,35 @@ class HubCache:
 def repository_folder(root: Path, repository: str) -> Path:
     """Where the cache keeps a repository. root: HF_HUB_CACHE."""
     return root / f"models--{repository.replace('/', '--')}"
+
+
+def checked_snapshot(root: Path, repository: str, revision: str, file: str = "") -> Path | None:
+    """The files of a commit, or of the one that a branch or tag stood for last, if all of a listing came and were
+    compared; else None. root: HF_HUB_CACHE. file: of a repository of which one GGUF model is fetched."""
+    folder = repository_folder(root, repository)
+    try:
+        reference = folder / "refs" / revision
+        commit = reference.read_text().strip() if is_inside(revision) and reference.is_file() else revision
+        listed = [line.partition(" ") for line in _list(folder, commit, file).read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    snapshot, marks = folder / "snapshots" / commit, folder / _CHECKED
+    whole = all((snapshot / name).exists() and (marks / digest).exists() for digest, _, name in listed)
+    return snapshot if listed and whole else None
+
+
+def _list(repository: Path, commit: str, file: str) -> Path:
+    """Where the digests and names of files are kept that came of a commit."""
+    return repository / _CHECKED / f"{commit}-{file}.files"
+
+
+def _write(path: Path, text: str) -> None:
+    """At once; not where the disk is full or only read."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text)
+        new.replace(path)
 
 
 def _written(path: Path) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
 
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -49,6 +50,15 @@ try:
     print(hub.gguf_config(name, hub.listing(name), timeout_s=TIMEOUT_S))
 except errors.StartError as error:
     print(f"refused: {error}")
+"""
+WITHOUT_HUB = """
+import logging
+from kvasir_runtime import hub
+told = []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+hub.LOG.addHandler(handler)
+print(hub.fetch(hub.parsed("org/name", "REVISION"), timeout_s=0.5), *told)
 """
 AT_ONCE = "import time; time.sleep = lambda _: None\n"
 """The library waits for 23 seconds in all before it takes a busy hub for one that is not there."""
@@ -258,6 +268,39 @@ def test_a_whole_model_needs_no_hub(tmp_path):
         assert Path(fetched(found, tmp_path, revision=hub.COMMIT, code=AT_ONCE + CODE)) == folder
 
 
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [("org/name", hub.FILES), ("org/name/a.gguf", {"a.gguf": b"weights"})],
+    ids=["checkpoint", "GGUF"],
+)
+def test_a_hub_that_drops_packets_is_not_needed_for_what_is_whole(tmp_path, model, files):
+    code = WITHOUT_HUB.replace("org/name", model)
+    with hub.serving(files=files) as found:
+        pinned = fetched(found, tmp_path, revision=hub.COMMIT, code=code)
+        latest = fetched(found, tmp_path, code=code)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        found.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert fetched(found, tmp_path, revision=hub.COMMIT, code=code) == pinned == latest
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        path, _, said = fetched(found, tmp_path, code=code).partition(" ")
+        assert path == pinned
+        assert said.startswith(
+            f"model org/name is used as it is in the cache, {path}: ModelUnavailable: model org/name"
+        )
+        assert "could not be fetched from the hub: timed out; check the network" in said
+        silent.accept()[0].close()
+
+
+def test_a_commit_of_which_a_file_is_gone_is_completed(tmp_path):
+    with hub.serving() as found:
+        folder = Path(fetched(found, tmp_path, revision=hub.COMMIT))
+        (folder / hub.WEIGHTS).resolve().unlink()
+        assert Path(fetched(found, tmp_path, revision=hub.COMMIT)) == folder
+        assert (folder / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
+
+
 def test_a_model_that_is_used_without_the_hub_stays_in_a_cache_with_a_limit(tmp_path):
     limit = {names.ENV_MODEL_CACHE_BYTES: str(2 * hub.LARGE)}
     with hub.serving() as found:
@@ -306,6 +349,21 @@ def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
         (settings / "endpoint").write_text("nowhere")
         line = fetched(found, tmp_path / "other", **pod)
         assert line.endswith("key endpoint of the Secret of spec.model.secretName is no http:// or https:// URL")
+
+
+def test_a_pod_that_is_offline_does_not_ask_the_hub(tmp_path):
+    settings = tmp_path / "secret"
+    settings.mkdir()
+    pod = {names.ENV_SOURCE_SETTINGS: str(settings)}
+    with hub.serving() as found:
+        folder = fetched(found, tmp_path, **pod)
+        asked = len(found.asked)
+        (settings / "offline").write_text("true\n")
+        assert fetched(found, tmp_path, **pod) == fetched(found, tmp_path, revision=hub.COMMIT, **pod) == folder
+        says = "refused: ModelUnavailable: no source is asked for model org/name, as key offline of the Secret of spec."
+        assert fetched(found, tmp_path / "other", **pod).startswith(says)
+        assert fetched(found, tmp_path, code=READS_HEADER.replace("TIMEOUT_S", "1"), **pod).startswith(says)
+        assert len(found.asked) == asked
 
 
 def test_bytes_are_told_while_a_download_runs(tmp_path):

@@ -1,6 +1,7 @@
 """A model under a uri: what its source has now, its config, and its files on this machine."""
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from kvasir_runtime.fetch.progress import OnBytes
 from kvasir_runtime.fetch.registries import Registry
 from kvasir_runtime.fetch.settings import SourceSettings
 
+LOG: Final = logging.getLogger(__name__)
 _CONFIG: Final = "config.json"
 _CONFIG_BYTES: Final = 2**20
 _WAITS_S: Final = (1.0, 3.0)
@@ -42,7 +44,9 @@ _SOURCES: Final[Mapping[str, Callable[[str, SourceSettings], _Source]]] = {
 
 def listing(uri: str, sleep: Callable[[float], None] = time.sleep) -> RemoteModel:
     """What lies under the uri now. Raises ModelError, ModelUnavailableError."""
-    source = _SOURCES[uri[: uri.index("://") + 3]](uri, SourceSettings.of())
+    settings = SourceSettings.of()
+    settings.check_online(model_uri.unpinned(uri))
+    source = _SOURCES[uri[: uri.index("://") + 3]](uri, settings)
     for wait_s in (*_WAITS_S, None):
         try:
             found = source.model()
@@ -102,9 +106,10 @@ def fetch(
     last = root / _LAST / ModelStore(root, uri, "").entry.name
     try:
         found = listing(uri, sleep)
-    except ModelUnavailableError:
+    except ModelUnavailableError as error:
         known = last.read_text() if not version and last.is_file() else ""
         if known and (there := _held(ModelStore(root, uri, known))):
+            LOG.warning("the version that was fetched last is used, %s: %s", there, error)
             return there
         raise
     store = ModelStore(root, uri, found.version, sleep, arrival)

@@ -43,6 +43,16 @@ class SourceSettings:
             return f"it is tried again; check the network, and the keys endpoint, proxy and ca.crt of {SECRET}"
         return "check the network and the variables of proxies, and try again"
 
+    def check_online(self, model: str) -> None:
+        """Raises ModelUnavailableError where the key offline is true, so that no source is asked for a model."""
+        if (given := self.value("offline").lower()) not in ("", "false", "true"):
+            raise ModelUnavailableError(f"key offline of {SECRET} is neither true nor false")
+        if given == "true":
+            raise ModelUnavailableError(
+                f"no source is asked for model {model}, as key offline of {SECRET} is true; name a version in"
+                " spec.model.uri that is whole in its cache, or remove that key"
+            )
+
     def value(self, key: str) -> str:
         """A key's text without space around it; empty without one."""
         path = self.file(key)

@@ -85,6 +85,14 @@ def test_a_digest_stays_where_the_tag_moves(found):
     assert fetched(uri(found)) != before, "the last one, where the registry is not reached"
 
 
+def test_a_pod_that_is_offline_has_the_last_one_and_asks_nothing(found, secret):
+    digest = artifact(found)
+    folder, asked = fetched(uri(found)), len(found.asked)
+    (secret / "offline").write_text("true")
+    assert fetched(uri(found)) == fetched(model_uri.pinned(uri(found), digest.removeprefix("sha256:"))) == folder
+    assert len(found.asked) == asked
+
+
 @pytest.mark.parametrize(("kind", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
 def test_an_image_holds_the_model_in_a_directory(found, kind, compress):
     tar = f"application/vnd.oci.image.layer.v1.tar+{kind}"
