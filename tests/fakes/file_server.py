@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from kvasir_kube import certificates
 
@@ -39,6 +40,7 @@ Fault = Literal[
     "unprotected",
     "elsewhere",
     "circle",
+    "held",
 ]
 STATUS: Final[Mapping[Fault, int]] = {"unauthorized": 401, "refused": 403, "absent": 404, "busy": 503}
 LARGE: Final = 100_000
@@ -51,7 +53,8 @@ USER: Final = base64.b64encode(b"user:password-not-to-be-shown").decode()
 class FileServer:
     """files: content by path. upstream: the server that is asked instead. challenge: files need a token, which the path
     /token gives to USER. asked: method, path, Range and Authorization of each request. proxied: Proxy-Authorization.
-    times: what happens once happens so often to each path."""
+    times: what happens once happens so often to each path. open: of what is "held" the bytes behind those that come
+    `at_once` are sent once it is set."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class FileServer:
     proxied: set[str] = field(default_factory=set)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     times: int = 1
+    open: threading.Event = field(default_factory=threading.Event)
+    at_once: int = 0
 
     def parts(self, path: str) -> list[str]:
         """The Range of each request for a path, empty for all of it."""
@@ -135,7 +140,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._harm(content[start:end], headers, 206 if first else 200)
 
     def _forward(self) -> None:
-        request = urllib.request.Request(f"{self.found.upstream}{self.path}", method=self.command)
+        path = urlsplit(self.path)._replace(scheme="", netloc="").geturl()  # of a proxy it is a whole URL
+        request = urllib.request.Request(f"{self.found.upstream}{path}", method=self.command)
         for name, value in self.headers.items():
             if name.lower() not in {"connection", "accept-encoding"}:
                 request.add_header(name, value)
@@ -185,8 +191,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in given.items():
             self.send_header(name, value)
         self.end_headers()
+        sent = content if self.command == "GET" else b""
+        held = self.found.at_once if self.found.fault == "held" and self._is_harmed(sent) else len(sent)
         with contextlib.suppress(OSError):
-            self.wfile.write(content if self.command == "GET" else b"")
+            self.wfile.write(sent[:held])
+            if held < len(sent) and self.found.open.wait(100):
+                self.wfile.write(sent[held:])
 
 
 @contextlib.contextmanager
@@ -202,7 +212,10 @@ def serving(
         found = FileServer(url=f"{scheme}://127.0.0.1:{server.server_address[1]}", files=dict(files or {}), **fields)
         handler.found = found  # type: ignore[attr-defined]
         with answering(server):
-            yield found
+            try:
+                yield found
+            finally:
+                found.open.set()
 
 
 @contextlib.contextmanager

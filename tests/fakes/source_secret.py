@@ -11,7 +11,7 @@ REACH = (
     " spec.model.secretName"
 )
 """What a message advises where a source is not reached."""
-PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def mounted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,15 +1,17 @@
 """A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
 
+import base64
 import os
 import socket
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from fakes import hub
+from fakes import file_server, hub, source_secret
 from kvasir_api import names
 from kvasir_local.demo.hub_server import file_digest
 from kvasir_runtime.errors import ModelError
@@ -337,10 +339,7 @@ def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
         assert {key for _, _, key in found.asked} == {f"Bearer {TOKEN}_of_a_pod"}
         found.fault = "busy"
         line = fetched(found, tmp_path / "other", **pod)
-        assert line.endswith(
-            "it is tried again; check the network, and the keys endpoint, proxy and ca.crt of the "
-            "Secret of spec.model.secretName"
-        )
+        assert line.endswith(f"; {source_secret.REACH}")
         found.fault = "gated"
         line = fetched(found, tmp_path / "other", **pod)
         assert line.endswith(
@@ -349,6 +348,31 @@ def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
         (settings / "endpoint").write_text("nowhere")
         line = fetched(found, tmp_path / "other", **pod)
         assert line.endswith("key endpoint of the Secret of spec.model.secretName is no http:// or https:// URL")
+
+
+def test_a_pod_reaches_the_hub_with_the_certificates_of_its_secret(tmp_path):
+    settings = tmp_path / "secret"
+    settings.mkdir()
+    pod = {names.ENV_SOURCE_SETTINGS: str(settings)}
+    with hub.serving() as found, file_server.serving(upstream=found.url, tls=settings) as front:
+        (settings / "endpoint").write_text(front.url)
+        assert (Path(fetched(found, tmp_path, **pod)) / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
+        (settings / "ca.crt").unlink()
+        line = fetched(found, tmp_path / "other", **pod)
+    assert "certificate verify failed" in line
+    assert line.endswith(f"; {source_secret.REACH}")
+
+
+def test_a_pod_reaches_the_hub_by_the_proxy_of_its_secret(tmp_path):
+    settings = tmp_path / "secret"
+    settings.mkdir()
+    pod = {names.ENV_SOURCE_SETTINGS: str(settings)} | dict.fromkeys(source_secret.PROXIES, "")
+    (settings / "endpoint").write_text("http://hub.example")
+    with hub.serving() as found, file_server.serving(upstream=found.url) as proxy:
+        (settings / "proxy").write_text(proxy.url.replace("//", "//me:a%2Fb@"))
+        assert (Path(fetched(found, tmp_path, **pod)) / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
+        assert {urlsplit(path).netloc for _, path, *_ in proxy.asked} == {"hub.example"}
+        assert proxy.proxied == {f"Basic {base64.b64encode(b'me:a/b').decode()}"}
 
 
 def test_a_pod_that_is_offline_does_not_ask_the_hub(tmp_path):

@@ -72,7 +72,9 @@ class Bucket:
             region_name=given.value("AWS_REGION") or ("auto" if self._scheme == "gs" else None),
         )
         endpoint = given.url("endpoint") or (_GCS_ENDPOINT if self._scheme == "gs" else "")
-        proxy = given.url("proxy")
+        region = session.region_name or "us-east-1"
+        asked = endpoint or f"https://{self._bucket}.s3.{region}.amazonaws.com"
+        proxy = given.proxy(asked) if given.url("proxy") else ""  # botocore reads the variables itself
         options: dict[str, Any] = {"proxies": {"http": proxy, "https": proxy}} if proxy else {}
         if session.get_credentials() is None:
             options["signature_version"] = UNSIGNED  # of a public bucket
@@ -90,7 +92,7 @@ class Bucket:
         return session.client(
             "s3",
             endpoint_url=endpoint or None,
-            region_name=session.region_name or "us-east-1",
+            region_name=region,
             verify=str(trusted) if trusted else None,
             config=config,
         )

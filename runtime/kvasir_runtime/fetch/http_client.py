@@ -107,7 +107,7 @@ class HttpClient:
         return after, {name: text for name, text in headers.items() if same or name != "Authorization"}
 
     def _pool(self, url: str) -> "PoolManager":
-        proxy = self._proxy(url)
+        proxy = self._settings.proxy(url)
         if proxy not in self._pools:
             self._pools[proxy] = self._made(proxy)
         return self._pools[proxy]
@@ -130,15 +130,6 @@ class HttpClient:
         user = f"{unquote(at.username)}:{unquote(at.password or '')}" if at.username else ""
         own = make_headers(proxy_basic_auth=user) if user else None
         return ProxyManager(proxy, proxy_headers=own, maxsize=8, timeout=timeout, ssl_context=trusted)
-
-    def _proxy(self, url: str) -> str:
-        """Of the settings, else of the process's variables."""
-        if given := self._settings.url("proxy"):
-            return given
-        from urllib.request import getproxies, proxy_bypass
-
-        at = urlsplit(url)
-        return "" if proxy_bypass(at.hostname or "") else getproxies().get(at.scheme, "")
 
 
 def origin(url: str) -> str:

@@ -2,20 +2,19 @@
 write them), and images whose layers hold a model in any directory.
 """
 
-import base64
 import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from kvasir_api import model_uri
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
+from kvasir_runtime.fetch.docker_login import DockerLogin, docker_login
 from kvasir_runtime.fetch.http_client import HttpClient, HttpStatusError, origin
 from kvasir_runtime.fetch.model_files import (
     BrokenTransferError,
@@ -62,7 +61,7 @@ class Registry:
         scheme = "http" if _LOOPBACK.fullmatch(self._host) else "https"
         self._base = f"{settings.url('endpoint') or f'{scheme}://{self._host}'}/v2/{self._repository}"
         self._client = HttpClient(settings, self._uri)
-        self._authorization = ""
+        self._authorization, self._login = "", DockerLogin()
 
     def model(self) -> RemoteModel:
         """The layers that are files of a model. Raises BrokenTransferError, ModelUnavailableError."""
@@ -162,7 +161,8 @@ class Registry:
         if refusal.origin != origin(self._base):
             return False
         kind, _, rest = refusal.challenge.partition(" ")
-        basic, before = self._basic(), self._authorization
+        self._login = docker_login(self._settings, self._host, self._uri)
+        basic, before = self._login.basic, self._authorization
         if kind.lower() == "basic":
             self._authorization = basic
             return bool(basic) and basic != before
@@ -183,22 +183,6 @@ class Registry:
         self._authorization = f"Bearer {token}" if token else ""
         return bool(token)
 
-    def _basic(self) -> str:
-        """The authorization of this host in the settings or in Docker's file of the user, empty without one."""
-        mounted = next(filter(None, map(self._settings.file, (".dockerconfigjson", "config.json"))), None)
-        path = mounted or (None if self._settings.of_pod else Path("~/.docker/config.json").expanduser())
-        try:
-            known = json.loads(path.read_bytes()).get("auths") or {} if path and path.is_file() else {}
-            hosts = [self._host, *(f"https://{self._host}{path}" for path in ("", "/v1/", "/v2/"))]
-            entry: dict[str, str] = next((known[host] for host in hosts if host in known), {})
-            pair = entry.get("auth") or ""
-            if not pair and entry.get("username"):
-                pair = base64.b64encode(f"{entry['username']}:{entry.get('password', '')}".encode()).decode()
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            where = f"key .dockerconfigjson of {SECRET}" if mounted else str(path)
-            raise ModelUnavailableError(f"model {self._uri}: {where} is not of Docker's form") from error
-        return f"Basic {pair}" if pair else ""
-
     def _broken(self, why: str) -> ModelUnavailableError:
         return ModelUnavailableError(f"model {self._uri} is not fetched from the registry: {why}")
 
@@ -210,10 +194,10 @@ class Registry:
             if error.status == 416:
                 raise BrokenTransferError("it is shorter than its manifest states", _PUSH) from error
             if error.status in (401, 403):
-                advice = "put a key .dockerconfigjson for it into " + SECRET
-                why = f"{self._host} refuses access ({error.status}); " + (
-                    advice if self._settings.of_pod else "sign in with `docker login`"
-                )
+                advice = f"put a key .dockerconfigjson for it into {SECRET}"
+                if not self._settings.of_pod:
+                    advice = "; ".join(filter(None, (self._login.trouble, "sign in with `docker login`")))
+                why = f"{self._host} refuses access ({error.status}); {advice}"
             else:
                 why = absent if error.status == 404 else f"it answers {error.status}; check that it is a registry"
             raise self._broken(why) from error

@@ -63,6 +63,16 @@ class SourceSettings:
         path = self._folder / key if self._folder else None
         return path if path is not None and path.is_file() else None
 
+    def proxy(self, url: str) -> str:
+        """For a URL: the key proxy, else of the process's variables; empty for a host that NO_PROXY names.
+
+        Raises ModelUnavailableError.
+        """
+        from urllib.request import getproxies, proxy_bypass
+
+        at = urlsplit(url)
+        return "" if proxy_bypass(at.hostname or "") else self.url("proxy") or getproxies().get(at.scheme, "")
+
     def url(self, key: str) -> str:
         """A key that has to be a URL. Raises ModelUnavailableError where it is none."""
         url = self.value(key)

@@ -1,5 +1,6 @@
 """Models in a bucket of a real S3 API (moto) on loopback, behind a server that fails as networks do."""
 
+import base64
 import hashlib
 import urllib.request
 
@@ -220,6 +221,31 @@ def test_an_endpoint_that_is_no_s3_api_is_named(secret):
         (secret / "endpoint").write_text(server.url)
         with pytest.raises(ModelUnavailableError, match=rf"there is no bucket b .*\(404\){API}"):
             fetched("s3://b/models/tiny")
+
+
+def test_a_proxy_of_the_secret_is_used_but_for_what_no_proxy_names(bucket, client, secret, monkeypatch):
+    (secret / "endpoint").write_text("http://127.0.0.2:9")
+    with file_server.serving(upstream=bucket) as proxy:
+        (secret / "proxy").write_text(proxy.url.replace("//", "//me:a%2Fb@"))
+        assert (fetched("s3://bucket/models/tiny") / "config.json").read_bytes() == CONFIG
+        assert {path.partition("/bucket")[0] for _, path, *_ in proxy.asked} == {"http://127.0.0.2:9"}
+        assert proxy.proxied == {f"Basic {base64.b64encode(b'me:a/b').decode()}"}
+    (secret / "endpoint").write_text(bucket)
+    with pytest.raises(ModelUnavailableError, match=source_secret.REACH):
+        fetched("s3://bucket/models/tiny.gguf")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert fetched("s3://bucket/models/tiny.gguf").is_dir()
+
+
+def test_certificates_of_the_secret_are_trusted(bucket, client, secret):
+    with file_server.serving(upstream=bucket, tls=secret) as server:
+        (secret / "endpoint").write_text(server.url)
+        assert fetched("s3://bucket/models/tiny").is_dir()
+        (secret / "ca.crt").unlink()
+        with pytest.raises(
+            ModelUnavailableError, match=r"cannot be reached: .*certificate.*the keys endpoint, proxy and"
+        ):
+            fetched("s3://bucket/models/tiny.gguf")
 
 
 def test_a_uri_without_a_bucket_is_refused(secret):

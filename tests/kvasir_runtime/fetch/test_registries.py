@@ -11,7 +11,7 @@ import pytest
 
 from fakes import file_server, source_secret
 from fakes.file_server import TOKEN, USER
-from kvasir_api import model_uri
+from kvasir_api import model_uri, names
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import fetched_model
@@ -141,6 +141,24 @@ def test_a_registry_that_wants_a_sign_in_gets_it(found, secret, form):
     host = found.url.removeprefix("http://")
     (secret / ".dockerconfigjson").write_text(json.dumps({"auths": {host: entry}}))
     assert f"sha256:{fetched_model.listing(uri(found)).version}" == digest
+    assert fetched(uri(found)).is_dir()
+
+
+def test_outside_of_pods_a_helper_of_docker_signs_in(found, secret, tmp_path, monkeypatch):
+    found.challenge = True
+    artifact(found)
+    monkeypatch.delenv(names.ENV_SOURCE_SETTINGS)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "config.json").write_text(json.dumps({"credsStore": "fake"}))
+    with pytest.raises(
+        ModelUnavailableError, match=r"refuses access .*; docker-credential-fake cannot be run: .*; sign in"
+    ):
+        fetched(uri(found))
+    helper = tmp_path / "docker-credential-fake"
+    user, password = base64.b64decode(USER).decode().split(":")
+    helper.write_text(f"#!/bin/sh\necho '{json.dumps({'Username': user, 'Secret': password})}'\n")
+    helper.chmod(0o755)
     assert fetched(uri(found)).is_dir()
 
 
