@@ -14,9 +14,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from fakes import checkpoints, ggufs, hub
+from fakes import checkpoints, file_server, ggufs, hub
 from fakes.api_process import HERE, ApiProcess, api_process
-from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, REFUSAL_PREFIX
+from fakes.remote_files import packed
+from kvasir_api.names import DEVICE_FAULT, ENV_MODEL_CACHE, EXIT_DEVICE, REFUSAL_PREFIX
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
@@ -277,6 +278,13 @@ def fetching(found: hub.Hub, home: Path, wait: str = "listening"):
     return api_process(named(found.weights), *json_log, command=REAL, env=found.env(home), wait=wait)
 
 
+def served_text(model: Path) -> str:
+    """What a server says that fetches nothing."""
+    with api_process(model, command=REAL) as server:
+        said = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
+    return said["choices"][0]["text"]
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_an_engine_loads_what_is_there_while_the_rest_comes(tmp_path, published, weights):
     files = published[weights]
@@ -289,10 +297,38 @@ def test_an_engine_loads_what_is_there_while_the_rest_comes(tmp_path, published,
             state = server.state()
             assert state["phase"] == "loading"
             assert state["downloaded_bytes"] < state["download_bytes"]
+            said = server.ask("/startupz", ops=True).json
+            assert state["downloaded_bytes"] <= said["downloaded_bytes"] < said["download_bytes"]
+            assert said["download_bytes"] == state["download_bytes"] == sum(map(len, files.values()))
             found.open.set()
             server.wait_ready()
             assert server.ask("/v1/models").json["data"][0]["id"] == named(weights).stem
-            assert server.state()["downloaded_bytes"] == server.state()["download_bytes"]
+            for document in (server.state(), server.ask("/startupz", ops=True).json):
+                assert document["downloaded_bytes"] == document["download_bytes"] == said["download_bytes"]
+
+
+def test_an_engine_loads_an_archive_while_it_comes(tmp_path):
+    """A layer of an image: the config, weights of several reads, then what is read when all is there."""
+    folder = checkpoints.write(tmp_path / "made", checkpoints.Shape(intermediate_size=4096))
+    files = {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    files |= {path.name: path.read_bytes() for path in folder.iterdir()}
+    archive = packed(files)
+    with file_server.serving(fault="held", at_once=len(archive) * 3 // 4) as found:
+        layer = found.layer("org/name", archive, "application/vnd.oci.image.layer.v1.tar+gzip")
+        found.push("org/name", "v1", {"schemaVersion": 2, "layers": [layer]})
+        env, uri = {ENV_MODEL_CACHE: str(tmp_path / "cache")}, f"oci://{found.url.removeprefix('http://')}/org/name:v1"
+        with api_process(uri, "--log-format", "json", command=REAL, env=env, wait="listening") as server:
+            server.until("it loads", lambda: server.state()["phase"] == "loading")
+            server.until("half is read", lambda: server.state()["progress_fraction"] > 0.3)
+            state = server.until("bytes are counted", lambda: (at := server.state())["downloaded_bytes"] and at)
+            assert (state["phase"], state["download_bytes"]) == ("loading", len(archive))
+            assert state["downloaded_bytes"] < len(archive)
+            found.open.set()
+            server.wait_ready()
+            given = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
+            assert server.state()["downloaded_bytes"] == len(archive)
+        assert found.parts(f"/v2/org/name/blobs/{layer['digest']}") == [""]
+    assert given["choices"][0]["text"] == served_text(folder)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -309,10 +345,7 @@ def test_an_engine_serves_what_came_with_its_checksum(tmp_path, published, weigh
             server.wait_ready()
             given = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
         asked = [path for path in found.of("GET") if path.endswith(weights)]
-    local = whole / weights if weights.endswith(".gguf") else whole
-    with api_process(local, command=REAL) as server:
-        want = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
-    assert given["choices"][0]["text"] == want["choices"][0]["text"]
+    assert given["choices"][0]["text"] == served_text(whole / weights if weights.endswith(".gguf") else whole)
     assert len(asked) == 3, "for its header, and twice for the rest"
 
 
