@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger(__name__)
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_PROXIES: Final = ("https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
 _SILENCE_S: Final = 10.0
@@ -284,7 +285,7 @@ def _configure(environment: MutableMapping[str, str]) -> None:
     environment["HF_TOKEN_PATH"] = str(folder / "token")
     if (folder / "ca.crt").is_file():
         environment["SSL_CERT_FILE"] = str(folder / "ca.crt")
-    for key, variables in (("endpoint", ("HF_ENDPOINT",)), ("proxy", ("HTTPS_PROXY", "HTTP_PROXY"))):
+    for key, variables in (("endpoint", ("HF_ENDPOINT",)), ("proxy", _PROXIES)):
         if not (folder / key).is_file():
             continue
         url = (folder / key).read_text(errors="replace").strip()

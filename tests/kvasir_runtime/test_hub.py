@@ -1,29 +1,21 @@
 """A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
 
-import base64
 import os
 import socket
 import struct
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
-from fakes import file_server, hub, source_secret
+from fakes import hub
+from fakes.hub_process import CODE, READS_HEADER, TOKEN, fetched
 from kvasir_api import names
 from kvasir_local.demo.hub_server import file_digest
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.hub import HubName, parsed
 
-CODE = """
-from kvasir_runtime import errors, hub
-try:
-    print(hub.fetch(hub.parsed("org/name", "REVISION"), sleep=lambda _: None))
-except errors.StartError as error:
-    print(f"refused: {error}")
-"""
 WATCHED = """
 from kvasir_runtime import source
 source.resolve("hf://org/name", "", lambda done, total: print(done, total, flush=True))
@@ -45,14 +37,6 @@ try:
 except errors.StartError:
     print("there" if folder.exists() else "gone")
 """
-READS_HEADER = """
-from kvasir_runtime import errors, hub
-name = hub.parsed("hf://org/name/m.gguf")
-try:
-    print(hub.gguf_config(name, hub.listing(name), timeout_s=TIMEOUT_S))
-except errors.StartError as error:
-    print(f"refused: {error}")
-"""
 WITHOUT_HUB = """
 import logging
 from kvasir_runtime import hub
@@ -64,7 +48,6 @@ print(hub.fetch(hub.parsed("org/name", "REVISION"), timeout_s=0.5), *told)
 """
 AT_ONCE = "import time; time.sleep = lambda _: None\n"
 """The library waits for 23 seconds in all before it takes a busy hub for one that is not there."""
-TOKEN = "hf_of_a_user"
 REACH = "check the network and the variables of proxies, and try again"
 PROXY = "a proxy on the way may change it, or the stated one is wrong"
 
@@ -97,24 +80,6 @@ def test_a_broken_name_is_one_line(model, revision, says):
     with pytest.raises(ModelError) as caught:
         parsed(model, revision)
     assert str(caught.value).startswith(says)
-
-
-def fetched(found: hub.Hub, home: Path, *, revision: str = "", code: str = CODE, **more: str) -> str:
-    """The line that came of it, in a process of its own: the library reads its environment when it is imported."""
-    env = {**os.environ, **found.env(home), "HF_TOKEN": TOKEN, **more}
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace("REVISION", revision)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = done.stdout.splitlines()
-    assert TOKEN not in line
-    return line
 
 
 def test_a_download_that_is_cut_is_begun_again_and_whole(tmp_path):
@@ -326,68 +291,6 @@ def test_a_revision_that_is_not_there_is_named(tmp_path):
         "refused: ModelUnavailable: model org/name has no revision v9 on the hub; name a branch, a tag or a commit that"
         " it has"
     )
-
-
-def test_a_pod_reaches_the_hub_by_the_files_of_its_secret(tmp_path):
-    settings = tmp_path / "secret"
-    settings.mkdir()
-    (settings / "token").write_text(f"{TOKEN}_of_a_pod\n")
-    pod = {names.ENV_SOURCE_SETTINGS: str(settings), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": ""}
-    with hub.serving() as found:
-        (settings / "endpoint").write_text(f"{found.url}\n")
-        assert Path(fetched(found, tmp_path, **pod)).is_dir()
-        assert {key for _, _, key in found.asked} == {f"Bearer {TOKEN}_of_a_pod"}
-        found.fault = "busy"
-        line = fetched(found, tmp_path / "other", **pod)
-        assert line.endswith(f"; {source_secret.REACH}")
-        found.fault = "gated"
-        line = fetched(found, tmp_path / "other", **pod)
-        assert line.endswith(
-            "put a token that may read it under the key token into the Secret of spec.model.secretName"
-        )
-        (settings / "endpoint").write_text("nowhere")
-        line = fetched(found, tmp_path / "other", **pod)
-        assert line.endswith("key endpoint of the Secret of spec.model.secretName is no http:// or https:// URL")
-
-
-def test_a_pod_reaches_the_hub_with_the_certificates_of_its_secret(tmp_path):
-    settings = tmp_path / "secret"
-    settings.mkdir()
-    pod = {names.ENV_SOURCE_SETTINGS: str(settings)}
-    with hub.serving() as found, file_server.serving(upstream=found.url, tls=settings) as front:
-        (settings / "endpoint").write_text(front.url)
-        assert (Path(fetched(found, tmp_path, **pod)) / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
-        (settings / "ca.crt").unlink()
-        line = fetched(found, tmp_path / "other", **pod)
-    assert "certificate verify failed" in line
-    assert line.endswith(f"; {source_secret.REACH}")
-
-
-def test_a_pod_reaches_the_hub_by_the_proxy_of_its_secret(tmp_path):
-    settings = tmp_path / "secret"
-    settings.mkdir()
-    pod = {names.ENV_SOURCE_SETTINGS: str(settings)} | dict.fromkeys(source_secret.PROXIES, "")
-    (settings / "endpoint").write_text("http://hub.example")
-    with hub.serving() as found, file_server.serving(upstream=found.url) as proxy:
-        (settings / "proxy").write_text(proxy.url.replace("//", "//me:a%2Fb@"))
-        assert (Path(fetched(found, tmp_path, **pod)) / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
-        assert {urlsplit(path).netloc for _, path, *_ in proxy.asked} == {"hub.example"}
-        assert proxy.proxied == {f"Basic {base64.b64encode(b'me:a/b').decode()}"}
-
-
-def test_a_pod_that_is_offline_does_not_ask_the_hub(tmp_path):
-    settings = tmp_path / "secret"
-    settings.mkdir()
-    pod = {names.ENV_SOURCE_SETTINGS: str(settings)}
-    with hub.serving() as found:
-        folder = fetched(found, tmp_path, **pod)
-        asked = len(found.asked)
-        (settings / "offline").write_text("true\n")
-        assert fetched(found, tmp_path, **pod) == fetched(found, tmp_path, revision=hub.COMMIT, **pod) == folder
-        says = "refused: ModelUnavailable: no source is asked for model org/name, as key offline of the Secret of spec."
-        assert fetched(found, tmp_path / "other", **pod).startswith(says)
-        assert fetched(found, tmp_path, code=READS_HEADER.replace("TIMEOUT_S", "1"), **pod).startswith(says)
-        assert len(found.asked) == asked
 
 
 def test_bytes_are_told_while_a_download_runs(tmp_path):
