@@ -118,16 +118,32 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
 
 
 def sentence_transformers(
-    folder: Path, mode: str, *, normalize: bool = True, prompts: dict[str, str] | None = None, longest: int = 0
+    folder: Path,
+    mode: str,
+    *,
+    normalize: bool = True,
+    prompts: dict[str, str] | None = None,
+    longest: int = 0,
+    dense: Sequence[Any] = (),
 ) -> None:
-    """The files that say how embeddings are made. mode: as of its Pooling."""
-    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    paths = ["", "1_Pooling", "2_Normalize"]
+    """The files that say how embeddings are made. mode: as of its Pooling. dense: layers of torch behind it, each
+    followed by its activation.
+    """
+    layers = list(zip(dense[::2], dense[1::2], strict=True))
+    names = ["Transformer", "Pooling", *["Dense"] * len(layers), *(["Normalize"] if normalize else [])]
     rows = [
-        {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{name}"}
+        {"idx": i, "name": str(i), "path": f"{i}_{name}" * (i > 0), "type": f"sentence_transformers.models.{name}"}
         for i, name in enumerate(names)
     ]
     (folder / "modules.json").write_text(json.dumps(rows))
+    for number, (linear, activation) in enumerate(layers, start=2):
+        (place := folder / f"{number}_Dense").mkdir()
+        weights = {f"linear.{name}": tensor.detach() for name, tensor in linear.named_parameters()}
+        save_file(weights, place / "model.safetensors")
+        sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
+        kind = f"{type(activation).__module__}.{type(activation).__name__}"
+        config = sizes | {"bias": linear.bias is not None, "activation_function": kind}
+        (place / "config.json").write_text(json.dumps(config))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
     if prompts is not None:

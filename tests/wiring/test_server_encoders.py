@@ -1,4 +1,5 @@
-"""Encoders over HTTP, from the real engine: an embedder of unigrams, a reranker of word pieces; transformers judges.
+"""Encoders over HTTP, from the real engine: an embedder of unigrams, one with layers behind pooling, a reranker of word
+pieces; transformers judges.
 
 OpenAI's own client asks for vectors; pairs go to the routes of rerankings and scores.
 """
@@ -11,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from fakes import encoder_checkpoints
 from fakes.api_process import api_process
@@ -38,7 +41,16 @@ def judges(tmp_path_factory):
     prompts = {"query": "query: ", "passage": "passage: "}
     encoder_checkpoints.sentence_transformers(root / "embed", "mean_tokens", prompts=prompts, longest=64)
     ranker = encoder_checkpoints.write(root / "rank", "bert", head="ForSequenceClassification")
-    return {"embed": (root / "embed", embedder), "rank": (root / "rank", ranker)}
+    behind = encoder_checkpoints.write(root / "dense", "distilbert")
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 20, bias=False), nn.Identity())
+    encoder_checkpoints.sentence_transformers(root / "dense", "mean_tokens", normalize=False, dense=list(dense))
+    return {
+        "embed": (root / "embed", embedder),
+        "rank": (root / "rank", ranker),
+        "dense": (root / "dense", behind),
+        "layers": (root, dense),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +145,18 @@ def test_a_cross_encoder_scores_pairs_of_two_types(judges, rank):
     ranked = rank.ask("/v1/rerank", {"model": "rank", "query": query, "documents": documents}).json["results"]
     assert [item["index"] for item in ranked] == sorted(range(3), key=lambda index: -want[index])
     assert [item["relevance_score"] for item in ranked] == pytest.approx(sorted(want, reverse=True), abs=1e-4)
+
+
+def test_vectors_go_through_the_layers_behind_pooling(judges):
+    (folder, judge), (_, dense) = judges["dense"], judges["layers"]
+    with api_process(folder, *ARGS, command=REAL) as running:
+        asked = [running.ask("/v1/embeddings", {"model": "dense", "input": texts}) for texts in (TEXTS, *TEXTS)]
+    together, *alone = [[item["embedding"] for item in answer.json["data"]] for answer in asked]
+    assert together == [vector for (vector,) in alone]
+    for text, found in zip(TEXTS, together, strict=True):
+        mean = hidden_of(judge, tokenizer_of(folder).encode(text).ids).mean(dim=0)
+        with torch.inference_mode():
+            np.testing.assert_allclose(found, dense(mean).numpy(), atol=1e-5)
 
 
 def test_a_pair_that_is_too_long_is_refused_or_its_document_cut(judges, rank):

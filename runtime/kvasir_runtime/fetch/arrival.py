@@ -106,7 +106,7 @@ def is_shard(name: str) -> bool:
 
 def has_weights(name: str) -> bool:
     """Whether a file is fetched after all others, of which it has what they describe."""
-    return name.endswith(_SAFETENSORS) or name.lower().endswith(gguf.SUFFIX)
+    return (name.endswith(_SAFETENSORS) and "/" not in name) or name.lower().endswith(gguf.SUFFIX)
 
 
 def _header(file: RemoteFile) -> bytes:

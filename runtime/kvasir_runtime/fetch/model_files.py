@@ -13,8 +13,13 @@ from kvasir_runtime.fetch.settings import SourceSettings
 
 # Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
 _FETCHED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
-# The same weights once more, as their authors' own code has them, and those of other runtimes in directories.
-_UNUSED: Final = ("consolidated*.safetensors", "*/*.safetensors")
+_DENSE: Final = "_Dense"
+# The same weights once more, as their authors' own code has them, and those of other runtimes in directories: of any
+# whose name does not end like those of layers behind pooling, which sentence-transformers calls 2_Dense.
+_UNUSED: Final = (
+    "consolidated*.safetensors",
+    *(f"*[!{_DENSE[at]}]{_DENSE[at + 1 :]}/*.safetensors" for at in range(len(_DENSE))),
+)
 PATTERNS: Final = (_FETCHED, _UNUSED)
 """What is fetched, and what of it is not, as huggingface_hub takes patterns."""
 

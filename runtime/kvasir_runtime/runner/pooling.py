@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, StepPlan, hidden_of
@@ -23,6 +24,20 @@ HEADS: Final = ("labels", "tokens")
 """Kinds of pooling that a head follows."""
 
 Head = Callable[[Tensor], Tensor]
+DENSE_ACTIVATIONS: Final[dict[str, Head]] = {"Identity": lambda x: x, "Tanh": torch.tanh}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A layer behind pooling. weight: (numbers behind it, numbers before it) float32; bias: of as many, or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Head
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Of one vector at a time, so that it has the same numbers whatever else is pooled."""
+        return self.activation(F.linear(vector, self.weight, self.bias))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +64,12 @@ class _Row:
 
 
 class Pooler:
-    """Sums of the rows that are pooled. head: hidden states to logits of the model's head, of any kind."""
+    """Sums of the rows that are pooled. head: hidden states to logits of the model's head, of any kind. self.dense:
+    layers that vectors go through where no head follows.
+    """
 
     def __init__(self, head: Head, stream: DeviceStream) -> None:
+        self.dense: Sequence[Dense] = ()
         self._head = head
         self._stream = stream
         self._rows: dict[int, _Row] = {}
@@ -87,10 +105,14 @@ class Pooler:
         return PooledVectors(packed=torch.cat(made), sizes=tuple(len(vector) for vector in made))
 
     def _vector(self, row: _Row, part: Tensor) -> tuple[PoolingConfig, Tensor]:
-        """The pooled hidden state; in the model's dtype where a head follows."""
+        """The pooled hidden state, in the model's dtype where a head follows; else what layers behind it make of it."""
         assert row.total is not None
         pooled = row.total / row.prompt_tokens if hidden_of(row.pooling) == "mean" else row.total
-        return row.pooling, pooled.to(part.dtype) if row.pooling.kind in HEADS else pooled
+        if row.pooling.kind in HEADS:
+            return row.pooling, pooled.to(part.dtype)
+        for layer in self.dense:
+            pooled = layer(pooled)
+        return row.pooling, pooled
 
     def _through_head(self, complete: Sequence[tuple[PoolingConfig, Tensor]]) -> list[Tensor]:
         made = [vector for _, vector in complete]

@@ -85,7 +85,7 @@ class ModelRunner:
             vocab_size=model.spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, stream=stream
         )
         self._requested_logprobs = RequestedLogprobs()
-        self._pooler = Pooler(model.logits, stream)
+        self.pooler = Pooler(model.logits, stream)
         self._other_cores = not stream.overlaps and model.begins(cache)
         self._host_sampler = host_sampler_of(ops, rows, facts.eos_token_ids)
         in_cpp, divided = self._host_sampler is not None, model.spec.divided
@@ -258,7 +258,7 @@ class ModelRunner:
         self._state_snapshots.keep(step.plan.chunks)
         sampling = step.sampling
         self._requested_logprobs.apply(plan)
-        self._pooler.apply(plan)
+        self.pooler.apply(plan)
         self._grammar_masks.apply(plan)
         self._deferred_samples.apply(plan)
         if plan.copies:
@@ -372,7 +372,7 @@ class ModelRunner:
             ids, scored = self._rows.prompt_logprob_ids(chunks), hidden[num_samples:first_pooled]
             output.prompt_logprobs = of_prompt_tokens(self._ops.logprobs, scored, ids, self._model.logits, owners)
         if first_pooled < hidden.shape[0]:
-            output.pooled = self._pooler.pool(hidden[first_pooled:], chunks)
+            output.pooled = self.pooler.pool(hidden[first_pooled:], chunks)
         return self._send_to_host(output)
 
     def _send_to_host(self, output: StepOutput) -> Sampled:

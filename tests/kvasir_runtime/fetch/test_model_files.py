@@ -48,6 +48,9 @@ def test_a_digest_is_of_the_bytes_however_they_come(stated, piece):
         ("pytorch_model.bin", False),
         ("consolidated.00.safetensors", False),
         ("onnx/model.safetensors", False),
+        ("2_Dense/model.safetensors", True),
+        ("2_Dense/pytorch_model.bin", False),
+        *((f"{folder}/model.safetensors", False) for folder in ("vae", "base", "license", "Incense", "dense", "Xense")),
         ("modeling_tiny.py", False),
     ],
 )

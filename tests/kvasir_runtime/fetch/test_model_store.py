@@ -176,17 +176,24 @@ def test_a_start_goes_on_when_only_shards_are_missing(tmp_path):
 @pytest.mark.parametrize(
     "files",
     [
-        [Source(SHARD).file("a.safetensors"), Source(SHARD).file("b/c.safetensors")],
         [Source(b"no header").file("a.safetensors"), Source(SHARD).file("b.safetensors")],
         [Source(SHARD).file(), Source(b"GGUF").file("a.gguf")],
     ],
-    ids=["a folder", "no header", "with a GGUF file"],
+    ids=["no header", "with a GGUF file"],
 )
 def test_other_checkpoints_are_waited_for(tmp_path, files):
     begun = []
     store = ModelStore(tmp_path, URI, VERSION, arrival=Arrival(begun.append))
     store.fetched(model(Source(b"{}").file("config.json"), *files))
     assert begun == []
+
+
+def test_a_start_goes_on_when_weights_of_layers_in_folders_are_there(tmp_path):
+    begun = []
+    arrival = Arrival(lambda path: begun.append((path / "2_Dense/model.safetensors").read_bytes()))
+    files = [Source(SHARD).file(), Source(b"{}").file("config.json"), Source(SHARD).file("2_Dense/model.safetensors")]
+    ModelStore(tmp_path, URI, VERSION, arrival=arrival).fetched(model(*files))
+    assert begun == [SHARD]
 
 
 def coming(tmp_path, *sources):

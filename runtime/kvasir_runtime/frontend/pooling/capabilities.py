@@ -8,19 +8,18 @@ file does itself; options win.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import gguf
+from kvasir_runtime import gguf, sentence_modules
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.tokenizer_files.files import read_json
 from kvasir_runtime.wire import EngineFacts, PoolingConfig
 
-MAX_MODULES_BYTES: Final = 1 << 20
 JUDGEMENTS: Final = ("no", "yes")
 _MODES: Final = {
     "pooling_mode_lasttoken": "lasttoken",
@@ -31,7 +30,6 @@ _MODES: Final = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _GGUF_MODES: Final = {0: "", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
-_T = TypeVar("_T")
 HiddenOf = Literal["last", "cls", "mean"]
 _SERVED_MODES: Final[dict[str, HiddenOf]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _ACTIVATIONS: Final = {"Sigmoid": True, "Identity": False}
@@ -96,11 +94,13 @@ def _embedding(
     usual: HiddenOf = "mean" if is_encoder else "last"
     kind: HiddenOf = usual if options.pooling == "auto" else options.pooling
     normalize, declared = True, options.pooling != "auto" or ready.head == "none"
-    if modules := _modules(model):
-        names = [module.type.rpartition(".")[2] for module in modules]
-        unknown = sorted(set(names) - {"Transformer", "Pooling", "Normalize"})
-        if unknown:
+    if modules := sentence_modules.read(model):
+        names = [module.name for module in modules]
+        served = sentence_modules.SERVED
+        if unknown := sorted(set(names) - {*served}):
             return f"The checkpoint's embeddings go through a module {unknown[0]}, which is not supported here."
+        if names != sorted(names, key=served.index):
+            return f"The checkpoint's modules are {', '.join(names)}; only the order {', '.join(served)} is supported."
         normalize, declared = "Normalize" in names, True
         if options.pooling == "auto":
             mode = _mode(model / modules[names.index("Pooling")].path) if "Pooling" in names else "lasttoken"
@@ -198,41 +198,14 @@ def _token_ids(words: object, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(token_id for token_id in ids.values() if token_id is not None)
 
 
-class _Module(msgspec.Struct):
-    type: str
-    path: str = ""
-
-
 class _Prompts(msgspec.Struct):
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
 
 
-def _modules(model: Path) -> list[_Module]:
-    """What sentence-transformers does to a text, in order; [] without its file. Raises ModelError."""
-    path = model / "modules.json"
-    modules = _decoded(path, list[_Module]) or []
-    for module in modules:
-        if not (model / module.path).resolve().is_relative_to(model.resolve()):
-            raise ModelError(f"{path}: path {module.path!r} leads out of the checkpoint")
-    return modules
-
-
 def _prompts(model: Path) -> _Prompts:
     """What sentence-transformers puts before texts. Raises ModelError."""
-    return _decoded(model / "config_sentence_transformers.json", _Prompts) or _Prompts()
-
-
-def _decoded(path: Path, kind: type[_T]) -> _T | None:
-    """A JSON file as a typed value, None where there is none. Raises ModelError."""
-    if not path.is_file():
-        return None
-    try:
-        if path.stat().st_size > MAX_MODULES_BYTES:
-            raise ModelError(f"{path} has more than {MAX_MODULES_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: {error}") from error
+    return sentence_modules.decoded(model / "config_sentence_transformers.json", _Prompts) or _Prompts()
 
 
 def _of_gguf(model: Path) -> str:

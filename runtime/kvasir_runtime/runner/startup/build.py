@@ -32,6 +32,7 @@ from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import (
     cache_allocation,
     capacity,
+    dense_modules,
     draft_head,
     draft_model,
     grammars,
@@ -113,6 +114,8 @@ def _built(
     )
     folder = loaded.folder
     facts = _facts(options, folder, loaded, ops, device)
+    if dense := dense_modules.load(folder, facts.hidden_size, device):
+        facts = msgspec.structs.replace(facts, hidden_size=len(dense[-1].weight))
     named = draft_model.named(options, facts, device, ops)
     drafter: Drafter | None = draft_head.load(options, named, loaded, facts, device, ops, on_progress)
     if drafter is None and named is not None:
@@ -139,6 +142,7 @@ def _built(
     key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
     compiler = grammars.compiler(folder, facts, at_once=options.nnodes > 1)
     runner = _with_kv_cache(new_runner, facts, options, device, key, compiler, loaded.other_bytes)
+    runner.pooler.dense = dense
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
         runner.use_host_tier(transfers)

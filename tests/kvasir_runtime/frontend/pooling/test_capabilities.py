@@ -66,6 +66,7 @@ def able(
         ({"modules": NORMALIZED[:2], "module": {"pooling_mode": "mean"}}, "mean", False, True),
         ({"modules": NORMALIZED[:2], "module": {"pooling_mode": "mean"}, "normalize": "always"}, "mean", True, True),
         ({"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}, "pooling": "last"}, "last", True, True),
+        ({"modules": (*NORMALIZED[:2], "Dense", "Dense"), "module": {"pooling_mode": "mean"}}, "mean", False, True),
         ({"head": "labels", "labels": 1, "pooling": "last"}, "last", True, True),
         ({"encoder": True, "head": "none"}, "mean", True, True),
         ({"encoder": True, "head": "none", "pooling": "cls"}, "cls", True, True),
@@ -85,7 +86,8 @@ def test_how_embeddings_are_made(tmp_path, given, kind, normalize, declared):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"modules": (*NORMALIZED, "Dense")}, "module Dense"),
+        ({"modules": (*NORMALIZED[:2], "CNN")}, "module CNN"),
+        ({"modules": (*NORMALIZED, "Dense"), "module": {"pooling_mode_mean_tokens": True}}, "only the order"),
         (
             {"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}},
             "the first token of this model sees nothing",

@@ -1,0 +1,59 @@
+"""Layers behind pooling as sentence-transformers stores them, and those that cannot be computed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fakes.encoder_checkpoints import sentence_transformers
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.runner.startup import dense_modules
+
+CPU = torch.device("cpu")
+
+
+def test_each_layer_computes_as_torchs_own(tmp_path: Path) -> None:
+    dense = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 5, bias=False), nn.Identity()).eval()
+    sentence_transformers(tmp_path, "mean_tokens", dense=list(dense))
+    vector = torch.randn(8)
+    found = vector
+    with torch.inference_mode():
+        for layer in dense_modules.load(tmp_path, 8, CPU):
+            found = layer(found)
+        torch.testing.assert_close(found, dense(vector))
+
+
+def test_a_model_without_them_has_none(tmp_path: Path) -> None:
+    assert dense_modules.load(tmp_path, 8, CPU) == ()
+    sentence_transformers(tmp_path, "mean_tokens")
+    assert dense_modules.load(tmp_path, 8, CPU) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "activation_function Mish is not supported"),
+        ({"in_features": 9}, "in_features is 9, but 8 numbers come before it"),
+        ({"out_features": 25}, r"linear\.bias has shape \[24\], expected \[25\]"),
+        ({"out_features": 0}, "out_features"),
+        ({"bias": False}, r"unexpected tensor linear\.bias"),
+    ],
+)
+def test_what_cannot_be_computed_names_the_file(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    sentence_transformers(tmp_path, "mean_tokens", dense=[nn.Linear(8, 24), nn.Tanh()])
+    path = tmp_path / "2_Dense/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match=f"2_Dense.*{why}"):
+        dense_modules.load(tmp_path, 8, CPU)
+
+
+def test_weights_that_can_run_code_are_not_opened(tmp_path: Path) -> None:
+    sentence_transformers(tmp_path, "mean_tokens", dense=[nn.Linear(8, 24), nn.Tanh()])
+    (tmp_path / "2_Dense/model.safetensors").rename(tmp_path / "2_Dense/pytorch_model.bin")
+    with pytest.raises(ModelError, match="only pickled weights"):
+        dense_modules.load(tmp_path, 8, CPU)
+    (tmp_path / "2_Dense/config.json").unlink()
+    with pytest.raises(ModelError, match="does not exist"):
+        dense_modules.load(tmp_path, 8, CPU)
