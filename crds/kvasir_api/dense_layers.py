@@ -16,9 +16,11 @@ _HEAD_NORMS: Final = (
 _WIDE_NORMS: Final = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text", "glm4")
 _ONE_NORM: Final = ("cohere", "cohere2")
-_BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
+_BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "jina_embeddings_v3")
 """Every product and every norm has a bias."""
-_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", "jina_bert", *_BERTS)
+_DOWN: Final = ("jina_bert", "gte")
+"""Of the products of feed-forward layers, the last has a bias."""
+_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", "jina_bert", "gte", *_BERTS)
 _UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", "apertus", *_BERTS)
 
 _Biases = tuple[str | bool, str | bool, str | bool]
@@ -35,7 +37,7 @@ _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
-    "jina_bert": (True, True, False),  # but for the last product of feed-forward layers
+    **dict.fromkeys(_DOWN, (True, True, False)),
     **dict.fromkeys(("starcoder2", "ernie4_5", "ernie4_5_moe"), ("use_bias",) * 3),
     "falcon": ("bias",) * 3,
     "qwen2": (True, False, False),
@@ -89,7 +91,7 @@ def of(
     products = 2 if family in _UNGATED else 3
     qkv, output, mlp = _biased(config, family)
     bare, joined = config.get(nemotron_h.BARE), config.get(falcon_h1.JOINED)
-    own = _CURVE if family == "apertus" else hidden if family == "jina_bert" else 0
+    own = _CURVE if family == "apertus" else hidden if family in _DOWN else 0
     return DenseLayer(
         bare=len(bare) if isinstance(bare, list) else 0,
         joined=len(joined) if isinstance(joined, list) else 0,

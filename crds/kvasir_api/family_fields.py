@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kvasir_api import falcon_h1, mamba2, nemotron_h
+from kvasir_api import falcon_h1, jina, mamba2, nemotron_h
 
 MOST_LAYERS: Final = 1024
 _EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
@@ -63,6 +63,8 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
         "n_embed": "hidden_size",
     },
     **dict.fromkeys(("bert", "jina_bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _EPS),
+    **dict.fromkeys(("gte", "new"), _EPS),
+    jina.XLM_ROBERTA: _EPS | {"rotary_emb_base": "rope_theta"},
     "distilbert": {
         "dim": "hidden_size",
         "hidden_dim": "intermediate_size",
@@ -180,6 +182,8 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
     "mpnet": _BERT | {"pad_token_id": 1, "relative_attention_num_buckets": 32},
     "distilbert": _BERT,
+    **dict.fromkeys(("gte", "new"), _BERT | {"type_vocab_size": 1}),
+    jina.XLM_ROBERTA: _ROBERTA | {"type_vocab_size": 1, "rope_theta": 20_000.0, "position_embedding_type": jina.ROTARY},
     "nomic_bert": _BERT
     | {"type_vocab_size": 2, "max_position_embeddings": 2048, "rope_theta": 1000.0, "hidden_act": "silu"},
     "modernbert": {
@@ -190,14 +194,6 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What a family means by leaving out a field, where that is not what most mean."""
-
-
-def _jina_bert(document: dict[str, Any]) -> dict[str, Any]:
-    """JinaBERT, which calls itself BERT, under a name of its own. Which of its two kinds a config is of, only the name of
-    the code that it names says."""
-    if document.get("position_embedding_type") != "alibi":
-        return document
-    return document | {"model_type": "jina_bert", "use_qk_norm": "-qk-" in str(document.get("auto_map"))}
 
 
 def _falcon(document: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +352,9 @@ def _minimax_m2(document: dict[str, Any]) -> dict[str, Any]:
 
 
 RESHAPED: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "bert": _jina_bert,
+    "bert": jina.bert,
+    jina.XLM_ROBERTA: jina.xlm_roberta,
+    "new": lambda document: document | {"model_type": "gte"},
     "ministral3": partial(_with_rope, _ROPE_OF_MINISTRAL),
     "apertus": partial(_with_rope, _ROPE_OF_APERTUS),
     "ernie4_5_moe": _ernie_moe,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvasir_api import family_fields
+from kvasir_api import family_fields, jina
 
 TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
@@ -36,7 +36,7 @@ _IMPLIED: Final[dict[str, dict[str, Any]]] = {
     }
 }
 
-_PADDED: Final = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_PADDED: Final = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3")
 """Families whose first token has the position behind that of padding, so that a sequence has fewer than there are."""
 
 
@@ -60,7 +60,7 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
     """With fields under the names that most families have, and what a family means by leaving one out."""
-    family = str(document.get("model_type"))
+    family = jina.family_of(document)
     renamed = family_fields.RENAMED.get(family, {})
     found = {renamed.get(name, name): value for name, value in document.items()}
     if family not in family_fields.RENAMED:
@@ -153,7 +153,8 @@ def count_or_zero(document: Mapping[str, Any], field: str) -> int:
 def first_position(document: Mapping[str, Any]) -> int:
     """The position of a sequence's first token in the model's table of positions, of a flattened config."""
     pad = document.get("pad_token_id", 0)
-    is_padded = document.get("model_type") in _PADDED and isinstance(pad, int) and pad >= 0
+    is_table = document.get("position_embedding_type") != jina.ROTARY
+    is_padded = document.get("model_type") in _PADDED and is_table and isinstance(pad, int) and pad >= 0
     return pad + 1 if is_padded else 0
 
 

@@ -14,6 +14,7 @@ SLIDING_TYPE: Final = "sliding_attention"
 CHUNKED_TYPE: Final = "chunked_attention"
 ENCODERS: Final = (
     *("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "nomic_bert", "modernbert", "jina_bert"),
+    *("jina_embeddings_v3", "gte"),
 )
 """Families whose tokens see what comes behind them too."""
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from fakes import jina_bert
+from fakes import jina_bert, jina_xlm_roberta
 
 VOCAB = 160
 LONGEST = 100
@@ -35,16 +35,22 @@ replicas. Was ist eine Einbettung? Ein Vektor, der die Bedeutung eines Textes tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """config: beside SIZES. stem: of the names of its architectures. wordpiece: the tokenizer, else unigrams."""
+    """config: beside SIZES. stem: of the names of its architectures. wordpiece: the tokenizer, else unigrams.
+
+    published: fields of config.json in place of those that transformers writes, None for those that are not there.
+    """
 
     stem: str
     family: str
     config: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, Any] = field(default_factory=dict)
     wordpiece: bool = True
 
 
 PADDED = {"pad_token_id": 1, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}
+NO_TYPES = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+FLASH = {"model_type": None, "auto_map": jina_xlm_roberta.CODE}
 JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 ENCODERS = {
     "bert": Encoder(stem="Bert", family="bert"),
@@ -73,6 +79,30 @@ ENCODERS = {
     ),
     "jina-6-heads": Encoder(
         stem="JinaBert", family="bert", config=JINA | {"num_attention_heads": 6, "hidden_size": 48}
+    ),
+    "jina-v3": Encoder(stem="JinaEmbeddingsV3", family="jina_embeddings_v3", config=NO_TYPES, wordpiece=False),
+    "jina-v3-adapters": Encoder(
+        stem="XLMRoberta",
+        family="jina_embeddings_v3",
+        config=NO_TYPES,
+        published=FLASH | {"position_embedding_type": "rotary", "rotary_emb_base": 20_000.0, "rope_parameters": None},
+    ),
+    "jina-reranker-v2": Encoder(stem="XLMRoberta", family="xlm-roberta", config=PADDED, published=FLASH),
+    "gte": Encoder(stem="Gte", family="gte", config={"type_vocab_size": 0}),
+    "gte-new": Encoder(
+        stem="New",
+        family="gte",
+        config={
+            "type_vocab_size": 2,  # what NTK's scaling by 8 comes to
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 160_000.0, "factor": 8.0 ** (2 / 8)},
+        },
+        published={
+            "model_type": "new",
+            "position_embedding_type": "rope",
+            "rope_theta": 20_000.0,
+            "rope_scaling": {"type": "ntk", "factor": 8.0},
+            "rope_parameters": None,
+        },
     ),
 }
 HEADS = {
@@ -103,18 +133,28 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + mean)
     judge.save_pretrained(folder)  # type: ignore[operator]  # a PreTrainedModel
     path, first = folder / "model.safetensors", f"{judge.base_model_prefix}."
-    if encoder.stem == "JinaBert":
-        save_file(jina_bert.renamed(load_file(path), normed=name == "jina-normed"), path, metadata={"format": "pt"})
+    weights = _published(load_file(path), name)
     if bare:
-        found = load_file(path)
-        weights = {key.removeprefix(first): tensor for key, tensor in found.items() if key.startswith(first)}
-        save_file(weights, path, metadata={"format": "pt"})
-    architecture = encoder.stem + (head or "Model")
-    written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
+        weights = {key.removeprefix(first): tensor for key, tensor in weights.items() if key.startswith(first)}
+    if encoder.stem == "New":
+        weights = {key.replace(first, "new."): tensor for key, tensor in weights.items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    written = json.loads((folder / "config.json").read_text()) | encoder.published
+    written["architectures"] = [encoder.stem + (head or "Model")]
+    kept = {key: value for key, value in written.items() if value is not None or key not in encoder.published}
+    (folder / "config.json").write_text(json.dumps(kept))
     tokenizer = wordpiece() if encoder.wordpiece else unigrams()
     tokenizer.save(str(folder / "tokenizer.json"))
     return judge
+
+
+def _published(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """Tensors that transformers wrote under the names of the hub."""
+    if ENCODERS[name].stem == "JinaBert":
+        return jina_bert.renamed(weights, normed=name == "jina-normed")
+    if name == "jina-reranker-v2":
+        return jina_xlm_roberta.renamed(weights)
+    return jina_xlm_roberta.with_adapters(weights) if name == "jina-v3-adapters" else weights
 
 
 def sentence_transformers(

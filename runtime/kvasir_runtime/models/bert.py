@@ -1,7 +1,7 @@
-"""BERT and those that changed little of it: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet.
+"""BERT and those that changed little of it: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet and Jina's XLM-RoBERTa.
 
 Norms of the mean too behind what a layer adds, biases everywhere, feed-forward layers without a gate, a table of
-positions.
+positions. Jina's has the names of flash attention, and heads that turn in place of the table or not.
 """
 
 from dataclasses import replace
@@ -9,12 +9,15 @@ from functools import partial
 from typing import Final
 
 from kvasir_api.hf_config import first_position
+from kvasir_api.jina import ROTARY
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.encoder_spec import EncoderSpec
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.encoder_places import EncoderNames, encoder_places, with_head
 from kvasir_runtime.models.family import Family, TensorNames, decoder_spec
+from kvasir_runtime.models.nomic_bert import NAMES as FLASH_NAMES
+from kvasir_runtime.models.rope import rope_spec
 
 LAYERS: Final = TensorNames(
     embedding="embeddings.word_embeddings",
@@ -58,13 +61,18 @@ _DISTILBERT: Final = EncoderNames(
     pooler="pre_classifier",
     labels="classifier",
 )
+_JINA: Final = EncoderNames(
+    layers=replace(FLASH_NAMES.layers, qkv="mixer.Wqkv", output="mixer.out_proj", up="mlp.fc1", down="mlp.fc2"),
+    norm=FLASH_NAMES.norm,
+)
 UNUSED: Final = ("cls.", "lm_head.", "pooler.", "embeddings.position_ids", "classifier.", "vocab_")
 """Heads that guess words, what else BERT was trained for, and a table that counts positions."""
 
 
 def _spec(config: ModelConfig, family: str) -> DecoderSpec:
     positions = config.position_embedding_type
-    if positions not in (None, "absolute"):
+    turns = family == "jina_embeddings_v3" and positions == ROTARY
+    if positions not in (None, "absolute") and not turns:
         raise ModelError(f"config.json: position_embedding_type {positions} is not supported; expected absolute")
     made = decoder_spec(
         config,
@@ -73,12 +81,12 @@ def _spec(config: ModelConfig, family: str) -> DecoderSpec:
         output_bias=True,
         mlp_bias=True,
         activation="gelu_erf",
-        rope=RopeSpec(kind="none"),
+        rope=rope_spec(config) if turns else RopeSpec(kind="none"),
         tied=True,
     )
     own = EncoderSpec(
-        positions=config.max_position_embeddings,
-        first_position=first_position({"model_type": family, "pad_token_id": config.pad_token_id}),
+        positions=0 if turns else config.max_position_embeddings,
+        first_position=0 if turns else first_position({"model_type": family, "pad_token_id": config.pad_token_id}),
         types=config.type_vocab_size if family not in ("distilbert", "mpnet") else 0,
         relative_buckets=config.relative_attention_num_buckets if family == "mpnet" else 0,
         pooler="relu" if family == "distilbert" else "tanh",
@@ -102,5 +110,8 @@ BERT = _family(
 ROBERTA = _family("RobertaModel", "all-roberta, all-distilroberta, STS cross-encoders", "roberta", _ROBERTA)
 XLM_ROBERTA = _family("XLMRobertaModel", "bge-m3, bge-reranker-v2-m3, multilingual-e5", "xlm-roberta", _ROBERTA)
 CAMEMBERT = _family("CamembertModel", "sentence-camembert, CrossEncoder-camembert", "camembert", _ROBERTA)
+JINA_XLM_ROBERTA = _family(
+    "JinaEmbeddingsV3Model", "jina-embeddings-v3, jina-reranker-v2-base-multilingual", "jina_embeddings_v3", _JINA
+)
 DISTILBERT = _family("DistilBertModel", "msmarco-distilbert, distiluse", "distilbert", _DISTILBERT)
 MPNET = _family("MPNetModel", "all-mpnet-base-v2, multi-qa-mpnet", "mpnet", _MPNET)

@@ -43,6 +43,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position_embeddings: Count | None = None
     partial_rotary_factor: Positive | None = None
     alpha: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    mixed_b: float | None = None
     llama_4_scaling_beta: Annotated[float, msgspec.Meta(ge=0)] | None = None
     factors: tuple[Positive, ...] | None = None
     short_factor: tuple[Positive, ...] | None = None
@@ -174,6 +175,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rotary_emb_interleaved: bool = False
     moe_every_n_layers: int = 0
     feed_forward_type: str | None = None
+    layer_norm_type: str = "layer_norm"
+    logn_attention_scale: bool = False
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None

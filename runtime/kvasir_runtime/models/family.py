@@ -63,7 +63,7 @@ class TensorNames:
 
     layer: what those of a layer begin with, as a format of its index. qkv: queries, keys and values in one matrix, ""
     where they are three; by_group: its rows are those of the query heads that share a key, that key, its value, and so
-    on. gate_up: gate and up in one, gate first; "" where they are two.
+    on. gate_up: gate and up in one, gate first, or behind with gate_behind; "" where they are two.
     """
 
     embedding: str = "model.embed_tokens"
@@ -80,6 +80,7 @@ class TensorNames:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str = ""
+    gate_behind: bool = False
     down: str = "mlp.down_proj"
     attention_norm: str = "input_layernorm"
     attention_outer_norm: str = ""
@@ -119,11 +120,9 @@ class Family:
     @property
     def architectures(self) -> tuple[str, ...]:
         """All that share its layers: with a head over the vocabulary, with a classification head, and without one."""
-        if self.is_encoder:
-            stem = self.architecture.removesuffix(HEADLESS)
-            return (self.architecture, stem + CLASSIFIES, stem + GUESSES)
-        stems = [name.removesuffix(GENERATES) for name in (self.architecture, self.also) if name]
-        text = tuple(stem + ending for stem in stems for ending in (GENERATES, CLASSIFIES, HEADLESS))
+        own, other = (HEADLESS, GUESSES) if self.is_encoder else (GENERATES, HEADLESS)
+        stems = [name.removesuffix(own) for name in (self.architecture, self.also) if name]
+        text = tuple(stem + ending for stem in stems for ending in (own, CLASSIFIES, other))
         return (*text, self.with_images) if self.with_images else text
 
 
@@ -237,7 +236,8 @@ def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, our
         first = merged(ours + "up", ((theirs + names.up, inner),), hidden, bias=bias)
     elif names.gate_up:
         both = merged(ours + "gate_up", ((theirs + names.gate_up, 2 * inner),), hidden, bias=bias)
-        first = {name: replace(place, sections=(inner, inner)) for name, place in both.items()}
+        order = (*range(inner, 2 * inner), *range(inner)) if names.gate_behind else ()
+        first = {name: replace(place, head_order=order, sections=(inner, inner)) for name, place in both.items()}
     else:
         parts = ((theirs + names.gate, inner), (theirs + names.up, inner))
         first = merged(ours + "gate_up", parts, hidden, bias=bias)

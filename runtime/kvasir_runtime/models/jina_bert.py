@@ -21,7 +21,6 @@ _NAMES: Final = EncoderNames(
     pooler="pooler.dense",
     labels="classifier",
 )
-_GATE_BEHIND: Final = "mlp.up_gated_layer"
 _NORMED: Final = replace(
     _NAMES,
     layers=replace(
@@ -30,7 +29,8 @@ _NORMED: Final = replace(
         key_norm="attention.self.layer_norm_k",
         attention_outer_norm="attention.output.LayerNorm",
         mlp_norm="layer_norm_1",
-        gate_up=_GATE_BEHIND,
+        gate_up="mlp.up_gated_layer",
+        gate_behind=True,
         down="mlp.down_layer",
         attention_norm="layer_norm_2",
     ),
@@ -62,14 +62,7 @@ def _spec(config: ModelConfig) -> DecoderSpec:
 
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:
-    if not spec.qk_norm:
-        return encoder_places(spec, _NAMES)
-    inner = spec.intermediate_size
-    gate_first = (*range(inner, 2 * inner), *range(inner))
-    return {
-        name: replace(place, head_order=gate_first) if _GATE_BEHIND in name else place
-        for name, place in encoder_places(spec, _NORMED).items()
-    }
+    return encoder_places(spec, _NORMED if spec.qk_norm else _NAMES)
 
 
 JINA_BERT = Family(

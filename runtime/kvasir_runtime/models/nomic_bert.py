@@ -13,7 +13,7 @@ from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.encoder_places import EncoderNames, encoder_places, with_head
 from kvasir_runtime.models.family import Family, TensorNames, decoder_spec
 
-_NAMES: Final = EncoderNames(
+NAMES: Final = EncoderNames(
     layers=TensorNames(
         embedding="embeddings.word_embeddings",
         layer="encoder.layers.{}.",
@@ -54,6 +54,6 @@ NOMIC_BERT = Family(
     architecture="NomicBertModel",
     models="nomic-embed-text-v1, v1.5",
     spec=_spec,
-    places=partial(encoder_places, names=_NAMES),
+    places=partial(encoder_places, names=NAMES),
     unused=("cls.", "pooler."),
 )

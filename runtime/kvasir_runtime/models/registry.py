@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models.alibi import BAICHUAN, BLOOM, MPT
 from kvasir_runtime.models.apertus import APERTUS
-from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA
+from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, JINA_XLM_ROBERTA, MPNET, ROBERTA, XLM_ROBERTA
 from kvasir_runtime.models.cohere import COHERE, COHERE2
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
 from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
@@ -21,6 +21,7 @@ from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
 from kvasir_runtime.models.gpt_oss import GPT_OSS
 from kvasir_runtime.models.granite import GRANITE
+from kvasir_runtime.models.gte import GTE
 from kvasir_runtime.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
 from kvasir_runtime.models.jina_bert import JINA_BERT
@@ -70,7 +71,10 @@ SPARSE: Final = (
     HUNYUAN_MOE,
     ERNIE_MOE,
 )
-ENCODERS: Final = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT, JINA_BERT)
+ENCODERS: Final = (
+    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT, JINA_BERT),
+    *(JINA_XLM_ROBERTA, GTE),
+)
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
 _ALIKE: Final = 3
 """Letters that names of one maker's models begin with."""

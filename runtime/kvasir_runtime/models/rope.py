@@ -16,6 +16,7 @@ from kvasir_runtime.layers.spec import RopeKind, RopeSpec
 from kvasir_runtime.models.config import ModelConfig, RopeConfig
 
 _OLDER_NAMES: Final = {"su": "longrope"}
+_NTK: Final = "ntk"
 
 
 def rope_spec(config: ModelConfig) -> RopeSpec:
@@ -56,9 +57,10 @@ def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
     """The rotary embedding of one kind of layer. theta: where scaling names none. Raises ModelError as `rope_spec`."""
     named = scaling.rope_type or scaling.type or "default"
     kind = _OLDER_NAMES.get(named, named)
-    if kind not in get_args(RopeKind):
-        known = ", ".join(sorted({*get_args(RopeKind)} - {"factors"}))
-        raise ModelError(f"config.json: rope type {named} is not supported; expected one of {known}")
+    if kind not in (*get_args(RopeKind), _NTK) or scaling.mixed_b is not None:
+        known = ", ".join(sorted({*get_args(RopeKind), _NTK} - {"factors"}))
+        mixed = "" if scaling.mixed_b is None else " with mixed_b"
+        raise ModelError(f"config.json: rope type {named}{mixed} is not supported; expected one of {known}")
     width = config.width_of_head
     rotary_dim = int(width * (scaling.partial_rotary_factor or config.partial_rotary_factor or 1.0))
     if rotary_dim % 2 or not 2 <= rotary_dim <= width:
@@ -68,6 +70,9 @@ def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
         return replace(plain, theta=plain.theta * scaling.alpha ** (rotary_dim / (rotary_dim - 2)))
     if kind == "default":
         return plain
+    if kind == _NTK:  # of gte: another base and slower pairs, whatever the length
+        factor = _factor(config, scaling, kind)
+        return replace(plain, kind="linear", theta=plain.theta * factor, factor=factor ** (2 / rotary_dim))
     if kind == "factors":
         return replace(plain, kind="factors", factors=_for_each_pair("factors", scaling.factors, rotary_dim))
     stretched = replace(

@@ -37,8 +37,8 @@ _MOST: Final = (1 << 63) - 1
 """Of a dimension."""
 _MOST_DIMENSIONS: Final = 64
 """As torch has it; the product of millions of them takes minutes."""
-# Stored by some exporters, computed again or shared by all layers.
-_IGNORED = ("rotary_emb.inv_freq",)
+# Stored by some exporters, computed again or shared by all layers; and adapters beside weights, as Jina stores them.
+_IGNORED = ("rotary_emb.inv_freq", ".parametrizations.weight.0.lora_A", ".parametrizations.weight.0.lora_B")
 # Which ids a head that drafts has; no weights, and read by `integers`.
 _ID_MAPS = ("d2t", "t2d")
 # A model that was saved without its head, as those for embeddings are, has names without the first part.
@@ -49,9 +49,13 @@ _SAVED_BARE: Final = {
 # Of checkpoints with images the text part is read, which older and newer ones name differently.
 _TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model."))
 # What encoders were saved as a part of; the first part of their names is the family's.
-_ENCODER_PART = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.")
+_ENCODER_PART = ("bert.", "roberta.", "distilbert.", "mpnet.", "nomic_bert.", "new.", "gte.")
 _MODERNBERT_PART = ("model.embeddings.", "model.final_norm.")
-_OLDER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_OTHER_ENDINGS = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+    ".parametrizations.weight.original": ".weight",
+}
 _DRAFTING_PART = "mtp."
 _OTHER_PARTS = (
     "vision_tower.",
@@ -223,7 +227,7 @@ def _text_name(name: str) -> str:
     """What a checkpoint of the text model alone calls a tensor."""
     for part in _ENCODER_PART:
         name = name.removeprefix(part)
-    for theirs, ours in _OLDER_NORM.items():
+    for theirs, ours in _OTHER_ENDINGS.items():
         if name.endswith(theirs):
             return name.removesuffix(theirs) + ours
     if name.startswith(_MODERNBERT_PART):

@@ -21,7 +21,7 @@ from kvasir_api import forecast
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config, read_document
+from kvasir_runtime.models.config import RopeConfig, read_config, read_document
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
@@ -169,6 +169,11 @@ def test_matrices_in_fewer_bits_stay_near(judged, quantization) -> None:
         ("jina", {"position_embedding_type": "absolute"}, "position_embedding_type absolute of JinaBERT"),
         ("jina", {"feed_forward_type": "reglu"}, "feed_forward_type reglu of JinaBERT"),
         ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers of NomicBERT"),
+        ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type absolute of gte"),
+        ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type rms_norm of gte"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale True of gte"),
+        ("gte", {"rope_scaling": RopeConfig(type="ntk", factor=8.0, mixed_b=0.625)}, "rope type ntk with mixed_b"),
+        ("jina-v3", {"position_embedding_type": "alibi"}, "position_embedding_type alibi"),
         ("modernbert", {"classifier_activation": "relu"}, "classifier_activation relu"),
     ],
 )
