@@ -260,7 +260,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))
     rows = (hidden, query, intermediate, experts.size, experts.shared)
     stored = (config.get("quantization_config"), routed / matrices, rows)
-    generates = any(name.endswith(GENERATING) for name in architectures(config) or GENERATING)
+    named = () if config.get("use_bidirectional_attention") else architectures(config) or GENERATING
+    generates = any(name.endswith(GENERATING) for name in named)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
     embeddings += encoder_layers.tables(config, hidden=hidden, heads=heads)
     return ModelShape(
@@ -291,12 +292,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
 
 def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.CacheGroup, ...]:
     """As `models` of the runtime has them; a config that it would refuse for its layers counts as full attention."""
-    fields = (
-        *("sliding_window", "use_sliding_window", "max_window_layers"),
-        *("layer_types", "sliding_window_pattern", "full_attention_interval"),
-    )
     try:
-        given = {field: config.get(field) for field in fields}
+        given = {field: config.get(field) for field in layer_types.FIELDS}
         attentions = layer_types.attentions(str(config.get("model_type", "")), layers, **given)
     except (ValueError, TypeError):
         attentions = (FULL,) * layers

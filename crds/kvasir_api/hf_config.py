@@ -74,6 +74,8 @@ def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
         found["intermediate_size"] = count(found, "expansion_ratio", 4) * found["hidden_size"]
     reshaped = family_fields.RESHAPED.get(family)
     found = found if reshaped is None else reshaped(found)
+    if found.get("is_causal") is False:
+        found["use_bidirectional_attention"] = True
     return family_fields.LEFT_OUT.get(family, {}) | found
 
 

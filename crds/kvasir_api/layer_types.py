@@ -17,6 +17,13 @@ ENCODERS: Final = (
     *("jina_embeddings_v3", "gte"),
 )
 """Families whose tokens see what comes behind them too."""
+_EITHER_WAY: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+"""Families of decoders, of some of whose models that is so: for embeddings."""
+FIELDS: Final = (
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"),
+    *("full_attention_interval", "use_bidirectional_attention"),
+)
+"""What `attentions` reads of a config.json."""
 
 # What a config means that does not say, as the families' own code has it.
 GEMMA_WINDOW: Final = 4096
@@ -50,14 +57,14 @@ def attentions(
     layer_types: Sequence[str] | None = None,
     sliding_window_pattern: int | None = None,
     full_attention_interval: int | None = None,
+    use_bidirectional_attention: bool | None = None,
 ) -> tuple[LayerAttention, ...]:
     """Of each layer. family: `model_type`; the others as in config.json.
 
-    Raises ValueError where layer_types names another type, or not one for each layer.
+    Raises ValueError where layer_types names another type, or not one for each layer, and for attention in both
+    directions in families that do not have it.
     """
     window = sliding_window or 0
-    if family in _ONE_WINDOW:
-        return (sliding(window),) * num_layers
     if family == "modernbert":
         every = full_attention_interval or _MODERNBERT_INTERVAL
         types = layer_types or tuple(SLIDING_TYPE if i % every else FULL_TYPE for i in range(num_layers))
@@ -65,6 +72,11 @@ def attentions(
         return _by_type(types, num_layers, {FULL_TYPE: BIDIRECTIONAL, SLIDING_TYPE: local})
     if family in ENCODERS:
         return (BIDIRECTIONAL,) * num_layers
+    if use_bidirectional_attention and family != "gemma3_text":
+        _check_both_ways(family, is_windowed=bool(window and (use_sliding_window or family in _ONE_WINDOW)))
+        return (BIDIRECTIONAL,) * num_layers
+    if family in _ONE_WINDOW:
+        return (sliding(window),) * num_layers
     if family in _LATENTS:
         return (_LATENT,) * num_layers
     if family in DELTAS:
@@ -82,7 +94,11 @@ def attentions(
     if family in _PATTERNS and (window or family != "exaone4"):
         every = sliding_window_pattern or _PATTERNS[family]
         types = layer_types or tuple(SLIDING_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
-        return _by_type(types, num_layers, {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window or GEMMA_WINDOW)})
+        known = {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window or GEMMA_WINDOW)}
+        if use_bidirectional_attention:  # the window is that of both sides together
+            local = LayerAttention("bidirectional", (window or GEMMA_WINDOW) // 2)
+            known = {FULL_TYPE: BIDIRECTIONAL, SLIDING_TYPE: local}
+        return _by_type(types, num_layers, known)
     slides = use_sliding_window if family.startswith("qwen") or family == "smollm3" else family == "dots1"
     if not (slides and window):
         return (FULL,) * num_layers
@@ -91,6 +107,14 @@ def attentions(
     first = _QWEN_FIRST_WINDOW if max_window_layers is None else max_window_layers
     types = layer_types or tuple(SLIDING_TYPE if i >= first else FULL_TYPE for i in range(num_layers))
     return _by_type(types, num_layers, {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window)})
+
+
+def _check_both_ways(family: str, *, is_windowed: bool) -> None:
+    if family not in _EITHER_WAY or is_windowed:
+        what = f"{family} with a window" if family in _EITHER_WAY else family
+        raise ValueError(
+            f"config.json: attention in both directions (is_causal, use_bidirectional_attention) of {what} is not supported"
+        )
 
 
 def _by_type(types: Sequence[str], num_layers: int, known: Mapping[str, LayerAttention]) -> tuple[LayerAttention, ...]:

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from fakes import jina_bert, jina_xlm_roberta
 
@@ -105,8 +111,28 @@ ENCODERS = {
         },
     ),
 }
+GROUPED = {"num_key_value_heads": 2, "tie_word_embeddings": False}
+DECODERS = {
+    "embedding-gemma": Encoder(
+        stem="Gemma3Text",
+        family="gemma3_text",
+        config={"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}
+        | {"use_bidirectional_attention": True, "num_hidden_layers": 7},
+    ),
+    "gte-qwen2": Encoder(stem="Qwen2", family="qwen2", config=GROUPED | {"is_causal": False}),
+    **{
+        f"{family}-both-ways": Encoder(stem=stem, family=family, config=GROUPED | {"is_causal": False} | more)
+        for family, stem, more in (
+            ("llama", "Llama", {}),
+            ("mistral", "Mistral", {"sliding_window": None}),
+            ("qwen3", "Qwen3", {"head_dim": 16}),
+        )
+    },
+}
+"""Those whose tokens see what comes behind them too."""
 HEADS = {
     "": AutoModel,
+    "ForCausalLM": AutoModelForCausalLM,
     "ForMaskedLM": AutoModelForMaskedLM,
     "ForSequenceClassification": AutoModelForSequenceClassification,
 }
@@ -115,10 +141,10 @@ HEADS = {
 def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: bool = False) -> torch.nn.Module:
     """A checkpoint with a tokenizer; what it returns computes the same in float32, its head too.
 
-    head: "" for none, ForMaskedLM, ForSequenceClassification. bare: without the head, and names without the family's
-    first part.
+    head: "" for none, ForMaskedLM or ForCausalLM, ForSequenceClassification. bare: without the head, and names without
+    the family's first part.
     """
-    encoder = ENCODERS[name]
+    encoder = (ENCODERS | DECODERS)[name]
     folder.mkdir(parents=True, exist_ok=True)
     given = SIZES | encoder.config | ({"num_labels": labels} if head == "ForSequenceClassification" else {})
     config = AutoConfig.for_model(encoder.family, **given)
@@ -150,7 +176,7 @@ def write(folder: Path, name: str, *, head: str = "", labels: int = 1, bare: boo
 
 def _published(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     """Tensors that transformers wrote under the names of the hub."""
-    if ENCODERS[name].stem == "JinaBert":
+    if name.startswith("jina") and ENCODERS[name].stem == "JinaBert":
         return jina_bert.renamed(weights, normed=name == "jina-normed")
     if name == "jina-reranker-v2":
         return jina_xlm_roberta.renamed(weights)

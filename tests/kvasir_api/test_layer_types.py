@@ -32,6 +32,13 @@ NEAR_8, NEAR_64 = LayerAttention("bidirectional", 8), LayerAttention("bidirectio
             },
             (W, FULL, W, FULL),
         ),
+        ("qwen2", {"sliding_window": 8, "use_bidirectional_attention": True}, (BOTH,) * 4),
+        ("mistral", {"use_bidirectional_attention": True}, (BOTH,) * 4),
+        (
+            "gemma3_text",
+            {"sliding_window": 16, "sliding_window_pattern": 3, "use_bidirectional_attention": True},
+            (NEAR_8, NEAR_8, BOTH, NEAR_8),
+        ),
         ("gemma2", {"sliding_window": None}, (sliding(4096), FULL, sliding(4096), FULL)),
         ("deepseek_v2", {"sliding_window": 8}, (LayerAttention("latent"),) * 4),
         ("qwen3_next", {}, (STATE, STATE, STATE, FULL)),

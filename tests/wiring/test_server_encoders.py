@@ -1,5 +1,5 @@
-"""Encoders over HTTP, from the real engine: an embedder of unigrams, one with layers behind pooling, a reranker of word
-pieces; transformers judges.
+"""Encoders over HTTP, from the real engine: an embedder of unigrams, a decoder that sees both ways with layers behind
+pooling, a reranker of word pieces; transformers judges.
 
 OpenAI's own client asks for vectors; pairs go to the routes of rerankings and scores.
 """
@@ -41,10 +41,12 @@ def judges(tmp_path_factory):
     prompts = {"query": "query: ", "passage": "passage: "}
     encoder_checkpoints.sentence_transformers(root / "embed", "mean_tokens", prompts=prompts, longest=64)
     ranker = encoder_checkpoints.write(root / "rank", "bert", head="ForSequenceClassification")
-    behind = encoder_checkpoints.write(root / "dense", "distilbert")
+    behind = encoder_checkpoints.write(root / "dense", "embedding-gemma")
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 20, bias=False), nn.Identity())
-    encoder_checkpoints.sentence_transformers(root / "dense", "mean_tokens", normalize=False, dense=list(dense))
+    encoder_checkpoints.sentence_transformers(
+        root / "dense", "mean_tokens", longest=64, normalize=False, dense=list(dense)
+    )
     return {
         "embed": (root / "embed", embedder),
         "rank": (root / "rank", ranker),

@@ -221,7 +221,7 @@ class Decoder:
                 residual = hidden if residual is None else residual + hidden
             if batch.beside is not None:
                 normed, residual = torch.cat((normed, batch.beside[0]), dim=1), batch.beside[1]
-            if spec.encoder is not None and (index == 0 or spec.encoder.post_norms):
+            if spec.encoder is not None and spec.encoder.is_residual(index):
                 residual = normed
             turned, attn_metadata = local if layer.is_local else angles, batch.attn_metadata[group]
             projected = normed if self._alone else layer.qkv(normed)
@@ -230,8 +230,8 @@ class Decoder:
             elif layer.latent is not None:
                 attended = layer.latent(projected, turned, cache.layers[index], slots[group], attn_metadata)
             elif self._input is not None:
-                span = layer.attention.span
-                attended = encoder.attend(spec, self._input, ops.rope, projected, turned, attn_metadata, span)
+                span, norm = layer.attention.span, layer.qk_norm
+                attended = encoder.attend(spec, self._input, ops, projected, norm, turned, attn_metadata, span)
             else:
                 growth = layer.query_scale if grown is None or layer.attention.kind == "chunked" else grown
                 place = cache.layers[index], slots[group]

@@ -101,17 +101,26 @@ def build_head(spec: DecoderSpec, ops: Ops, tensors: Tensors) -> ClassificationH
 def attend(
     spec: DecoderSpec,
     own: EncoderInput,
-    rope: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ops: Ops,
     projected: Tensor,
+    qk_norm: Tensor | None,
     angles: Angles,
     attn_metadata: AttentionMetadata,
     span: int,
 ) -> Tensor:
-    """`attention` of one layer's projections, (tokens, all heads * head_dim). rope: `kernels.rope`. span: as there."""
-    heads = projected.view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-    query, key, value = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    """`attention` of one layer's projections, (tokens, all heads * head_dim), with its span. qk_norm: the norm of
+    `kernels.split_qkv`.
+    """
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+    heads = projected.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
+    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if qk_norm is not None:
+        query = ops.rms_norm(query, None, qk_norm[:num_heads], spec.norm_eps)[0]
+        key = ops.rms_norm(key, None, qk_norm[num_heads:], spec.norm_eps)[0]
     if spec.rope.kind != "none":
-        query, key = rope(query, *angles), rope(key, *angles)
+        query, key = ops.rope(query, *angles), ops.rope(key, *angles)
+    if num_kv_heads < num_heads:
+        key, value = (one.repeat_interleave(num_heads // num_kv_heads, dim=1) for one in (key, value))
     scale = spec.attention_scale or spec.head_dim**-0.5
     bias, slopes = own.relative_bias, spec.alibi
     return attention(query, key, value, attn_metadata, scale=scale, span=span, relative_bias=bias, slopes=slopes)

@@ -12,8 +12,8 @@ PoolerActivation = Literal["tanh", "relu", "gelu_erf"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """post_norms: a norm is of the sum, and the residual is what it gives (Vaswani et al. 2017); else only what the
-    norm of the embeddings gives is. sums_twice: with post_norms, what attention gives is added to the residual and
-    normalised, and so is what comes of that, with the same residual.
+    norm of the embeddings gives is, with normed_embeddings. sums_twice: with post_norms, what attention gives is added
+    to the residual and normalised, and so is what comes of that, with the same residual.
 
     positions: rows of a table that is added to embeddings, 0 where heads turn instead; first_position: that of the
     first token. types: rows of a table for the first and the second text of a pair, 0 without. relative_buckets: of
@@ -22,6 +22,7 @@ class EncoderSpec:
     """
 
     post_norms: bool = True
+    normed_embeddings: bool = True
     sums_twice: bool = False
     positions: int = 0
     first_position: int = 0
@@ -31,6 +32,10 @@ class EncoderSpec:
     pooler_bias: bool = True
     pooler_norm: bool = False
     head_bias: bool = True
+
+    def is_residual(self, layer: int) -> bool:
+        """Whether what the norm before a layer gives is the residual too."""
+        return self.post_norms or (layer == 0 and self.normed_embeddings)
 
     def parameter_shapes(
         self, hidden: int, heads: int, num_labels: int, *, norm_bias: bool

@@ -193,7 +193,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_nextn_predict_layers: int | None = None
     draft_vocab_size: Count | None = None
     eagle_config: EagleConfig | None = None
-    is_causal: bool | None = None
     num_labels: Count | None = None
     id2label: dict[str, str] | None = None
 
@@ -229,10 +228,6 @@ def checked(path: Path, document: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(
             f"{path}: {why} (quantization_config), which is not supported;"
             " take the full weights with --quantization fp8, int8 or int4, or a GGUF file"
-        )
-    if config.is_causal is False or config.use_bidirectional_attention:
-        raise ModelError(
-            f"{path}: attention in both directions is not supported (is_causal, use_bidirectional_attention)"
         )
     if config.num_attention_heads % config.key_value_heads:
         raise ModelError(

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api import layer_types
-from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.cache_groups import LayerAttention, keeps_nothing
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.encoder_spec import EncoderSpec
 from kvasir_runtime.layers.layer_specs import ExpertsSpec
 from kvasir_runtime.layers.spec import Activation, DecoderSpec, Head, MlpBias, RopeSpec, layer_norms
 from kvasir_runtime.models.config import ModelConfig
@@ -143,8 +144,8 @@ def decoder_spec(
 
     family: its model_type, by which `kvasir_api.layer_types` knows what each layer sees.
     activation: the only one that the family has. rope: where it is not at the usual place. tied: what a config means
-    that does not say. Raises ModelError for another activation and for layers of an
-    unknown type.
+    that does not say. Where tokens see what comes behind them too, it has no head. Raises ModelError for another
+    activation, for layers of an unknown type, and for what such an encoder cannot have.
     """
     given, known = config.hidden_act, _ACTIVATIONS[activation]
     if activation == "gelu":
@@ -152,6 +153,11 @@ def decoder_spec(
     if given not in known:
         field = "hidden_activation" if activation == "gelu" else "hidden_act"
         raise ModelError(f"config.json: {field} {given} is not supported; expected {known[0]}")
+    attentions, head = _attentions(config, family), _head(config)
+    both_ways = keeps_nothing(attentions) and family not in layer_types.ENCODERS
+    if both_ways and (head == "labels" or config.attn_logit_softcapping):
+        what = "a classification head" if head == "labels" else "attn_logit_softcapping"
+        raise ModelError(f"config.json: {what} is not supported beside attention in both directions")
     return DecoderSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -159,7 +165,7 @@ def decoder_spec(
         num_kv_heads=config.key_value_heads,
         head_dim=config.width_of_head,
         intermediate_size=config.intermediate_size,
-        attentions=_attentions(config, family),
+        attentions=attentions,
         rope=rope or rope_spec(config),
         norm_eps=config.rms_norm_eps,
         qkv_bias=qkv_bias,
@@ -167,25 +173,18 @@ def decoder_spec(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         tied_embeddings=tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
-        head=(head := _head(config)),
+        head="none" if both_ways else head,
         num_labels=config.labels if head == "labels" else 0,
         experts=experts,
         activation=activation,
+        encoder=EncoderSpec(post_norms=False, normed_embeddings=False) if both_ways else None,
     )
 
 
 def _attentions(config: ModelConfig, family: str) -> tuple[LayerAttention, ...]:
     try:
-        return layer_types.attentions(
-            family,
-            config.num_hidden_layers,
-            sliding_window=config.sliding_window,
-            use_sliding_window=config.use_sliding_window,
-            max_window_layers=config.max_window_layers,
-            layer_types=config.layer_types,
-            sliding_window_pattern=config.sliding_window_pattern,
-            full_attention_interval=config.full_attention_interval,
-        )
+        given = {field: getattr(config, field) for field in layer_types.FIELDS}
+        return layer_types.attentions(family, config.num_hidden_layers, **given)
     except ValueError as error:
         raise ModelError(str(error)) from error
 

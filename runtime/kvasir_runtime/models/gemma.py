@@ -82,7 +82,8 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 GEMMA2 = Family(architecture="Gemma2ForCausalLM", models="Gemma 2", spec=_gemma2, places=_places)
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
-    models="Gemma 3",
+    models="Gemma 3, EmbeddingGemma",
+    also="Gemma3TextForCausalLM",
     spec=_gemma3,
     places=_places,
     with_images="Gemma3ForConditionalGeneration",

@@ -9,4 +9,6 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(config, "qwen2", qkv_bias=True)
 
 
-QWEN2 = Family(architecture="Qwen2ForCausalLM", models="Qwen2, Qwen2.5, QwQ", spec=_spec, places=usual_places)
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM", models="Qwen2, Qwen2.5, QwQ, gte-Qwen2", spec=_spec, places=usual_places
+)

@@ -213,7 +213,7 @@ def test_gemma_3_turns_layers_with_a_window_by_their_own_angles(
     ("family", "changes", "message"),
     [
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation gelu is not supported"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
+        ("gemma2", {"use_bidirectional_attention": True}, "both directions .* of gemma2"),
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types must name"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "for each kind of layer"),
     ],

@@ -15,7 +15,7 @@ import torch
 
 from fakes import encoder_checkpoints
 from fakes.by_hand import runner_of, scheduler_of
-from fakes.encoder_checkpoints import ENCODERS, LONGEST, VOCAB, hidden_of, labels_of
+from fakes.encoder_checkpoints import DECODERS, ENCODERS, LONGEST, VOCAB, hidden_of, labels_of
 from fakes.overlapping import Overlapping
 from kvasir_api import forecast
 from kvasir_runtime.errors import ModelError
@@ -28,6 +28,7 @@ from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
 
 TOLERANCE = 2e-5
 NAMES = pytest.mark.parametrize("name", ENCODERS)
+WITH_DECODERS = pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
 LENGTHS = (1, 17, LONGEST, 5, 5, 64, 2, 33)
 
 
@@ -75,7 +76,7 @@ def runner(folder: Path, **options) -> ModelRunner:
     return runner_of(folder, longest=LONGEST, num_blocks=4096, **options)
 
 
-@NAMES
+@WITH_DECODERS
 def test_hidden_states_are_those_of_transformers(judged, name: str) -> None:
     folder, judge = judged(name)
     prompts, kinds = texts(*LENGTHS) * 3, ["cls", "mean", "last"] * len(LENGTHS)
@@ -99,7 +100,7 @@ def test_labels_of_pairs_are_those_of_transformers(judged, name: str) -> None:
         np.testing.assert_allclose(vector, want.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@NAMES
+@WITH_DECODERS
 def test_a_text_has_the_same_numbers_alone_and_among_others(judged, name: str) -> None:
     folder, _ = judged(name)
     prompts, engine = texts(*LENGTHS, seed=1), runner(folder)
@@ -112,7 +113,7 @@ def test_a_text_has_the_same_numbers_alone_and_among_others(judged, name: str) -
         assert alone.tobytes() == one.tobytes() == other.tobytes()
 
 
-@NAMES
+@WITH_DECODERS
 def test_parameters_are_counted_as_there_are(judged, name: str) -> None:
     folder, judge = judged(name)
     config = read_config(folder)
@@ -133,6 +134,30 @@ def test_names_with_and_without_the_familys_first_part_are_read(tmp_path: Path, 
     judge = encoder_checkpoints.write(tmp_path, name, head="ForMaskedLM", bare=bare)
     (vector,), _ = vectors(runner(tmp_path), [(7, 8, 9)], [PoolingConfig(kind="cls")])
     np.testing.assert_allclose(vector, hidden_of(judge, (7, 8, 9))[0].numpy(), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_that_sees_both_ways_has_no_head(judged, name: str) -> None:
+    folder, judge = judged(name, "ForCausalLM")
+    (vector,), _ = vectors(runner(folder), [(7, 8, 9)], [PoolingConfig(kind="last")])
+    np.testing.assert_allclose(vector, hidden_of(judge, (7, 8, 9))[-1].numpy(), atol=TOLERANCE)
+    shape = forecast.shape(read_document(folder))
+    assert (shape.keeps_nothing, shape.head) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("gte-qwen2", {"architectures": ("Qwen2ForSequenceClassification",)}, "classification head"),
+        ("gte-qwen2", {"sliding_window": 8, "use_sliding_window": True}, "qwen2 with a window"),
+        ("mistral-both-ways", {"sliding_window": 8}, "mistral with a window"),
+        ("embedding-gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ],
+)
+def test_a_decoder_that_sees_both_ways_is_refused_what_it_cannot_have(judged, name: str, fields, why: str) -> None:
+    config = msgspec.structs.replace(read_config(judged(name)[0]), **fields)
+    with pytest.raises(ModelError, match=why):
+        family_of(config).spec(config)
 
 
 def test_rows_on_a_device_give_the_same(judged) -> None:

@@ -184,7 +184,8 @@ def _through_transformers(
 def _sequence_limit(options: ServeOptions, folder: Path, family: Family, document: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence. Raises ModelError where the option is more than the model has positions."""
     limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
-    return read_longest_text(folder, limit) if family.is_encoder and not options.max_model_len else limit
+    is_encoder = family.is_encoder or document.get("use_bidirectional_attention")
+    return read_longest_text(folder, limit) if is_encoder and not options.max_model_len else limit
 
 
 def _names_on_host(shapes: model_parts.Shapes, on_host: Sequence[int]) -> set[str]:
