@@ -7,7 +7,7 @@ decode() on the event loop for a few ids at a time.
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -43,7 +43,8 @@ class PromptTooLong(ValueError):
 class Tokenizer:
     """vocab_size: ids below it may be sent to the model. longest_token: in characters.
 
-    tool_template: of chats with tools, where the checkpoint has one of its own for them.
+    tool_template: of chats with tools, where the checkpoint has one of its own for them. text_end: id of a token that
+    texts to embed end with, where only tokenizer_config.json says so (add_eos_token), and the encoder leaves it out.
     """
 
     encoder: Encoder
@@ -51,6 +52,7 @@ class Tokenizer:
     vocab_size: int
     longest_token: int
     tool_template: ChatTemplate | None = None
+    text_end: int | None = None
 
     def encode(self, text: str, *, special: bool, limit: int, salt: bytes = b"") -> tuple[int, ...]:
         """Ids of a text; special adds what the tokenizer puts around it (a BOS).
@@ -244,7 +246,14 @@ def load(folder: Path, chat_template: str = "") -> Tokenizer:
     settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
     specials = _special_tokens(read_json(folder / "special_tokens_map.json", missing_ok=True) | settings)
     sources = template_sources.chosen(template_sources.of_directory(folder, settings), chat_template)
-    return _made(folder, encoder, sources, specials, vocab_size)
+    made = _made(folder, encoder, sources, specials, vocab_size)
+    return replace(made, text_end=_text_end(encoder, settings, specials.get("eos_token", "")))
+
+
+def _text_end(encoder: Encoder, settings: Mapping[str, Any], eos: str) -> int | None:
+    """As of `Tokenizer`: of models whose tokenizer.json was not changed when they were trained to embed."""
+    end: int | None = encoder.token_to_id(eos) if settings.get("add_eos_token") is True else None
+    return None if encoder.encode("a").ids[-1:] == [end] else end
 
 
 def text_part(folder: Path) -> str:

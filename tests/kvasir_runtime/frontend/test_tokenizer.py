@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer as Encoder
+from tokenizers import processors
 
 from fakes import checkpoints, tiny_tokenizer
 from kvasir_runtime.errors import ModelError
@@ -54,6 +56,30 @@ def test_a_template_file_wins_over_the_config(folder):
 def test_forms_of_the_config_entry(folder, entry, want):
     edit(folder, "tokenizer_config.json", chat_template=entry, eos_token={"content": "<|endoftext|>"})
     assert prompt(folder) == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "post_processor", "want"),
+    [
+        ({}, None, None),
+        ({"add_eos_token": False, "eos_token": "<|endoftext|>"}, None, None),
+        ({"add_eos_token": True, "eos_token": "<|endoftext|>"}, None, 0),
+        ({"add_eos_token": True, "eos_token": {"content": "<|endoftext|>"}}, None, 0),
+        ({"add_eos_token": True, "eos_token": "<nothing>"}, None, None),
+        ({"add_eos_token": True, "eos_token": "<|endoftext|>"}, "$A <|endoftext|>", None),
+    ],
+)
+def test_the_end_of_texts_to_embed_is_that_of_the_config_where_the_file_has_none(
+    folder, settings, post_processor, want
+):
+    edit(folder, "tokenizer_config.json", **settings)
+    if post_processor is not None:
+        path = folder / "tokenizer.json"
+        encoder = Encoder.from_file(str(path))
+        special = [("<|endoftext|>", 0)]
+        encoder.post_processor = processors.TemplateProcessing(single=post_processor, special_tokens=special)
+        encoder.save(str(path))
+    assert tokenizer.load(folder).text_end == want
 
 
 def test_without_a_template_it_loads_and_refuses_chats(folder):

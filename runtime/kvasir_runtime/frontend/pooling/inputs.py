@@ -48,7 +48,9 @@ def single(source: str | Sequence[int], profile: ModelProfile, cut: Cut, *, para
     encoded = _encoded(tokenizer, source, room, profile)
     if cut.keep is not None:
         encoded.truncate(max(0, room - _num_special(tokenizer, cut, is_pair=False)))
-    return _checked(tuple(tokenizer.encoder.post_process(encoded, None, cut.special).ids), profile, cut, param)
+    behind = () if tokenizer.text_end is None or not cut.special else (tokenizer.text_end,)
+    ids = (*tokenizer.encoder.post_process(encoded, None, cut.special).ids, *behind)
+    return _checked(ids, profile, cut, param)
 
 
 def is_cut(source: str, ids: Sequence[int], profile: ModelProfile) -> bool:
@@ -110,7 +112,8 @@ def _encoded(tokenizer: Tokenizer, text: str, enough: int, profile: ModelProfile
 
 
 def _num_special(tokenizer: Tokenizer, cut: Cut, *, is_pair: bool) -> int:
-    return tokenizer.encoder.num_special_tokens_to_add(is_pair) if cut.special else 0
+    behind = tokenizer.text_end is not None and not is_pair
+    return tokenizer.encoder.num_special_tokens_to_add(is_pair) + behind if cut.special else 0
 
 
 def _checked(ids: tuple[int, ...], profile: ModelProfile, cut: Cut, param: str) -> tuple[int, ...]:
