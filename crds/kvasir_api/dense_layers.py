@@ -84,6 +84,8 @@ def of(
     head_norms = query + key if family in _WIDE_NORMS else 2 * head_dim if family in _HEAD_NORMS else 0
     if family == "gpt_oss":
         head_norms = query // head_dim
+    if family in _ONE_NORM and config.get("use_qk_norm"):
+        head_norms = query + key
     if family == "glm4_moe" and config.get("use_qk_norm"):
         head_norms = 2 * head_dim
     if family == "jina_bert" and config.get("use_qk_norm"):

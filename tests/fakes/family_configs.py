@@ -316,6 +316,11 @@ MODELS = {
         family="cohere",
         config=NORMS_OF_MEANS | {"layer_norm_eps": 1e-5, "logit_scale": 0.0625 * 8, "use_qk_norm": False},
     ),
+    "command-r-plus": Model(
+        architecture="CohereForCausalLM",
+        family="cohere",
+        config=NORMS_OF_MEANS | {"layer_norm_eps": 1e-5, "logit_scale": 0.5, "use_qk_norm": True},
+    ),
     "command-r7b": Model(
         architecture="Cohere2ForCausalLM",
         family="cohere2",

@@ -46,6 +46,23 @@ class NormedProjection:
         return torch.cat((*first, value), dim=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentredProjection:
+    """x -> (tokens, rows), where the first so many heads have a mean of 0: a norm of the root mean square behind it is
+    one of the mean too.
+    """
+
+    project: Linear
+    heads: int
+    head_dim: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = self.project(x)
+        heads = rows.view(rows.shape[0], -1, self.head_dim)[:, : self.heads]
+        heads -= heads.mean(dim=2, keepdim=True, dtype=torch.float32)
+        return rows
+
+
 def taken(tensors: MutableMapping[str, Weight], name: str, spec: DecoderSpec) -> Norm:
     """The norm of that name, out of the mapping; None where the spec has none there."""
     if name not in tensors:
@@ -80,6 +97,8 @@ def of_heads(
     if not spec.qk_norm or spec.wide_qk_norm or attention.kind == "state":
         return None
     query, key = (rms(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))
+    if spec.own_qk_norm and spec.head_order:
+        query, key = query[:, spec.head_order], key[:, spec.head_order]
     return torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
 
@@ -91,8 +110,11 @@ def behind_projections(
     spec: DecoderSpec,
     attention: LayerAttention,
 ) -> Linear:
-    """A layer's projection to queries, keys and values, with its norms over those of all heads together; as it is where
-    the layer has none."""
+    """A layer's projection to queries, keys and values, with its norms over those of all heads together, or with heads
+    whose mean is 0; as it is where the layer has neither.
+    """
+    if spec.own_qk_norm:
+        return CentredProjection(project=project, heads=spec.num_heads + spec.num_kv_heads, head_dim=spec.head_dim)
     if not spec.wide_qk_norm or attention.kind in ("state", "latent"):
         return project
     query, key = (taken(tensors, prefix + name, spec) for name in ("query_norm", "key_norm"))

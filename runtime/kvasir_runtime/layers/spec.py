@@ -75,8 +75,9 @@ class DecoderSpec:
     leaves them. state, latent: of the layers whose attention is a state, or latent; with the latter head_dim is of the
     part that turns.
     norm, norm_bias: of the layers and behind them. pre_norms: attention and feed-forward layers have a norm before
-    them. wide_qk_norm: queries of all heads have one norm, and so have keys. parallel: feed-forward layers read the
-    residual that attention reads, and both are added at once; shared_norm: behind one norm. gated_mlp: feed-forward
+    them. wide_qk_norm: queries of all heads have one norm, and so have keys. own_qk_norm: each query and key head has
+    one of the mean too, with weights of its own. parallel: feed-forward layers read the residual that attention reads,
+    and both are added at once; shared_norm: behind one norm. gated_mlp: feed-forward
     layers have a gate. embedding_norm: embeddings have one. normalised_head: rows of the head are scaled to length 1.
     residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
     and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
@@ -125,6 +126,7 @@ class DecoderSpec:
     norm_bias: bool = False
     pre_norms: bool = True
     wide_qk_norm: bool = False
+    own_qk_norm: bool = False
     parallel: bool = False
     shared_norm: bool = False
     gated_mlp: bool = True
@@ -245,6 +247,13 @@ class DecoderSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qk_norm_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the weights of norms of queries, and of keys."""
+        if self.own_qk_norm:
+            return (self.num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        return ((self.query_dim,), (self.kv_dim,)) if self.wide_qk_norm else ((self.head_dim,), (self.head_dim,))
+
+    @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Which layers share blocks of the cache."""
         return cache_groups.group_layers(self.attentions)
@@ -320,8 +329,8 @@ def layer_norms(spec: DecoderSpec, layer: int) -> tuple[str, ...]:
     return (*before, *("attention_outer_norm", "mlp_outer_norm")[:count])
 
 
-def _norm(name: str, spec: DecoderSpec, width: int = 0) -> dict[str, tuple[int, ...]]:
-    shape = (width or spec.hidden_size,)
+def _norm(name: str, spec: DecoderSpec, *shape: int) -> dict[str, tuple[int, ...]]:
+    shape = shape or (spec.hidden_size,)
     return {name: shape, f"{name}.bias": shape} if spec.norm_bias else {name: shape}
 
 
@@ -335,8 +344,8 @@ def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, .
     if spec.qkv_bias:
         shapes["qkv.bias"] = (rows,)
     if spec.qk_norm:
-        wide = (spec.query_dim, spec.kv_dim) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
-        shapes |= _norm("query_norm", spec, wide[0]) | _norm("key_norm", spec, wide[1])
+        query, key = spec.qk_norm_shapes
+        shapes |= _norm("query_norm", spec, *query) | _norm("key_norm", spec, *key)
     if spec.sinks:
         shapes["sinks"] = (spec.num_heads,)
     shapes["output.weight"] = (spec.hidden_size, spec.query_dim)

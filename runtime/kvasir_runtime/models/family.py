@@ -222,11 +222,11 @@ def usual_places(spec: DecoderSpec, names: TensorNames = LLAMA_NAMES) -> dict[st
     return places
 
 
-def _norm_places(spec: DecoderSpec, theirs: str, ours: str, width: int = 0) -> dict[str, Place]:
-    """width: of what is normalised, where that is not the hidden state."""
-    width = width or spec.hidden_size
-    places = {f"{theirs}.weight": whole(ours, width)}
-    return places | ({f"{theirs}.bias": whole(f"{ours}.bias", width)} if spec.norm_bias else {})
+def _norm_places(spec: DecoderSpec, theirs: str, ours: str, *shape: int) -> dict[str, Place]:
+    """shape: of what is normalised, where that is not the hidden state."""
+    shape = shape or (spec.hidden_size,)
+    places = {f"{theirs}.weight": whole(ours, *shape)}
+    return places | ({f"{theirs}.bias": whole(f"{ours}.bias", *shape)} if spec.norm_bias else {})
 
 
 def _feed_forward_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: str) -> dict[str, Place]:
@@ -260,9 +260,11 @@ def _attention_places(spec: DecoderSpec, names: TensorNames, theirs: str, ours: 
             name: replace(place, head_order=orders.get(name.rpartition(".")[0], ())) for name, place in places.items()
         }
     if spec.qk_norm:
-        widths = (spec.query_dim, kv) if spec.wide_qk_norm else (spec.head_dim, spec.head_dim)
-        for name, own, width in zip((names.query_norm, names.key_norm), ("query", "key"), widths, strict=True):
-            of_heads = _norm_places(spec, theirs + name, f"{ours}{own}_norm", width)
+        order = () if spec.own_qk_norm else order  # `norms.of_heads` has those of all heads side by side
+        for name, own, shape in zip(
+            (names.query_norm, names.key_norm), ("query", "key"), spec.qk_norm_shapes, strict=True
+        ):
+            of_heads = _norm_places(spec, theirs + name, f"{ours}{own}_norm", *shape)
             places |= {where: replace(place, head_order=order) for where, place in of_heads.items()}
     return places | merged(ours + "output", ((theirs + names.output, hidden),), spec.query_dim, bias=spec.output_bias)
 

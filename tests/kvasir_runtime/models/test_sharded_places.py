@@ -29,8 +29,10 @@ MERGED = (
     "internlm2",
     "falcon-7b",
     "falcon-40b",
+    "command-r-plus",
 )
-"""Families whose checkpoints have several matrices in one, perhaps with the rows of each head group together."""
+"""Families whose checkpoints have several matrices in one, perhaps with the rows of each head group together, or norms
+of each head."""
 
 
 @pytest.mark.parametrize(
