@@ -38,7 +38,7 @@ def write(folder: Path, name: str, **changed: Any) -> torch.nn.Module:
     given["model_type"] = model.family
     (folder / "config.json").write_text(json.dumps(given | {"architectures": [model.architecture]}))
     config = AutoConfig.for_model(**given | model.like)
-    config._attn_implementation = "eager"
+    config._attn_implementation = model.attention
     judge: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     weights = dict[str, Tensor]()

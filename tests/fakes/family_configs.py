@@ -365,6 +365,14 @@ MODELS = {
         | {"intermediate_size": None, "num_key_value_heads": None, "layer_norm_epsilon": 1e-5}
         | {"multi_query": True, "parallel_attn": True, "bias": False, "alibi": False},
     ),
+    "falcon-rw": Model(
+        architecture="FalconForCausalLM",
+        family="falcon",
+        config=NORMS_OF_MEANS
+        | {"intermediate_size": None, "num_key_value_heads": None, "layer_norm_epsilon": 1e-5, "alibi": True}
+        | {"multi_query": False, "parallel_attn": False, "bias": True},
+        attention="sdpa",
+    ),
     "falcon-40b": Model(
         architecture="FalconForCausalLM",
         family="falcon",

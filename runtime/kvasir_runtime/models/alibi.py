@@ -1,4 +1,5 @@
 """Families whose scores lose with the distance, in place of rotary embedding (ALiBi): MPT, BLOOM and Baichuan 13B.
+Falcon-RW is one of `falcon`.
 
 Baichuan has Llama's layers, with queries, keys and values in one matrix; its models of 7B turn.
 """
