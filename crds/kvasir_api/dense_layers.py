@@ -34,7 +34,9 @@ _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("qwen3", "qwen3_moe", "gemma2", "gemma3_text", *layer_types.DELTAS), _OF_ATTENTION),
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _OF_ATTENTION),
-    **dict.fromkeys(("granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION),
+    **dict.fromkeys(
+        ("granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION
+    ),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
     **dict.fromkeys(_DOWN, (True, True, False)),

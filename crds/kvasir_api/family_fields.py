@@ -34,6 +34,7 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
         "no_rope_layer_interval": "full_attention_interval",
         "interleave_moe_layer_step": "decoder_sparse_step",
     },
+    "granitemoeshared": {"shared_intermediate_size": "shared_expert_intermediate_size"},
     "granitemoehybrid": _MAMBA,
     "bamba": _MAMBA,
     "falcon_h1": _MAMBA,

@@ -83,7 +83,7 @@ def tensors_of(judge: torch.nn.Module) -> dict[str, Tensor]:
 
 def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """Under the names of the family, where transformers has others or none."""
-    if family == "granitemoehybrid":
+    if family.startswith("granitemoe"):
         names = {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
         return _renamed(
             weights,

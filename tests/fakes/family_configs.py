@@ -227,6 +227,18 @@ MODELS = {
         | {"num_experts_per_tok": 2, "moe_layers": [0, 2], "use_qk_norm": False, "no_rope_layers": [0, 1, 1]}
         | {"num_hidden_layers": 3, "layer_types": ["full_attention"] + ["chunked_attention"] * 2},
     ),
+    "granite-moe": Model(
+        architecture="GraniteMoeForCausalLM",
+        family="granitemoe",
+        config={"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "logits_scaling": 2.0}
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+    ),
+    "granite-moe-shared": Model(
+        architecture="GraniteMoeSharedForCausalLM",
+        family="granitemoeshared",
+        config={"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "logits_scaling": 2.0}
+        | {"shared_intermediate_size": 48, "attention_bias": True, "tie_word_embeddings": True},
+    ),
     "granite4": Model(
         architecture="GraniteMoeHybridForCausalLM",
         family="granitemoehybrid",

@@ -42,8 +42,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 4, "head_dim": 8},
     ),
 }
-CHOSEN = ("llama4-chunks", "smollm3", "exaone4-windows")
-"""Declared too, and computed so where an option says so: no others have chunks, or layers that do not turn."""
+CHOSEN = ("llama4-chunks", "smollm3", "exaone4-windows", "granite-moe")
+"""Declared too, and computed so where an option says so: no others have chunks, layers that do not turn, or experts
+behind a softmax."""
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", SIZES | {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}),
     "lfm2": ("lfm2", LLAMA | {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}),

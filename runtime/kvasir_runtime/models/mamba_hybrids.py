@@ -12,13 +12,11 @@ from kvasir_runtime.layers.layer_specs import StateSpec
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, merged, usual_places, whole
-from kvasir_runtime.models.granite import scaled
-from kvasir_runtime.models.moe import expert_places, experts_spec, gate_up_places
+from kvasir_runtime.models.granite import SHARED, granite_expert_places, granite_experts, scaled
 from kvasir_runtime.models.rope import rope_spec
 
 _ROPE, _NO_ROPE = "rope", (None, "nope")
-_SHARED: Final = ("shared_mlp.input_linear", "shared_mlp.output_linear")
-_GRANITE: Final = TensorNames(gate_up=_SHARED[0], down=_SHARED[1])
+_GRANITE: Final = TensorNames(gate_up=SHARED[0], down=SHARED[1])
 _BAMBA: Final = TensorNames(
     gate="feed_forward.gate_proj",
     up="feed_forward.up_proj",
@@ -36,8 +34,7 @@ def _granite(config: ModelConfig) -> DecoderSpec:
     if config.num_local_experts:
         if size is None or shared is None:
             raise ModelError("config.json: Granite 4 needs intermediate_size and shared_intermediate_size")
-        experts = experts_spec(config, intermediate_size=size, renormalised=True, shared_size=shared)
-        experts = replace(experts, shared_gate=False)
+        experts = granite_experts(config, size)
     rope = rope_spec(config) if config.position_embedding_type == _ROPE else RopeSpec(kind="none")
     bias = config.attention_bias
     made = decoder_spec(config, "granitemoehybrid", qkv_bias=bias, output_bias=bias, experts=experts, rope=rope)
@@ -121,14 +118,7 @@ def mamba_places(spec: DecoderSpec, names: TensorNames, mixer: str = "mamba.") -
 
 
 def _granite_places(spec: DecoderSpec) -> dict[str, Place]:
-    places, experts = mamba_places(spec, _GRANITE), spec.experts
-    if experts is None:
-        return places
-    places |= expert_places(spec, block="block_sparse_moe", router="router.layer", shared="", stacked=True)
-    for layer in range(spec.num_layers):
-        gate_up, down = (f"model.layers.{layer}.{name}.weight" for name in _SHARED)
-        places |= gate_up_places(gate_up, down, f"layers.{layer}.shared.", 0, spec.hidden_size, experts.shared_size)
-    return places
+    return mamba_places(spec, _GRANITE) | granite_expert_places(spec)
 
 
 def _bamba_places(spec: DecoderSpec) -> dict[str, Place]:

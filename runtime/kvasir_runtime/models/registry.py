@@ -20,7 +20,7 @@ from kvasir_runtime.models.family import GENERATES, HEADLESS, Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
 from kvasir_runtime.models.gpt_oss import GPT_OSS
-from kvasir_runtime.models.granite import GRANITE
+from kvasir_runtime.models.granite import GRANITE, GRANITE_MOE
 from kvasir_runtime.models.gte import GTE
 from kvasir_runtime.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from kvasir_runtime.models.internlm import INTERNLM2, INTERNLM3
@@ -63,6 +63,7 @@ SPARSE: Final = (
     GPT_OSS,
     OLMOE,
     LLAMA4,
+    GRANITE_MOE,
     GRANITE4,
     NEMOTRON_H,
     DOTS1,
