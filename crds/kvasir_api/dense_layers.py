@@ -20,7 +20,7 @@ _BERTS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "m
 """Every product and every norm has a bias."""
 _DOWN: Final = ("jina_bert", "gte")
 """Of the products of feed-forward layers, the last has a bias."""
-_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "nomic_bert", "jina_bert", "gte", *_BERTS)
+_BIASED_NORMS: Final = ("starcoder2", "falcon", "bloom", "phimoe", "nomic_bert", "jina_bert", "gte", *_BERTS)
 _UNGATED: Final = ("starcoder2", "falcon", "bloom", "mpt", "nemotron_h", "arcee", "apertus", *_BERTS)
 
 _Biases = tuple[str | bool, str | bool, str | bool]
@@ -35,7 +35,8 @@ _BIASES: Final[Mapping[str, _Biases]] = {
     **dict.fromkeys(("olmo2", "olmo3", "olmoe", "cohere", "cohere2"), _OF_ATTENTION),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"), _OF_ATTENTION),
     **dict.fromkeys(
-        ("granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "gpt_oss", "dots1"), _OF_ATTENTION
+        ("phimoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "gpt_oss", "dots1"),
+        _OF_ATTENTION,
     ),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
@@ -61,6 +62,7 @@ class DenseLayer:
     attention. products: matrices of a feed-forward layer.
     Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
     attend; mlp_biases, with what an activation has. last_norm: of the norm behind all layers, and of that of embeddings.
+    head_bias: whether a head over the vocabulary has one.
     """
 
     bare: int
@@ -71,6 +73,7 @@ class DenseLayer:
     attention_biases: int
     mlp_biases: int
     last_norm: int
+    head_bias: bool
 
 
 def of(
@@ -105,6 +108,7 @@ def of(
         attention_biases=(query + gate + 2 * key if qkv else 0) + (hidden if output else 0),
         mlp_biases=((products - 1) * intermediate + hidden if mlp else 0) + own,
         last_norm=2 * each if family == "bloom" else each,
+        head_bias=family == "phimoe" and bool(config.get("lm_head_bias")),
     )
 
 

@@ -128,6 +128,7 @@ _MAMBA_SIZES: Final = {
 _QWEN3_5: Final = {"partial_rotary_factor": 0.25, "head_dim": 256}
 LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "phi3": {"rms_norm_eps": 1e-5},
+    "phimoe": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "ministral3": {"rms_norm_eps": 1e-5, "head_dim": 128},
     "apertus": {"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
     "exaone4": {"rms_norm_eps": 1e-5, "sliding_window": 4096},

@@ -29,7 +29,7 @@ FIELDS: Final = (
 GEMMA_WINDOW: Final = 4096
 _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2, "exaone4": 4}
 """The last of so many layers sees everything."""
-_ONE_WINDOW: Final = ("mistral", "ministral3", "mixtral", "phi3", "starcoder2")
+_ONE_WINDOW: Final = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2")
 """All layers have the window of the config, or none has one."""
 _LATENTS: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 DELTAS: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")

@@ -20,11 +20,18 @@ from fakes.family_configs import MODELS, NULLS, SIZES
 
 EXPERTS_APART = (
     *("olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "solar_open", "hunyuan_v1_moe", "minimax_m2"),
-    *("ernie4_5_moe", "glm4_moe_lite"),
+    *("ernie4_5_moe", "glm4_moe_lite", "phimoe"),
 )
 BUFFERS = ("e_score_correction_bias", "act_fn.beta", "act_fn.eps")
 RENAMED = {
     "minimax_m2": {"mlp.": "block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+    "phimoe": {
+        "mlp.": "block_sparse_moe.",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+        ".router.": ".gate.",
+    },
     "ernie4_5_moe": {"gate.moe_statics": "moe_statics"},
 }
 

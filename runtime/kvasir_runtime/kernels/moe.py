@@ -7,6 +7,7 @@
     chosen[t]    = the top_k of those with the largest scores, of equals the lower
     share[t, e]  = exp(logits[t, e]) / sum(exp(logits[t, f]) for f in (chosen[t] if renormalised else all experts))
                    of sigmoids sigmoid(logits[t, e]), over their sum for f in chosen[t] if renormalised
+                   of a sparse mixer as `expert_routing.mixed` has it
     out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], activation)) for e in chosen[t])
                    or, of scaled inputs, down[e] @ act_and_mul(gate_up[e] @ (share[t, e] * x[t]), activation)
 
@@ -39,33 +40,9 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import act_and_mul, linear, quantized
 from kvasir_runtime.kernels.act_and_mul import Activation
+from kvasir_runtime.kernels.expert_routing import Routing, ranked, shares
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Which experts a token goes to. top_k: of them. renormalised: the shares of the chosen are scaled to sum 1.
-
-    sigmoid: scores are sigmoids of the logits, each by itself, in place of a softmax over all. scaled_inputs: a share
-    multiplies what an expert reads, not what it gives.
-    groups: of equally many experts that lie side by side; only those of the top_groups best are chosen from. A group is
-    as good as its group_best best experts together. held: numbers of the experts that a rank computes, whose weights
-    are given; None for all.
-    """
-
-    top_k: int
-    renormalised: bool
-    sigmoid: bool = False
-    groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1
-    scaled_inputs: bool = False
-    held: range | None = None
-
-    def computed(self, router: Tensor) -> range:
-        """Numbers of the experts whose weights are given. router: its matrix."""
-        return range(router.shape[0]) if self.held is None else self.held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,39 +97,6 @@ def router_logits(build: Build, router: Tensor, routing: Routing, biases: Expert
     if not routing.sigmoid and biases.choice is None:
         return build(router, biases.router)
     return InFloat32(product=build(router.float(), None if biases.router is None else biases.router.float()))
-
-
-def ranked(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores that experts are chosen by, and logarithms of what shares follow from: both (tokens, experts) float32.
-
-    bias: of the choice. Experts of groups that are not chosen have a score of minus infinity.
-    """
-    wide = logits.float()
-    scores, worth = (wide.sigmoid(), F.logsigmoid(wide)) if routing.sigmoid else (wide, wide)
-    if bias is None and routing.groups == 1:
-        return wide, worth  # in whose order the sigmoids are, where those of large logits are equal too
-    if bias is not None:
-        scores = (scores if routing.sigmoid else wide.softmax(dim=1)) + bias
-    if routing.groups == 1:
-        return scores, worth
-    grouped = scores.unflatten(1, (routing.groups, scores.shape[1] // routing.groups))
-    best = grouped.topk(routing.group_best, dim=2).values.sum(dim=2)
-    kept = best.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
-    left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
-    return grouped.masked_fill(left_out.unsqueeze(2), float("-inf")).flatten(1), worth
-
-
-def shares(scores: Tensor, worth: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Of each token the experts that it goes to, ascending, int64, and their shares, float32: both (tokens, top_k).
-
-    scores, worth: as `ranked` gives them.
-    """
-    order = scores.sort(dim=1, descending=True, stable=True).indices
-    chosen = order[:, : routing.top_k].sort(dim=1).values
-    mine = worth.gather(1, chosen)
-    if routing.renormalised:
-        return chosen, mine.softmax(dim=1)
-    return chosen, mine.exp() if routing.sigmoid else worth.softmax(dim=1).gather(1, chosen)
 
 
 def parts(weight: Weight, experts: int) -> Iterator[Weight]:
@@ -329,13 +273,14 @@ def _biased_cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Biases, a clamped gate, sigmoids, groups and a bias of the choice."""
     sigmoids = Routing(top_k=3, renormalised=True, sigmoid=True, groups=4, top_groups=2, group_best=2)
     routings = (Routing(top_k=2, renormalised=True), Routing(top_k=3, renormalised=False, groups=4, top_groups=2))
+    mixer = Routing(top_k=2, renormalised=False, mixer=0.2)
     scaled = Routing(top_k=2, renormalised=False, sigmoid=True, scaled_inputs=True)
-    for routing in (*routings, sigmoids, replace(sigmoids, renormalised=False, groups=1), scaled):
+    for routing in (*routings, sigmoids, replace(sigmoids, renormalised=False, groups=1), scaled, mixer):
         for dtype in (torch.float32, torch.float16)[: 1 + routing.sigmoid]:
             router, gate_up, down = _random(generator, 16, 32, 16)
             numbers = (torch.randn(size, generator=generator) / 2 for size in (16, 16, 16 * 2 * 16, 16 * 32))
             of_router, of_choice, of_up, of_down = numbers
-            choice = None if routing.scaled_inputs else of_choice
+            choice = None if routing in (scaled, mixer) else of_choice
             x = sure(router, 9, routing, generator, of_router, choice)
             given = ExpertBiases(
                 router=of_router.to(dtype), choice=choice, gate_up=of_up.to(dtype), down=of_down.to(dtype)

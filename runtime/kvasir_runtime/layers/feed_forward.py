@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.gated import FeedForward, composed
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.moe import ExpertBiases, Routing, SparseMoeBlock
+from kvasir_runtime.kernels.moe import ExpertBiases, SparseMoeBlock
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.layer_specs import CHOICE_BIAS, ExpertsSpec
 from kvasir_runtime.layers.spec import Activation
@@ -100,6 +101,7 @@ def build(
         top_groups=experts.top_groups,
         group_best=experts.group_best,
         scaled_inputs=experts.scaled_inputs,
+        mixer=experts.mixer,
         held=experts.held,
     )
     routed = ops.moe(router, tensors.pop(first), tensors.pop(down), routing, biases, experts.activation)

@@ -14,7 +14,7 @@ class ExpertsSpec:
     """Feed-forward layers of many experts, of which a router chooses top_k for each token.
 
     layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
-    renormalised, sigmoid, groups, top_groups, group_best, scaled_inputs: as `kernels.moe.Routing` has them.
+    renormalised, sigmoid, groups, top_groups, group_best, scaled_inputs, mixer: as `expert_routing.Routing` has them.
     intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
     where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
     activation: of the experts, also of the shared one, which have no gate with relu2. bias: router and experts have
@@ -33,6 +33,7 @@ class ExpertsSpec:
     top_groups: int = 1
     group_best: int = 1
     scaled_inputs: bool = False
+    mixer: float = 0.0
     shared_size: int = 0
     shared_gate: bool = True
     scale: float = 1.0
@@ -93,6 +94,18 @@ class LatentSpec:
     def up_rows(self, num_heads: int) -> int:
         """Of the projection from latents to keys and values."""
         return num_heads * (self.key_dim + self.value_dim)
+
+    def parameter_shapes(self, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:
+        """Of the tensors of one layer. hidden: size of the hidden state.
+
+        qkv: queries or their latent, the latent, the key that turns. latent_up: for each head its key and its value.
+        """
+        rows = self.query_rows(heads)
+        shapes: dict[str, tuple[int, ...]] = {"qkv.weight": ((self.query_rank or rows) + self.row, hidden)}
+        if self.query_rank:
+            shapes |= {"query_norm": (self.query_rank,), "query_up.weight": (rows, self.query_rank)}
+        shapes |= {"latent_norm": (self.rank,), "latent_up": (self.up_rows(heads), self.rank)}
+        return shapes | {"output.weight": (hidden, heads * self.value_dim)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ class DecoderSpec:
     one of the mean too, with weights of its own. parallel: feed-forward layers read the residual that attention reads,
     and both are added at once; shared_norm: behind one norm. gated_mlp: feed-forward
     layers have a gate. embedding_norm: embeddings have one. normalised_head: rows of the head are scaled to length 1.
+    head_bias: the head's own matrix has a bias.
     residual_scale: of what is added to the residual. logit_scale: of logits, before a cap. doubled_input: queries, keys
     and values follow from two hidden states side by side, of which `Batch.beside` has the second. encoder: what an
     encoder has beside. bare: layers that have no feed-forward layer. joined: layers that read what the layer before
@@ -135,6 +136,7 @@ class DecoderSpec:
     joined: frozenset[int] = frozenset()
     part_scales: PartScales = _PLAIN
     normalised_head: bool = False
+    head_bias: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     doubled_input: bool = False
@@ -171,7 +173,11 @@ class DecoderSpec:
         scores = self.gated_attention or self.sinks or bool(self.alibi or self.qkv_clip or self.plain_qk_norm)
         others = scores or any(part is not None for part in parts) or self.divided or self.embedding_norm
         norms = self.norm == "rms" and self.pre_norms and not (self.wide_qk_norm or self.norm_behind_rope)
-        plain = self.activation in ("silu", "gelu") and self.gated_mlp and not (self.parallel or self.doubled_input)
+        plain = (
+            self.activation in ("silu", "gelu")
+            and self.gated_mlp
+            and not (self.parallel or self.doubled_input or self.head_bias)
+        )
         return plain and norms and not others
 
     def vocabulary_of(self, rank: int) -> range:
@@ -316,6 +322,7 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         shapes |= _norm("norm", spec)
     if spec.head_rows:
         shapes["head.weight"] = (spec.head_rows, hidden)
+        shapes |= {"head.bias": (spec.head_rows,)} if spec.head_bias else {}
     if (own := spec.encoder) is not None:
         shapes |= own.parameter_shapes(hidden, spec.num_heads, spec.num_labels, norm_bias=spec.norm_bias)
     return shapes
@@ -338,7 +345,7 @@ def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, .
     if kind == "state" and spec.state is not None:
         return spec.state.parameter_shapes(spec.hidden_size)
     if kind == "latent" and spec.latent is not None:
-        return _latent(spec.hidden_size, spec.num_heads, spec.latent)
+        return spec.latent.parameter_shapes(spec.hidden_size, spec.num_heads)
     rows = spec.query_rows + 2 * spec.kv_dim
     shapes: dict[str, tuple[int, ...]] = {"qkv.weight": (rows, spec.qkv_columns)}
     if spec.qkv_bias:
@@ -352,16 +359,6 @@ def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, .
     if spec.output_bias:
         shapes["output.bias"] = (spec.hidden_size,)
     return shapes
-
-
-def _latent(hidden: int, heads: int, latent: LatentSpec) -> dict[str, tuple[int, ...]]:
-    """qkv: queries or their latent, the latent, the key that turns. latent_up: for each head its key and its value."""
-    rows = latent.query_rows(heads)
-    shapes: dict[str, tuple[int, ...]] = {"qkv.weight": ((latent.query_rank or rows) + latent.row, hidden)}
-    if latent.query_rank:
-        shapes |= {"query_norm": (latent.query_rank,), "query_up.weight": (rows, latent.query_rank)}
-    shapes |= {"latent_norm": (latent.rank,), "latent_up": (latent.up_rows(heads), latent.rank)}
-    return shapes | {"output.weight": (hidden, heads * latent.value_dim)}
 
 
 def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

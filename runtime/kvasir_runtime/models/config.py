@@ -44,6 +44,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     partial_rotary_factor: Positive | None = None
     alpha: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     mixed_b: float | None = None
+    short_mscale: Positive | None = None
+    long_mscale: Positive | None = None
     llama_4_scaling_beta: Annotated[float, msgspec.Meta(ge=0)] | None = None
     factors: tuple[Positive, ...] | None = None
     short_factor: tuple[Positive, ...] | None = None
@@ -184,6 +186,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     moe_latent_size: Count | None = None
     shared_expert_intermediate_size: Annotated[int, msgspec.Meta(ge=0, le=2**24)] | None = None
     norm_topk_prob: bool = False
+    router_jitter_noise: Positive = 0.01
+    lm_head_bias: bool = False
     decoder_sparse_step: Annotated[int, msgspec.Meta(ge=1)] = 1
     mlp_only_layers: tuple[int, ...] | None = None
     quantization_config: dict[str, Any] | None = None

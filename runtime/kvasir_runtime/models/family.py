@@ -217,8 +217,8 @@ def usual_places(spec: DecoderSpec, names: TensorNames = LLAMA_NAMES) -> dict[st
     places |= _norm_places(spec, names.norm, "norm")
     if spec.head_rows:
         name = "score" if spec.head == "labels" else names.head
-        head = whole("head.weight", spec.head_rows, hidden)
-        places[f"{name}.weight"] = replace(head, normalised=spec.normalised_head)
+        places |= merged("head", ((name, spec.head_rows),), hidden, bias=spec.head_bias)
+        places[f"{name}.weight"] = replace(places[f"{name}.weight"], normalised=spec.normalised_head)
     return places
 
 

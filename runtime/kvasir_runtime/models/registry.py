@@ -1,5 +1,6 @@
 """All families this runtime serves, found by the architecture that a config.json names."""
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -36,6 +37,7 @@ from kvasir_runtime.models.nemotron_h import NEMOTRON_H
 from kvasir_runtime.models.nomic_bert import NOMIC_BERT
 from kvasir_runtime.models.olmo2 import OLMO2, OLMO3, OLMOE
 from kvasir_runtime.models.phi3 import PHI3
+from kvasir_runtime.models.phimoe import PHIMOE
 from kvasir_runtime.models.qwen2 import QWEN2
 from kvasir_runtime.models.qwen2_moe import QWEN2_MOE
 from kvasir_runtime.models.qwen3 import QWEN3
@@ -71,6 +73,7 @@ SPARSE: Final = (
     MINIMAX_M2,
     HUNYUAN_MOE,
     ERNIE_MOE,
+    PHIMOE,
 )
 ENCODERS: Final = (
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MPNET, MODERNBERT, NOMIC_BERT, JINA_BERT),
@@ -133,6 +136,9 @@ def nearest(architecture: str) -> Family | None:
 
 
 def _likeness(one: str, other: str) -> tuple[int, float]:
-    """The letters that both begin with, then the share of all that they have in common."""
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    """The letters that both begin with, whatever the numbers, then the share of all that they have in common."""
+    bare, beside = (re.sub(r"\d+", "0", name) for name in (one, other))
+    same = next(
+        (at for at, (a, b) in enumerate(zip(bare, beside, strict=False)) if a != b), min(len(bare), len(beside))
+    )
     return same, SequenceMatcher(None, one, other).ratio()

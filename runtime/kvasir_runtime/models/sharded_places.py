@@ -12,7 +12,7 @@ from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Extent, Place
 
-BY_ID: Final = ("embedding", "head.weight")
+BY_ID: Final = ("embedding", "head.weight", "head.bias")
 """Divided by ids, perhaps into parts of different sizes; all others into equal ones, which ranks may share."""
 
 

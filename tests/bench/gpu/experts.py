@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from kvasir_runtime.kernels.moe import Routing
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.ops import Ops
 
 _CLEAR: Final = 8.0  # how far the logits of those that are chosen stand out

@@ -9,6 +9,7 @@ import torch
 from fakes.overlapping import WeightCopies
 from kvasir_api.weight_offload import BUFFERS
 from kvasir_runtime.kernels import gated, linear, moe, quantized
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers.layer_offload import LayerOffload, replaced, tensors_of
@@ -127,7 +128,7 @@ def test_experts_follow_the_weights_in_their_buffer():
     generator = torch.Generator().manual_seed(1)
     streamed, _ = offload(0, 1, 2, least_bytes=64)
     shapes = ((4, 8), (4 * 2 * 6, 8), (4 * 8, 6))
-    routing = moe.Routing(top_k=2, renormalised=True)
+    routing = Routing(top_k=2, renormalised=True)
     built = [moe.reference(*(torch.randn(one, generator=generator) for one in shapes), routing) for _ in range(3)]
     layers = [streamed.added(index, one) for index, one in enumerate(built)]
     x = torch.randn(5, 8, generator=generator)

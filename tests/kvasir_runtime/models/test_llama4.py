@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fakes import family_checkpoints, family_configs
+from fakes import family_checkpoints, family_configs, mixture_configs
 from fakes.by_hand import Hand, Stream, runner_of
 from kvasir_api import forecast, hf_config
 from kvasir_runtime.errors import ModelError
@@ -14,7 +14,7 @@ from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import checked
 from kvasir_runtime.models.registry import family_of
 
-CONFIG = family_configs.SIZES | family_configs.LLAMA4 | {"model_type": "llama4_text"}
+CONFIG = family_configs.SIZES | mixture_configs.LLAMA4 | {"model_type": "llama4_text"}
 
 
 def spec_of(tmp_path, **changes):

@@ -23,7 +23,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
-from kvasir_runtime.kernels.moe import Routing
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of

@@ -12,9 +12,10 @@ from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.bindings import TYPES
 from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts, Routing
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts
 
 
 def packed_experts(

@@ -129,7 +129,7 @@ def _experts(block: SparseMoeBlock) -> _Experts | None:
     if not isinstance(routed, GroupedExperts) or not isinstance(routed.router, Packed):
         return None
     routing = routed.routing
-    if routing.groups > 1 or routing.sigmoid or routing.scaled_inputs or routed.bias is not None:
+    if routing.groups > 1 or routing.by_itself or routing.scaled_inputs or routed.bias is not None:
         return None
     if (block.shared is not None and shared is None) or not isinstance(gate, Packed | None):
         return None

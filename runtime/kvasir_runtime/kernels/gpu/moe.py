@@ -17,13 +17,14 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import moe
 from kvasir_runtime.kernels.act_and_mul import Activation
+from kvasir_runtime.kernels.expert_routing import Routing, ranked
 from kvasir_runtime.kernels.gpu import linear, moe_align, moe_tiles
 from kvasir_runtime.kernels.gpu.act_and_mul import KINDS, RELU2
 from kvasir_runtime.kernels.gpu.moe_product import Bank, bank, product
 from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.linear import Linear, Weight
-from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts, Routing
+from kvasir_runtime.kernels.moe import NO_BIASES, ExpertBiases, RoutedExperts
 
 _SUMMED = 2048
 
@@ -64,9 +65,9 @@ class FusedMoe:
         return out
 
     def _ranked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """moe.ranked, where it is not the logits themselves."""
-        plain = not self.routing.sigmoid and self.routing.groups == 1 and self.bias is None
-        return (logits, logits) if plain else moe.ranked(logits, self.routing, self.bias)
+        """`ranked`, where it is not the logits themselves."""
+        plain = not self.routing.by_itself and self.routing.groups == 1 and self.bias is None
+        return (logits, logits) if plain else ranked(logits, self.routing, self.bias)
 
     def _tiles(self, x: Tensor, pairs: int, weight: Bank, outputs: int, *, gated: bool) -> MoeTiles:
         card, experts, short = _card(x.device), weight.values.shape[0], weight.short

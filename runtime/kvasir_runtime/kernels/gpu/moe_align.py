@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.options import options
-from kvasir_runtime.kernels.moe import Routing
 
 _LOWEST = tl.constexpr(-3.0e38)
 # What a share is divided by: the sum over all experts, over the chosen ones, or nothing.
@@ -46,7 +46,7 @@ class Lists:
 
 
 def align(scores: Tensor, worth: Tensor, routing: Routing, block_m: int) -> Lists:
-    """scores, worth: (tokens, experts), at least one token, as `moe.ranked` gives them; both may be the same tensor."""
+    """scores, worth: (tokens, experts), at least one token, as `ranked` gives them; both may be the same tensor."""
     (tokens, experts), top_k = scores.shape, routing.top_k
     blocks = moe_tiles.most_blocks(tokens * top_k, experts, block_m)
     whole = -(-blocks // _ALIGNED) * _ALIGNED
@@ -56,7 +56,7 @@ def align(scores: Tensor, worth: Tensor, routing: Routing, block_m: int) -> List
     shares = torch.empty(tokens * top_k, dtype=torch.float32, device=scores.device)
     padded, each = triton.next_power_of_2(experts), moe_tiles.routed_tokens(tokens, experts)
     sizes = {"EXPERTS": experts, "PADDED": padded, "TOP_K": top_k, "TOKENS": each}
-    divided = _CHOSEN if routing.renormalised else _ITSELF if routing.sigmoid else _ALL
+    divided = _CHOSEN if routing.renormalised else _ITSELF if routing.by_itself else _ALL
     shared = {"SHARES": divided.value, "APART": worth is not scores}
     step = max(1, _STEPS // padded)
     warps = options(max(each, step) * padded)

@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 
 from fakes.hopper import CARDS, Hopper
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.gpu import group_scaled_gemm, linear
 from kvasir_runtime.kernels.gpu.ops import TRITON
-from kvasir_runtime.kernels.moe import ExpertBiases, Routing
+from kvasir_runtime.kernels.moe import ExpertBiases
 from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 HIDDEN, INNER, EXPERTS = 2880, 2880, 32

@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 
 from fakes.hopper import SHARED_BYTES, Hopper
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.ops import TRITON
-from kvasir_runtime.kernels.moe import ExpertBiases, Routing
+from kvasir_runtime.kernels.moe import ExpertBiases
 from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, QuantizedWeight
 
 READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.bincount, torch.ops.aten.item}

@@ -13,8 +13,8 @@ DEVICE = triton_device.device()
 # ruff: noqa: E402 -- behind the question where it can run
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.expert_routing import Routing
 from kvasir_runtime.kernels.linear import Linear, Weight, moved
-from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat
 from kvasir_runtime.layers.layer_offload import LayerOffload
 

@@ -8,10 +8,11 @@ from fakes import triton_device
 DEVICE = triton_device.device()
 
 # ruff: noqa: E402 -- behind the question where it can run
+
 from kvasir_runtime.kernels import moe as operation
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.expert_routing import Routing, shares
 from kvasir_runtime.kernels.gpu import moe, moe_align, moe_tiles
-from kvasir_runtime.kernels.moe import Routing
 from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat
 
 
@@ -20,7 +21,7 @@ def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -
     tokens, experts = logits.shape
     given, routing = logits.to(DEVICE), Routing(top_k=top_k, renormalised=renormalised)
     lists = moe_align.align(given, given, routing, block_m)
-    chosen, share = operation.shares(logits, logits, routing)
+    chosen, share = shares(logits, logits, routing)
     torch.testing.assert_close(lists.shares.cpu().view(tokens, top_k), share)
     found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
     assert [tensor.storage_offset() % 4 for tensor in (lists.pairs, lists.experts, lists.rows)] == [0, 0, 0]
@@ -51,7 +52,7 @@ def test_lists_have_every_pair_once_and_in_order(
 ) -> None:
     logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(tokens))
     found = routed(logits, top_k, renormalised, block_m)
-    chosen = operation.shares(logits, logits, Routing(top_k=top_k, renormalised=renormalised))[0]
+    chosen = shares(logits, logits, Routing(top_k=top_k, renormalised=renormalised))[0]
     assert found == [[tuple(at) for at in (chosen == expert).nonzero().tolist()] for expert in range(experts)]
 
 
@@ -68,7 +69,7 @@ def test_what_is_no_number_harms_no_other_token(odd: float) -> None:
     lists = moe_align.align(given, given, routing, 4)
     assert sum(max(rows, 0) for rows in lists.rows.tolist()) == 10
     kept = [0, 1, 3, 4]
-    wanted = operation.shares(logits[kept], logits[kept], routing)[1]
+    wanted = shares(logits[kept], logits[kept], routing)[1]
     torch.testing.assert_close(lists.shares.cpu().view(5, 2)[kept], wanted)
 
 
