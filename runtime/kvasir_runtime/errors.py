@@ -2,6 +2,7 @@
 
     StartError
     |-- ModelError         the model is missing, damaged, or of a kind that this runtime does not serve
+    |   `-- UnservedError  no family of ours serves it; transformers may
     |-- ModelUnavailableError  the hub does not give the model, or the disk cannot hold it
     |-- CapacityError      the device or the container has not enough memory for the model and a useful KV cache
     |-- NoDeviceError      no CUDA device is there
@@ -28,6 +29,14 @@ class StartError(Exception):
 
 class ModelError(StartError):
     """The model cannot be served: which file, key or tensor, what is wrong, and what was expected."""
+
+
+class UnservedError(ModelError):
+    """No family of ours serves a model. reason: why; the message also says what else may serve it."""
+
+    def __init__(self, reason: str, instead: str) -> None:
+        super().__init__(f"{reason}; {instead}")
+        self.reason = reason
 
 
 class ModelUnavailableError(StartError):

@@ -62,8 +62,7 @@ def described(name: str, folder: Path) -> LocalModel:
     weights = sum(path.stat().st_size for path in parts if path.exists())
     try:
         architecture = architecture_of(read_document(folder))
-        config, family = registry.read(folder)
-        family.spec(config)
+        registry.read(folder)
         if gguf.is_gguf(folder):
             tokenizer.load(folder)
         elif not weights:

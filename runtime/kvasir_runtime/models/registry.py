@@ -1,12 +1,12 @@
 """All families this runtime serves, found by the architecture that a config.json names."""
 
-import re
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from kvasir_runtime.errors import ModelError
+from kvasir_runtime import gguf
+from kvasir_runtime.errors import ModelError, UnservedError
 from kvasir_runtime.models.alibi import BAICHUAN, BLOOM, MPT
 from kvasir_runtime.models.apertus import APERTUS
 from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, JINA_XLM_ROBERTA, MPNET, ROBERTA, XLM_ROBERTA
@@ -17,7 +17,7 @@ from kvasir_runtime.models.ernie import ERNIE, ERNIE_MOE
 from kvasir_runtime.models.exaone import EXAONE4
 from kvasir_runtime.models.falcon import FALCON
 from kvasir_runtime.models.falcon_h1 import FALCON_H1
-from kvasir_runtime.models.family import GENERATES, HEADLESS, Family
+from kvasir_runtime.models.family import Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
 from kvasir_runtime.models.gpt_oss import GPT_OSS
@@ -33,6 +33,7 @@ from kvasir_runtime.models.mamba_hybrids import BAMBA, GRANITE4
 from kvasir_runtime.models.mistral import MISTRAL
 from kvasir_runtime.models.mixtral import MIXTRAL
 from kvasir_runtime.models.modernbert import MODERNBERT
+from kvasir_runtime.models.nearest_family import nearest
 from kvasir_runtime.models.nemotron_h import NEMOTRON_H
 from kvasir_runtime.models.nomic_bert import NOMIC_BERT
 from kvasir_runtime.models.olmo2 import OLMO2, OLMO3, OLMOE
@@ -80,29 +81,45 @@ ENCODERS: Final = (
     *(JINA_XLM_ROBERTA, GTE),
 )
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
-_ALIKE: Final = 3
-"""Letters that names of one maker's models begin with."""
-_COMMON: Final = "gpt"
-"""What names of many makers' models begin with."""
 _ELSE: Final = "others may be served slowly through transformers (pip install 'kvasir-serving[transformers]')"
+_INSTEAD: Final = "--model-impl transformers may serve it, slowly (pip install 'kvasir-serving[transformers]')"
 
 
 def read(model: Path, overrides: str = "") -> tuple[ModelConfig, Family]:
-    """The config of a model and its family. Raises as `read_config`; of an architecture that no family has it says so,
-    whatever else its config lacks.
+    """The config of a model and its family. Raises as `read_config`, and UnservedError for an architecture that no
+    family has, whatever else its config lacks, and for one whose family refuses the config.
     """
-    named = named_in(read_document(model, overrides))
+    document = read_document(model, overrides)
+    named = named_in(document)
     if named and declared(named) is None:
-        raise ModelError(f"{undeclared(named)}; {_ELSE}")
+        raise UnservedError(undeclared(named, document), _ELSE)
     config = read_config(model, overrides)
-    return config, family_of(config)
+    family = family_of(config)
+    try:
+        family.spec(config)
+    except ModelError as error:
+        if family.is_encoder or gguf.is_gguf(model):
+            raise
+        raise UnservedError(str(error), _INSTEAD) from error
+    return config, family
+
+
+def refusal(model: Path, overrides: str = "") -> str:
+    """Why no family serves a model; "" where one does, or its config cannot be read."""
+    try:
+        read(model, overrides)
+    except UnservedError as error:
+        return error.reason
+    except ModelError:
+        return ""
+    return ""
 
 
 def family_of(config: ModelConfig) -> Family:
     """The family that serves a config. Raises ModelError with the nearest by name, and all that exist."""
     family = declared(config.architectures)
     if family is None:
-        raise ModelError(f"{undeclared(config.architectures)}; {_ELSE}")
+        raise UnservedError(undeclared(config.architectures), _ELSE)
     return family
 
 
@@ -117,28 +134,9 @@ def declared(architectures: Sequence[str]) -> Family | None:
     return next((family for family in FAMILIES if not set(family.architectures).isdisjoint(architectures)), None)
 
 
-def undeclared(architectures: Sequence[str]) -> str:
-    """A sentence about names that no family has."""
-    near = nearest(architectures[0])
-    nearby = f"; the nearest by name is {near.architecture} ({near.models})" if near else ""
+def undeclared(architectures: Sequence[str], document: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A sentence about names that no family has. document: config.json."""
+    near = nearest(FAMILIES, architectures[0], document)
+    nearby = f"; the nearest by its {near[1]} is {near[0].architecture} ({near[0].models})" if near else ""
     supported = ", ".join(family.architecture for family in FAMILIES)
     return f"architecture {', '.join(architectures)} is not supported{nearby}; supported are {supported}"
-
-
-def nearest(architecture: str) -> Family | None:
-    """The family whose name has most in common with an architecture's, None where all begin differently."""
-    stem = architecture.partition("For")[0].lower()
-    stems = (family.architecture.removesuffix(GENERATES).removesuffix(HEADLESS) for family in FAMILIES)
-    names = dict(zip((name.lower() for name in stems), FAMILIES, strict=True))
-    best = max(names, key=lambda name: _likeness(stem, name))
-    least = _ALIKE + 1 if stem.startswith(_COMMON) else _ALIKE
-    return names[best] if _likeness(stem, best)[0] >= least else None
-
-
-def _likeness(one: str, other: str) -> tuple[int, float]:
-    """The letters that both begin with, whatever the numbers, then the share of all that they have in common."""
-    bare, beside = (re.sub(r"\d+", "0", name) for name in (one, other))
-    same = next(
-        (at for at, (a, b) in enumerate(zip(bare, beside, strict=False)) if a != b), min(len(bare), len(beside))
-    )
-    return same, SequenceMatcher(None, one, other).ratio()

@@ -48,11 +48,11 @@ def gptq(**changes: Any) -> dict[str, Any]:
         ),
         (
             {"architectures": ["Phi4MMForCausalLM"]},
-            r"not supported; the nearest by name is Phi3ForCausalLM \(Phi-3, .*\); supported are LlamaForCausalLM, ",
+            r"the nearest by its name is Phi3ForCausalLM \(Phi-3, .*\); supported are LlamaForCausalLM, ",
         ),
         (
             {"architectures": ["Qwen3OmniMoeForConditionalGeneration"]},
-            "nearest by name is Qwen3MoeForCausalLM",
+            "nearest by its name is Qwen3MoeForCausalLM",
         ),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
         ({"head_dim": 15}, "head_dim 15 is odd"),

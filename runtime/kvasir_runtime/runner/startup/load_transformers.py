@@ -18,7 +18,7 @@ import torch
 from kvasir_api import hf_config
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import arriving, gguf
-from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, StartError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, StartError, UnservedError
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import transformers_decoder
 from kvasir_runtime.layers.transformers_decoder import TransformersDecoder
@@ -52,15 +52,19 @@ def is_installed() -> bool:
 
 
 def is_chosen(options: ServeOptions, folder: Path) -> bool:
-    """Whether a model is computed by transformers: by the option, or for want of a family. Raises StartError for a GGUF
-    file, which transformers would decode whole, and ModelError for one that cannot be read.
+    """Whether a model is computed by transformers: by the option, or for want of a family that serves it. Raises
+    StartError for a GGUF file, which transformers would decode whole, and ModelError for one that cannot be read.
     """
     if options.model_impl == "transformers" and gguf.is_gguf(folder):
         raise StartError("--model-impl transformers does not read GGUF files: leave the option out")
     if options.model_impl != "auto" or gguf.is_gguf(folder) or not is_installed():
         return options.model_impl == "transformers"
-    named = registry.named_in(read_document(folder, options.hf_overrides))
-    return bool(named) and registry.declared(named) is None
+    try:
+        registry.read(folder, options.hf_overrides)
+    except UnservedError:
+        named = registry.named_in(read_document(folder, options.hf_overrides))
+        return registry.declared(named) is None or not _not_followed(options)
+    return False
 
 
 def load(
@@ -83,8 +87,9 @@ def load(
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    unknown = registry.declared(named) is None
-    why = "kvasir has no family for it" if unknown else "--model-impl says so"
+    refusal = registry.refusal(folder, options.hf_overrides)
+    unknown, is_wanted = registry.declared(named) is None, options.model_impl == "transformers"
+    why = "kvasir has no family for it" if unknown else "--model-impl says so" if is_wanted else refusal
     LOG.warning("architecture %s is computed by transformers, slowly: %s", ", ".join(named), why)
     try:
         num_tensors, num_numbers = safetensors_checkpoint.totals(folder)
@@ -104,13 +109,22 @@ def load(
             raise
         told = str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
         refused = f"{folder} cannot be served through transformers: {' '.join(told.split())}"
-        raise ModelError(f"{refused}; {registry.undeclared(named)}" if unknown else refused) from error
+        raise ModelError(f"{refused}; {refusal}" if refusal else refused) from error
     own = transformers_spec.model_config(decoder.spec, named, document)
     return TransformersModel(config=own, decoder=decoder, max_model_len=limit, weights_bytes=weights_bytes)
 
 
 def refuse_options(options: ServeOptions, folder: Path, architectures: Sequence[str]) -> None:
     """Raises StartError for an option that cannot be followed."""
+    if named := _not_followed(options):
+        raise StartError(
+            f"{' and '.join(named)} cannot be used where transformers computes {folder} (--model-impl, architecture"
+            f" {', '.join(architectures)}): leave the option out"
+        )
+
+
+def _not_followed(options: ServeOptions) -> list[str]:
+    """Options given that this way of computing has no answer to."""
     refused = {
         "--tensor-parallel-size": options.tensor_parallel_size > 1,
         "--pipeline-parallel-size": options.pipeline_parallel_size > 1,
@@ -120,11 +134,7 @@ def refuse_options(options: ServeOptions, folder: Path, architectures: Sequence[
         "--weights-host-bytes": options.weights_host_bytes > 0,
         "--batch-invariant": options.batch_invariant,
     }
-    if named := [name for name, given in refused.items() if given]:
-        raise StartError(
-            f"{' and '.join(named)} cannot be used where transformers computes {folder} (--model-impl, architecture"
-            f" {', '.join(architectures)}): leave the option out"
-        )
+    return [name for name, given in refused.items() if given]
 
 
 def _document(folder: Path, overrides: str) -> dict[str, Any]:

@@ -194,7 +194,9 @@ def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
         built(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
-    with pytest.raises(ModelError, match="GPT2LMHeadModel is not supported; supported are LlamaForCausalLM"):
+    with pytest.raises(
+        ModelError, match="GPT2LMHeadModel is not supported; the nearest by its name is LlamaForCausalLM"
+    ):
         built(folder)
 
 

@@ -11,11 +11,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from fakes import checkpoints, undeclared_checkpoints
+from fakes import checkpoints, family_checkpoints, undeclared_checkpoints
 from fakes.by_hand import CPU_DEVICE
 from fakes.overlapping import WeightCopies
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.errors import CapacityError, ModelError, StartError
+from kvasir_runtime.errors import CapacityError, ModelError, StartError, UnservedError
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.layers.transformers_decoder import TransformersDecoder
 from kvasir_runtime.runner.startup import host_resources, load_transformers, placement
@@ -61,6 +61,26 @@ def test_a_declared_architecture_is_computed_by_kvasir_unless_the_option_says_so
 def test_an_undeclared_architecture_is_refused_where_only_kvasir_may_compute(gpt2: Path) -> None:
     with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported; .*kvasir-serving\[transformers\]"):
         loaded(gpt2, model_impl="kvasir")
+
+
+def test_a_config_that_a_family_refuses_is_computed_by_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    family_checkpoints.write(tmp_path, "olmoe", clip_qkv=0.5)
+    with caplog.at_level(logging.WARNING):
+        assert loaded(tmp_path).through_transformers
+    assert "is computed by transformers, slowly: config.json: clip_qkv of OLMoE is not supported" in caplog.text
+    wanted = r"clip_qkv of OLMoE is not supported; --model-impl transformers may serve it"
+    for options in ({"model_impl": "kvasir"}, {"quantization": "int8"}):
+        with pytest.raises(UnservedError, match=wanted):
+            loaded(tmp_path, **options)
+
+
+def test_what_neither_serves_is_refused_with_both_reasons(tmp_path: Path) -> None:
+    family_checkpoints.write(tmp_path, "bloom")
+    changed(tmp_path, apply_residual_connection_post_layernorm=True)
+    with pytest.raises(ModelError, match=r"calls? transformers' attention 0 times.*post_layernorm of BLOOM is not"):
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize("impl", ["auto", "transformers"])
