@@ -38,7 +38,7 @@ _BIASES: Final[Mapping[str, _Biases]] = {
         ("phimoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "gpt_oss", "dots1"),
         _OF_ATTENTION,
     ),
-    **dict.fromkeys(("glm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
+    **dict.fromkeys(("glm", "chatglm", "glm4", "glm4_moe", "solar_open"), ("attention_bias", False, False)),
     **dict.fromkeys(("bloom", *_BERTS), (True, True, True)),
     **dict.fromkeys(_DOWN, (True, True, False)),
     **dict.fromkeys(("starcoder2", "ernie4_5", "ernie4_5_moe"), ("use_bias",) * 3),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kvasir_api import falcon_h1, jina, mamba2, nemotron_h
+from kvasir_api import chatglm, falcon_h1, jina, mamba2, nemotron_h
 
 MOST_LAYERS: Final = 1024
 _EPS: Final = {"layer_norm_eps": "rms_norm_eps"}
@@ -42,6 +42,7 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
     "nemotron_h": nemotron_h.NAMES,
     "cohere": _EPS,
     "cohere2": _EPS,
+    "chatglm": chatglm.NAMES,
     "mpt": {
         "d_model": "hidden_size",
         "n_heads": "num_attention_heads",
@@ -146,6 +147,7 @@ LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": _ERNIE | {"num_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "glm": {"partial_rotary_factor": 0.5},
+    "chatglm": chatglm.LEFT_OUT,
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
     "glm4_moe_lite": {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.8}
@@ -368,6 +370,7 @@ RESHAPED: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "solar_open": _all_experts,
     "minimax_m2": _minimax_m2,
     "falcon": _falcon,
+    "chatglm": chatglm.usual,
     "mpt": _mpt,
     "baichuan": _baichuan,
     "llama4_text": _llama4,

@@ -34,6 +34,16 @@ RENAMED = {
     },
     "ernie4_5_moe": {"gate.moe_statics": "moe_statics"},
 }
+NAMES_OF_CHATGLM = {
+    "self_attn.W_pack": "self_attention.query_key_value",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+    "model.embed_tokens": "transformer.embedding.word_embeddings",
+    "model.layers": "transformer.encoder.layers",
+    "model.norm": "transformer.encoder.final_layernorm",
+    "lm_head": "transformer.output_layer",
+}
 
 
 def write(folder: Path, name: str, **changed: Any) -> torch.nn.Module:
@@ -104,6 +114,9 @@ def _stored(weights: dict[str, Tensor], family: str, config: dict[str, Any]) -> 
         return _renamed(apart, RENAMED.get(family, {}))
     if family == "baichuan":
         return dict(_merged(weights))
+    if family == "chatglm":
+        buffer = {"transformer.rotary_pos_emb.inv_freq": torch.zeros(4)}
+        return _renamed(dict(_merged(weights)), NAMES_OF_CHATGLM) | buffer
     if family != "internlm2":
         return weights
     names = {"embed_tokens": "tok_embeddings", "self_attn.o_proj": "attention.wo", "lm_head": "output"}

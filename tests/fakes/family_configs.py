@@ -67,6 +67,7 @@ NEMOTRON_H: dict[str, Any] = NORMS_OF_MEANS | {
     "mlp_hidden_act": "relu2",
     "layer_norm_epsilon": 1e-5,
 }
+LIKE_GLM: dict[str, Any] = SIZES | {"model_type": "glm", "head_dim": 24, "rope_theta": 50_000.0, "attention_bias": True}
 NULLS = ("q_lora_rank", "sliding_window")
 """Fields of which null says something."""
 MODELS = (
@@ -98,6 +99,22 @@ MODELS = (
             },
         ),
         "glm": Model(architecture="GlmForCausalLM", family="glm", config={"head_dim": 16, "attention_bias": True}),
+        "chatglm": Model(
+            architecture="ChatGLMModel",
+            family="chatglm",
+            config=NO_SIZES
+            | {
+                "vocab_size": None,
+                "padded_vocab_size": VOCAB,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_layers": 2,
+            }
+            | {"ffn_hidden_size": 96, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 24}
+            | {"seq_length": 512, "rope_ratio": 5, "original_rope": True, "layernorm_epsilon": 1e-5, "rmsnorm": True}
+            | {"add_qkv_bias": True, "add_bias_linear": False, "post_layer_norm": True, "tie_word_embeddings": False},
+            like=LIKE_GLM,
+        ),
         "glm4": Model(
             architecture="Glm4ForCausalLM",
             family="glm4",

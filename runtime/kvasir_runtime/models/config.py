@@ -110,6 +110,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_lm: bool | None = None
     attn_type: str | None = None
     apply_residual_connection_post_layernorm: bool | None = None
+    multi_query_attention: bool | None = None
+    rmsnorm: bool | None = None
+    post_layer_norm: bool | None = None
+    add_bias_linear: bool | None = None
     normalised_head: bool = False
     rope_interleave: bool | None = None
     swiglu_limit: Positive | None = None

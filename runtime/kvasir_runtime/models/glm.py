@@ -1,11 +1,14 @@
 """GLM-4: half of each head turns, in pairs of neighbours; the releases of 2025 have norms behind layers too.
 
+ChatGLM 2 and 3, and the first release of GLM-4, have the same layers under names of their own.
+
 GLM-4.5 has experts chosen as those of DeepSeek-V3, and halves that turn.
 """
 
 from dataclasses import replace
 from typing import Final
 
+from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, TensorNames, decoder_spec, usual_places
@@ -18,11 +21,38 @@ _NAMES: Final = TensorNames(
     attention_outer_norm="post_self_attn_layernorm",
     mlp_outer_norm="post_mlp_layernorm",
 )
+_CHAT: Final = TensorNames(
+    embedding="transformer.embedding.word_embeddings",
+    layer="transformer.encoder.layers.{}.",
+    qkv="self_attention.query_key_value",
+    output="self_attention.dense",
+    gate_up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    norm="transformer.encoder.final_layernorm",
+    head="transformer.output_layer",
+)
 
 
 def _glm(config: ModelConfig) -> DecoderSpec:
-    rope = replace(rope_spec(config), interleaved=True)
+    rope = replace(rope_spec(config), interleaved=config.rope_interleave is not False)
     return decoder_spec(config, "glm", qkv_bias=config.attention_bias, rope=rope)
+
+
+def _chat(config: ModelConfig) -> DecoderSpec:
+    for field, given, served in (
+        ("multi_query_attention", config.multi_query_attention, True),
+        ("rmsnorm", config.rmsnorm, True),
+        ("post_layer_norm", config.post_layer_norm, True),
+        ("add_bias_linear", config.add_bias_linear, False),
+        ("apply_residual_connection_post_layernorm", config.apply_residual_connection_post_layernorm, False),
+    ):
+        if given not in (None, served):
+            raise ModelError(f"config.json: {field} {given} of ChatGLM is not supported; expected {served}")
+    return _glm(config)
+
+
+def _chat_places(spec: DecoderSpec) -> dict[str, Place]:
+    return usual_places(spec, _CHAT)
 
 
 def _glm4(config: ModelConfig) -> DecoderSpec:
@@ -44,6 +74,13 @@ def _expert_places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 GLM = Family(architecture="GlmForCausalLM", models="GLM-4-9B", spec=_glm, places=_places)
+CHAT_GLM = Family(
+    architecture="ChatGLMForCausalLM",
+    models="ChatGLM 2 and 3, GLM-4-9B as first released, all named `ChatGLMModel`",
+    spec=_chat,
+    places=_chat_places,
+    unused=("transformer.rotary_pos_emb.",),
+)
 GLM4 = Family(architecture="Glm4ForCausalLM", models="GLM-4-0414, GLM-Z1", spec=_glm4, places=_places)
 GLM4_MOE = Family(
     architecture="Glm4MoeForCausalLM",

@@ -19,7 +19,7 @@ from kvasir_runtime.models.falcon import FALCON
 from kvasir_runtime.models.falcon_h1 import FALCON_H1
 from kvasir_runtime.models.family import Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
-from kvasir_runtime.models.glm import GLM, GLM4, GLM4_MOE
+from kvasir_runtime.models.glm import CHAT_GLM, GLM, GLM4, GLM4_MOE
 from kvasir_runtime.models.gpt_oss import GPT_OSS
 from kvasir_runtime.models.granite import GRANITE, GRANITE_MOE
 from kvasir_runtime.models.gte import GTE
@@ -49,8 +49,8 @@ from kvasir_runtime.models.smollm3 import SMOLLM3
 from kvasir_runtime.models.starcoder2 import STARCODER2
 
 DENSE: Final = (
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, GLM, GLM4, INTERNLM2, INTERNLM3, OLMO2),
-    *(EXAONE4, SMOLLM3, HUNYUAN, AFM, APERTUS, MAMBA2),
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, CHAT_GLM, GLM, GLM4, INTERNLM2),
+    *(INTERNLM3, OLMO2, EXAONE4, SMOLLM3, HUNYUAN, AFM, APERTUS, MAMBA2),
     *(OLMO3, COHERE, COHERE2, STARCODER2, FALCON, ERNIE, SEED_OSS, MPT, BLOOM, BAICHUAN, BAMBA, FALCON_H1, QWEN3_5),
 )
 SPARSE: Final = (

@@ -26,6 +26,7 @@ MERGED = (
     "falcon-h1",
     "phi3",
     "glm",
+    "chatglm",
     "internlm2",
     "falcon-7b",
     "falcon-40b",
