@@ -12,6 +12,8 @@ from typing import Any, Final
 from kvasir_api import family_fields, jina
 
 TEXT: Final = "text_config"
+QUANTIZATION_FILE: Final = "hf_quant_config.json"
+"""What ModelOpt writes beside config.json, its earlier versions in place of a quantization_config there."""
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
 _LARGEST_FACTOR: Final = 2**20
@@ -56,6 +58,19 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in document.items() if name != TEXT}
     kept = {name: own[name] for name in ("architectures", "quantization_config") if name in own}
     return own | _IMPLIED.get(str(nested.get("model_type")), {}) | flattened(nested) | kept
+
+
+def with_quantization(document: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the quantization that `QUANTIZATION_FILE` states, where it states none itself.
+
+    beside: that file, {} without one. One that quantizes caches alone changes nothing.
+    """
+    stated = beside.get("quantization")
+    if not isinstance(stated, Mapping) or not stated.get("quant_algo"):
+        return dict(document)
+    if flattened(document).get("quantization_config") is not None:
+        return dict(document)
+    return {**document, "quantization_config": {"quant_method": "modelopt", **stated}}
 
 
 def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:

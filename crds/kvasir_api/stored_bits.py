@@ -102,6 +102,14 @@ def kept(
     return tuple((option, one) for option, one in found.items() if one)
 
 
+def modelopt_algorithms(config: Mapping[str, Any]) -> list[object]:
+    """What ModelOpt quantizes matrices to: one algorithm, or those of its layers where each has its own."""
+    layers = config.get("quantized_layers")
+    if config.get("quant_algo") != "MIXED_PRECISION" or not isinstance(layers, Mapping) or not layers:
+        return [config.get("quant_algo")]
+    return [layer.get("quant_algo") if isinstance(layer, Mapping) else layer for layer in layers.values()]
+
+
 def _counted(config: Mapping[str, Any], field: str) -> int:
     """From the header of a GGUF file; 0 where a config.json that anything wrote has no integer."""
     count = config.get(field)
@@ -140,7 +148,8 @@ def _each(config: Mapping[str, Any], columns: Iterable[int], device: Compute) ->
     if method == "fp8":
         return [_Held(own_eight_bits(rows, device))]
     if method == "modelopt":
-        return [_nvfp4(device) if config.get("quant_algo") == "NVFP4" else _Held(own_eight_bits(rows, device))]
+        eight = _Held(own_eight_bits(rows, device))
+        return [_nvfp4(device) if one == "NVFP4" else eight for one in modelopt_algorithms(config)]
     if method in ("gptq", "awq"):
         return [_integers(config.get("bits"), config.get("group_size"), rows, device)]
     if method == "hqq":

@@ -7,13 +7,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvasir_api import names
+from kvasir_api.hf_config import QUANTIZATION_FILE
 from kvasir_api.model_uri import HUB as SCHEME
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
@@ -93,15 +94,19 @@ def listing(name: HubName) -> HubListing:
 
 
 def config_file(name: HubName, commit: str) -> Path:
-    """config.json alone, of a commit. Raises ModelUnavailableError."""
+    """config.json of a commit, with the file of its quantization beside it where there is one. Raises
+    ModelUnavailableError."""
     _configure(os.environ)
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
     try:
         SourceSettings.of().check_online(name.repository)
-        return Path(hf_hub_download(name.repository, "config.json", revision=commit or name.revision or None))
+        path = Path(hf_hub_download(name.repository, "config.json", revision=commit or name.revision or None))
+        with suppress(errors.EntryNotFoundError):  # also without a hub that could be asked
+            hf_hub_download(name.repository, QUANTIZATION_FILE, revision=path.parent.name)
     except Exception as error:
         raise _unavailable(name, error, file="config.json") from error
+    return path
 
 
 def gguf_config(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -104,6 +107,8 @@ class _Handler(HubHandler):
             return self.reply(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
         of_weights = name == hub.weights or name.endswith(".gguf")
+        if name not in hub.files:
+            return self._refuse(404, "EntryNotFound")
         if of_weights and body and hub.fault != "trickles":
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
@@ -192,3 +197,10 @@ def serving(
         finally:
             hub.open.set()
             hub.ended.set()
+
+
+def planned(found: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kvasir plan` in a process of its own, since the hub's library reads its environment when it is imported."""
+    command = [sys.executable, "-c", "from kvasir_runtime.commands.plan import plan; plan()", *arguments]
+    env = {**os.environ, **found.env(home)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)

@@ -14,6 +14,15 @@ from torch import Tensor
 from fakes import checkpoints
 
 
+def apart(folder: Path) -> None:
+    """Move what quantization_config says into a file of its own, as earlier versions of ModelOpt write it."""
+    config = json.loads((folder / "config.json").read_text())
+    stated = config.pop("quantization_config")
+    kept = {"kv_cache_quant_algo": "FP8"} | {name: one for name, one in stated.items() if name != "quant_method"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": kept}))
+
+
 def restore(folder: Path, full: dict[str, Tensor], modules: str, described: dict[str, Any]) -> None:
     """full: the tensors before. modules: an expression that finds the names of those. described: of the fields of
     quantization_config, those that name them.

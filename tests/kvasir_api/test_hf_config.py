@@ -31,6 +31,29 @@ def test_the_text_models_fields_come_first_and_the_architecture_stays() -> None:
     assert hf_config.flattened({"text_config": None, "a": 1}) == {"text_config": None, "a": 1}
 
 
+STATED = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("document", "beside", "want"),
+    [
+        ({"a": 1}, {"quantization": STATED}, {"quant_method": "modelopt", **STATED}),
+        ({"quantization_config": None}, {"quantization": STATED}, {"quant_method": "modelopt", **STATED}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quantization": STATED}, {"quant_method": "fp8"}),
+        ({"text_config": {"quantization_config": {"bits": 4}}}, {"quantization": STATED}, {"bits": 4}),
+        ({"a": 1}, {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
+        ({"a": 1}, {"quantization": 5}, None),
+        ({"a": 1}, {}, None),
+    ],
+)
+def test_a_quantization_may_stand_in_a_file_of_its_own(
+    document: dict[str, Any], beside: dict[str, Any], want: object
+) -> None:
+    merged = hf_config.with_quantization(document, beside)
+    assert hf_config.flattened(merged).get("quantization_config") == want
+    assert merged | {"quantization_config": 0} == document | {"quantization_config": 0}
+
+
 @pytest.mark.parametrize(
     ("document", "overrides", "want"),
     [

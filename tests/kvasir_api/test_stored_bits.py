@@ -13,6 +13,11 @@ def hqq(**weights: object) -> dict[str, object]:
     return {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1} | weights, "scale_quant_params": None}
 
 
+def mixed(*algorithms: str) -> dict[str, object]:
+    layers = {f"model.layers.{at}": {"quant_algo": one} for at, one in enumerate(algorithms)}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 @pytest.mark.parametrize("forged", [[1], {"a": 1}, "x", float("inf"), float("nan"), -3, 10**30])
 def test_a_config_that_only_claims_to_be_of_gguf_raises_nothing(forged: object) -> None:
     config = {"quant_method": "gguf", "sixteenths": forged, "int4_sixteenths": forged}
@@ -59,6 +64,10 @@ def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> No
     [
         ({"quant_method": "mxfp4"}, 11, 11),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 9, 9),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 17, 16.25),
+        (mixed("NVFP4", "FP8"), 17, 16.25),
+        (mixed("NVFP4", "NVFP4"), 9, 9),
+        (mixed(), 17, 16.25),
         (packed(num_bits=4, type="float", group_size=16), 9, 9),
         (packed(num_bits=4, type="float", group_size=32), 8.5, 8.5),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 10, 8.5),

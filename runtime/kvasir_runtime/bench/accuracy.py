@@ -67,7 +67,8 @@ def _is_short(model: Path) -> bool:
     if gguf.is_gguf(model):
         return True
     try:
-        document = read_json(model / "config.json")
+        beside = read_json(model / hf_config.QUANTIZATION_FILE, missing_ok=True)
+        document = hf_config.with_quantization(read_json(model / "config.json"), beside)
     except StartError:
         return False  # what is wrong with it is said where it is loaded
     return hf_config.flattened(document).get("quantization_config") is not None

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvasir_api import model_uri
+from kvasir_api import hf_config, model_uri
 from kvasir_runtime import gguf, hub, source
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.fetch import fetched_model
@@ -20,7 +20,7 @@ def read_config(model: str, revision: str = "") -> dict[str, Any]:
     if named is not None:
         if named.file:
             return hub.gguf_config(named, hub.listing(named))
-        return read_json(hub.config_file(named, ""))
+        return read_file(hub.config_file(named, ""))
     if model_uri.is_fetched(model):
         try:
             return fetched_model.config(fetched_model.listing(model))
@@ -33,7 +33,7 @@ def read_config(model: str, revision: str = "") -> dict[str, Any]:
         path /= "config.json"
     elif not path.is_file():
         raise ValueError(f"model directory {model} does not exist")
-    return read_json(path)
+    return read_file(path)
 
 
 def on_hub(model: str, revision: str) -> hub.HubName | None:
@@ -47,7 +47,13 @@ def on_hub(model: str, revision: str) -> hub.HubName | None:
     return named
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
+    """A config.json, with the quantization of the file beside it. Raises ValueError that names the file."""
+    beside = path.with_name(hf_config.QUANTIZATION_FILE)
+    return hf_config.with_quantization(_object(path), _object(beside) if beside.is_file() else {})
+
+
+def _object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError that names the file."""
     try:
         config = json.loads(path.read_bytes())

@@ -55,7 +55,7 @@ def hub_inspection(name: hub.HubName, hf_overrides: str = "", speculation: str =
     def read() -> dict[str, Any]:
         if name.file:
             return hub.gguf_config(name, found)
-        return model_config.read_json(hub.config_file(name, found.commit))
+        return model_config.read_file(hub.config_file(name, found.commit))
 
     return _inspected(found.commit, found.size, read, hf_overrides, speculation)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvasir_api import model_uri, names
+from kvasir_api import hf_config, model_uri, names
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.archives import WebFile
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.buckets import Bucket
-from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteModel, lone_gguf
+from kvasir_runtime.fetch.model_files import BrokenTransferError, RemoteFile, RemoteModel, lone_gguf
 from kvasir_runtime.fetch.model_folder import model_folder
 from kvasir_runtime.fetch.model_store import WHOLE, ModelStore
 from kvasir_runtime.fetch.progress import OnBytes
@@ -77,15 +77,21 @@ def config(model: RemoteModel) -> dict[str, Any]:
         return gguf_headers.config([given[part] for part in parts])
     if file is None:
         raise ValueError(f"the config of {model.uri} is read when a replica has fetched it")
+    beside = given.get(hf_config.QUANTIZATION_FILE)
+    return hf_config.with_quantization(_object(model.uri, file), _object(model.uri, beside) if beside else {})
+
+
+def _object(uri: str, file: RemoteFile) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, ModelUnavailableError."""
     if file.size > _CONFIG_BYTES:
-        raise ValueError(f"{_CONFIG} of {model.uri} has {file.size} bytes, more than {_CONFIG_BYTES}")
+        raise ValueError(f"{file.name} of {uri} has {file.size} bytes, more than {_CONFIG_BYTES}")
     try:
         with file.opened(0) as transfer:
             found = json.loads(b"".join(transfer.pieces))
     except BrokenTransferError as error:
-        raise ModelUnavailableError(f"model {model.uri} cannot be reached: {error.told()}") from error
+        raise ModelUnavailableError(f"model {uri} cannot be reached: {error.told()}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{_CONFIG} of {model.uri} is not a JSON object")
+        raise ValueError(f"{file.name} of {uri} is not a JSON object")
     return found
 
 

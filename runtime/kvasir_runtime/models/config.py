@@ -267,11 +267,18 @@ def read_document(model: Path, overrides: str = "") -> dict[str, Any]:
     if gguf.is_gguf(model):
         document = gguf.config(gguf.read(model))
     else:
-        document = decode_file(model / "config.json", dict[str, Any])
+        document = read_written(model)
     try:
         return hf_config.overridden(document, hf_config.parsed_overrides(overrides))
     except ValueError as error:
         raise ModelError(f"--hf-overrides: {error}") from error
+
+
+def read_written(folder: Path) -> dict[str, Any]:
+    """config.json as it is written, with the quantization of the file beside it. Raises ModelError naming the file."""
+    beside = folder / hf_config.QUANTIZATION_FILE
+    quantization = decode_file(beside, dict[str, Any]) if beside.is_file() else {}
+    return hf_config.with_quantization(decode_file(folder / "config.json", dict[str, Any]), quantization)
 
 
 def _converted(path: Path, document: Mapping[str, Any]) -> ModelConfig:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from kvasir_api.stored_bits import modelopt_algorithms
+
 BLOCK: Final = [128, 128]
 GPTQ_BITS: Final = (4, 8)
 _PACKED: Final = "pack-quantized"
 _INTEGERS: Final = ("int-quantized", "naive-quantized", _PACKED)
 _E2M1: Final = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
-_MODELOPT: Final = ("NVFP4", "FP8")
+_MODELOPT: Final = ("NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _SPARSE: Final = ("dense", "sparse-24-bitmask")
 _LEFT: Final = (
     *("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "skip_modules"),
@@ -61,8 +63,8 @@ def refusal(config: Mapping[str, Any]) -> str:
     if method == "compressed-tensors":
         return _compressed(config)
     if method == "modelopt":
-        algorithm = config.get("quant_algo")
-        return "" if algorithm in _MODELOPT else f"weights are quantized with modelopt to {algorithm}"
+        other = [one for one in modelopt_algorithms(config) if one not in _MODELOPT]
+        return f"weights are quantized with modelopt to {other[0]}" if other else ""
     return f"weights are quantized with {method}"
 
 
@@ -92,6 +94,8 @@ def _quantized(config: Mapping[str, Any], method: str) -> list[str] | None:
     kinds, groups = config.get("quant_config"), config.get("config_groups")
     if method == "hqq" and isinstance(kinds, Mapping) and "weight_quant_params" not in kinds:
         return [kind for kind in _texts(kinds) if kinds[kind] is not None]
+    if method == "modelopt":
+        return _texts(config.get("quantized_layers")) or None
     if method != "compressed-tensors" or not isinstance(groups, Mapping):
         return None
     found = [one for group in groups.values() if isinstance(group, Mapping) for one in _texts(group.get("targets"))]

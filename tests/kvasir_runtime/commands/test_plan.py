@@ -1,9 +1,6 @@
 """`kvasir plan`: the verdict in numbers a person and a program can read, and one line for what cannot be judged."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -302,19 +299,12 @@ def test_weights_are_on_the_host_of_a_cpu_anyway(model):
     assert "on a CPU the weights are in the host's memory as they are" in result.output
 
 
-def on_hub(found, home, *arguments):
-    """A process of its own, since the hub's library reads its environment when it is imported."""
-    command = [sys.executable, "-c", "from kvasir_runtime.commands.plan import plan; plan()", *arguments]
-    env = {**os.environ, **found.env(home)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-
-
 def test_a_model_on_a_hub_is_judged_by_its_config_alone(tmp_path):
     files = {"config.json": json.dumps(LLAMA_8B).encode(), hub.WEIGHTS: b"weights"}
     with hub.serving(files=files) as found:
-        done = on_hub(found, tmp_path, "hf://org/name@v1", "--memory", "80GiB", "--device", "cuda")
+        done = hub.planned(found, tmp_path, "hf://org/name@v1", "--memory", "80GiB", "--device", "cuda")
         assert "14.96 GiB in bfloat16" in done.stdout
-        done = on_hub(found, tmp_path, "hf://org/name@v1", "--facts", "-")
+        done = hub.planned(found, tmp_path, "hf://org/name@v1", "--facts", "-")
         said = inspection.decode_remote(done.stdout)
         assert (said.commit, said.download_bytes) == (hub.COMMIT, sum(map(len, files.values())))
         assert said.facts.shape.parameters == 8_030_261_248
@@ -324,13 +314,13 @@ def test_a_model_on_a_hub_is_judged_by_its_config_alone(tmp_path):
 def test_what_a_hub_has_is_told_though_it_cannot_be_judged(tmp_path):
     files = {"config.json": b'{"architectures": ["Unheard"]}', "a.gguf": b"GGUF"}
     with hub.serving(files=files) as found:
-        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name", "--facts", "-").stdout)
+        said = inspection.decode_remote(hub.planned(found, tmp_path, "hf://org/name", "--facts", "-").stdout)
         assert (said.commit, said.facts) == (hub.COMMIT, None)
         assert said.message.startswith("architecture Unheard is not supported")
-        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name/a.gguf", "--facts", "-").stdout)
+        said = inspection.decode_remote(hub.planned(found, tmp_path, "hf://org/name/a.gguf", "--facts", "-").stdout)
         assert (said.download_bytes, said.facts) == (4, None)
         found.fault = "gated"
-        done = on_hub(found, tmp_path, "hf://org/name", "--facts", "-")
+        done = hub.planned(found, tmp_path, "hf://org/name", "--facts", "-")
         assert done.returncode == 2
         assert "model org/name is gated: accept its terms on the hub" in done.stderr
 
@@ -340,11 +330,11 @@ def test_a_gguf_file_on_a_hub_is_judged_by_its_header(tmp_path):
     path = ggufs.write(source, tmp_path / "m.gguf", kind="Q8_0")
     asked = ("--memory", "4Gi", "--device", "cpu", "--json")
     with hub.serving(files={"m.gguf": path.read_bytes()}) as found:
-        done = on_hub(found, tmp_path, "hf://org/name/m.gguf", *asked)
+        done = hub.planned(found, tmp_path, "hf://org/name/m.gguf", *asked)
         local = json.loads(run(path, *asked).output)
         assert json.loads(done.stdout) | {"model": ""} == local | {"model": ""}
         assert local["stored_sixteenths"]
-        said = inspection.decode_remote(on_hub(found, tmp_path, "hf://org/name/m.gguf", "--facts", "-").stdout)
+        said = inspection.decode_remote(hub.planned(found, tmp_path, "hf://org/name/m.gguf", "--facts", "-").stdout)
         assert (said.commit, said.download_bytes) == (hub.COMMIT, path.stat().st_size)
         assert said.facts.architecture == "Qwen2ForCausalLM"
 

@@ -72,6 +72,17 @@ def gptq(**changes: Any) -> dict[str, Any]:
             {"quantization_config": compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}},
             r"weights are sparse \(sparse-24-bitmask\) by compressed-tensors, and quantized",
         ),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "modelopt to W4A8_AWQ"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "modelopt",
+                    "quant_algo": "MIXED_PRECISION",
+                    "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "INT4_AWQ"}},
+                }
+            },
+            "modelopt to INT4_AWQ",
+        ),
         ({"quantization_config": compressed() | {"sparsity_config": "dense"}}, "sparsity_config is no object"),
         ({"quantization_config": compressed() | {"sparsity_config": [1]}}, "sparsity_config is no object"),
         ({"quantization_config": compressed(strategy="group")}, "scales by group"),

@@ -23,7 +23,7 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import transformers_decoder
 from kvasir_runtime.layers.transformers_decoder import TransformersDecoder
 from kvasir_runtime.models import registry, transformers_spec
-from kvasir_runtime.models.config import ModelConfig, decode_file, read_document
+from kvasir_runtime.models.config import ModelConfig, read_document, read_written
 from kvasir_runtime.runner.startup import capacity, transformers_check
 from kvasir_runtime.weights import safetensors_checkpoint
 
@@ -139,7 +139,7 @@ def _not_followed(options: ServeOptions) -> list[str]:
 
 def _document(folder: Path, overrides: str) -> dict[str, Any]:
     """config.json, as it is but for the overrides. Raises ModelError, or ValueError."""
-    document, given = decode_file(folder / "config.json", dict[str, Any]), hf_config.parsed_overrides(overrides)
+    document, given = read_written(folder), hf_config.parsed_overrides(overrides)
     nested = document.get(hf_config.TEXT)
     text = {hf_config.TEXT: nested | given} if isinstance(nested, dict) else {}
     return document | given | text
