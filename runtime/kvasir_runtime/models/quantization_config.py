@@ -176,9 +176,9 @@ def _compressed(config: Mapping[str, Any]) -> str:
     if not isinstance(sparsity, Mapping):
         return "compressed-tensors whose sparsity_config is no object"
     sparse = sparsity.get("format", "dense")
-    if sparse not in _SPARSE or (sparse != "dense" and groups):
-        return f"weights are sparse ({sparse}) by compressed-tensors{', and quantized' if groups else ''}"
-    if sparse != "dense":
+    if sparse not in _SPARSE:
+        return f"weights are sparse ({sparse}) by compressed-tensors"
+    if sparse != "dense" and not groups:
         return ""
     if not isinstance(groups, Mapping) or not groups:
         return "compressed-tensors without config_groups"
@@ -186,16 +186,21 @@ def _compressed(config: Mapping[str, Any]) -> str:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
             return f"weights of {name} are not described"
-        why = _compressed_weights(weights, str(group.get("format") or config.get("format") or ""))
-        if why:
+        layout = str(group.get("format") or config.get("format") or "")
+        if why := _compressed_weights(weights, layout):
             return why
+        is_uneven = weights.get("symmetric") is False
+        if sparse != "dense" and (weights["num_bits"] != 8 or layout == _PACKED or is_uneven):
+            kind = f"{'asymmetric ' if is_uneven else ''}{weights['type']}"
+            what = f"{kind} of {weights['num_bits']} bits in the layout {layout or 'unnamed'}"
+            return f"weights are sparse ({sparse}) by compressed-tensors and {what}, expected fp8 or symmetric int8"
     return ""
 
 
 def _compressed_weights(weights: Mapping[str, Any], layout: str) -> str:
     bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
-    if kind == "int" and (bits == 8 or (bits == 4 and layout == _PACKED)):
-        if layout not in _INTEGERS:
+    if kind == "int" and bits in (4, 8):
+        if layout not in (_INTEGERS if bits == 8 else (_PACKED,)):
             return f"weights are int of {bits} bits in the layout {layout or 'unnamed'} by compressed-tensors"
         return "" if strategy in ("tensor", "channel", "group") else f"weights have scales by {strategy}"
     if (bits, kind) == (4, "float") and layout in _E2M1:

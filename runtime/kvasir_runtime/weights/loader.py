@@ -190,8 +190,11 @@ def _stored(model: Path, drafts: bool = False, names: Container[str] = ()) -> li
         (one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts), names
     )
     scheme = quantization_config.scheme(document.get("quantization_config"))
-    found = bitsandbytes.joined(e2m1.joined(sparse_24.joined(hqq.joined(found))))
-    return fp8_scales.joined(packed_integers.joined(found, scheme))
+
+    def with_scales(found: list[CheckpointTensor]) -> list[CheckpointTensor]:
+        return fp8_scales.joined(packed_integers.joined(bitsandbytes.joined(e2m1.joined(found)), scheme))
+
+    return sparse_24.joined(hqq.joined(found), with_scales)
 
 
 def _checked(

@@ -30,6 +30,10 @@ def compressed(**weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": described}}}
 
 
+SPARSE = {"sparsity_config": {"format": "sparse-24-bitmask"}}
+PACKED = {"format": "pack-quantized"}
+
+
 def gptq(**changes: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 128} | changes
 
@@ -66,11 +70,23 @@ def gptq(**changes: Any) -> dict[str, Any]:
         ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "layout gemv, expected gemm"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "without config_groups"),
-        ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits by compressed-tensors"),
+        ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits in the layout unnamed"),
+        (
+            {"quantization_config": compressed(num_bits=4, type="int") | {"format": "marlin-24"}},
+            "weights are int of 4 bits in the layout marlin-24 by compressed-tensors",
+        ),
         ({"quantization_config": compressed(num_bits=8, type="int")}, "int of 8 bits in the layout unnamed"),
         (
-            {"quantization_config": compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}},
-            r"weights are sparse \(sparse-24-bitmask\) by compressed-tensors, and quantized",
+            {"quantization_config": compressed(num_bits=4, type="int", strategy="group") | PACKED | SPARSE},
+            r"sparse \(sparse-24-bitmask\) by compressed-tensors and int of 4 bits in the layout pack-quantized",
+        ),
+        (
+            {"quantization_config": compressed(type="int", symmetric=False) | {"format": "int-quantized"} | SPARSE},
+            "and asymmetric int of 8 bits in the layout int-quantized, expected fp8 or symmetric int8",
+        ),
+        (
+            {"quantization_config": compressed() | {"sparsity_config": {"format": "sparse-bitmask"}}},
+            r"weights are sparse \(sparse-bitmask\) by compressed-tensors",
         ),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "modelopt to W4A8_AWQ"),
         (
@@ -242,6 +258,7 @@ def test_refused_attention_of_gemma_names_the_key(
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         compressed(),
+        compressed() | SPARSE,
         compressed(strategy="tensor"),
         compressed(strategy="block", block_structure=[128, 128]),
     ],

@@ -22,6 +22,7 @@ from fakes import (
     ggufs,
     hqq_checkpoints,
     integer_checkpoints,
+    sparse_checkpoints,
 )
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
@@ -54,7 +55,7 @@ class Source:
     rounds: str = ""
 
 
-def integers(style: Style) -> Callable[[Path], Mapping[str, Tensor]]:
+def integers(style: Style) -> Callable[[Path], dict[str, Tensor]]:
     return functools.partial(integer_checkpoints.convert, style=style)
 
 
@@ -62,8 +63,12 @@ def hqq(style: hqq_checkpoints.Style) -> Callable[[Path], Mapping[str, Tensor]]:
     return functools.partial(hqq_checkpoints.convert, style=style)
 
 
-def in_style(module: ModuleType, style: str) -> Callable[[Path], Mapping[str, Tensor]]:
+def in_style(module: ModuleType, style: str) -> Callable[[Path], dict[str, Tensor]]:
     return functools.partial(module.convert, style=style)
+
+
+def sparse(quantize: sparse_checkpoints.Quantize) -> Callable[[Path], Mapping[str, Tensor]]:
+    return functools.partial(sparse_checkpoints.convert, quantize=quantize)
 
 
 def gguf(kind: str, **kinds: str) -> Callable[[Path], Mapping[str, Tensor]]:
@@ -86,6 +91,8 @@ SOURCES = {
     "awq": Source(convert=integers(Style(method="awq", symmetric=False)), kept="int4"),
     "w4a16": Source(convert=integers(Style(method="packed", group=128)), kept="int4"),
     "w8a8": Source(convert=integers(Style(method="int8", bits=8, group=0)), kept="int8"),
+    "sparse-fp8": Source(convert=sparse(in_style(fp8_checkpoints, "channel")), kept="fp8"),
+    "sparse-w8a8": Source(convert=sparse(integers(Style(method="int8", bits=8, group=0))), kept="int8"),
     "nf4": Source(convert=in_style(bitsandbytes_checkpoints, "nf4")),
     "nf4-nested": Source(convert=in_style(bitsandbytes_checkpoints, "nf4-nested"), exact=False),
     "bitsandbytes-8": Source(convert=in_style(bitsandbytes_checkpoints, "int8"), kept="int8", exact=False),
