@@ -4,6 +4,7 @@ Like that module it must not import our packages.
 """
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ NF4 = torch.tensor((
 ))  # fmt: skip
 
 
-def convert(folder: Path, style: str) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. style: nf4, nf4-nested or int8. Returns what its matrices are worth."""
+def convert(folder: Path, style: str, *, names: Container[str] | None = None) -> dict[str, Tensor]:
+    """Rewrite a folder of one file. style: nf4, nf4-nested or int8. Returns what its matrices are worth.
+
+    names: of the matrices that are rewritten, by default all projections.
+    """
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
-        if name.endswith("proj.weight"):
+        if checkpoints.is_matrix(name, names):
             parts, worth[name] = by_rows(name, weight) if style == "int8" else by_blocks(name, weight, style)
             stored |= parts
         else:

@@ -5,7 +5,7 @@ not import our packages: the oracle reads the same files, so a wrong name here w
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -321,6 +321,11 @@ def _feed_forward(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
         sizes |= three(f"{block}.shared_expert.", shape.shared_size, names)
         sizes[f"{block}.shared_expert_gate"] = (1, hidden)
     return sizes
+
+
+def is_matrix(name: str, names: Container[str] | None) -> bool:
+    """Whether a module that rewrites checkpoints in fewer bits takes a tensor: one of names, a projection without."""
+    return name.endswith("proj.weight") if names is None else name in names
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], *, num_shards: int = 1) -> None:

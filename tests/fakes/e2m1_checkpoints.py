@@ -5,12 +5,15 @@ the formats' definitions (OCP Microscaling Formats 1.0; NVIDIA's NVFP4).
 """
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from fakes import checkpoints
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 WORTH = torch.tensor([*E2M1, *(-worth for worth in E2M1)], dtype=torch.float64)
@@ -37,11 +40,14 @@ def convert_experts(folder: Path) -> dict[str, Tensor]:
     return worth
 
 
-def convert(folder: Path, style: str) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. style: of GROUPS. Returns what its tensors are worth: matrices in float64."""
+def convert(folder: Path, style: str, *, names: Container[str] | None = None) -> dict[str, Tensor]:
+    """Rewrite a folder of one file. style: of GROUPS. Returns what its tensors are worth: matrices in float64.
+
+    names: of the matrices that are rewritten, by default all projections.
+    """
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
-        if not name.endswith("proj.weight") or "eh_proj" in name:
+        if not checkpoints.is_matrix(name, names) or "eh_proj" in name:
             stored[name] = worth[name] = weight
             continue
         parts, worth[name] = _mxfp4(weight) if style == "mxfp4" else _nvfp4(weight, style)

@@ -4,6 +4,7 @@ Like that module it must not import our packages: what it returns is the truth t
 """
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from fakes import checkpoints
 BLOCK = 128
 
 
-def convert(folder: Path, style: str, *, num_shards: int = 1) -> dict[str, Tensor]:
+def convert(folder: Path, style: str, *, num_shards: int = 1, names: Container[str] | None = None) -> dict[str, Tensor]:
     """Rewrite a folder of one file. style: tensor, channel or block. Returns what its tensors are
-    worth, computed in float64 and rounded to float32."""
+    worth, computed in float64 and rounded to float32.
+
+    names: of the matrices that are rewritten, by default all projections.
+    """
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
-        if not name.endswith(("proj.weight", "proj_with_mqa.weight")):
+        if not checkpoints.is_matrix(name, names) and (names is not None or not name.endswith("proj_with_mqa.weight")):
             stored[name] = worth[name] = weight
             continue
         values, scale, wide = rounded(weight.float(), style)

@@ -4,6 +4,7 @@ Like that module it must not import our packages.
 """
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,16 @@ class Style:
     view_as_float: bool = False
 
 
-def convert(folder: Path, style: Style, *, num_shards: int = 1) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. Returns what its tensors are worth: matrices in float64."""
+def convert(
+    folder: Path, style: Style, *, num_shards: int = 1, names: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """Rewrite a folder of one file. Returns what its tensors are worth: matrices in float64.
+
+    names: of the matrices that are rewritten, by default all projections.
+    """
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for name, weight in weights.items():
-        if name.endswith("proj.weight"):
+        if checkpoints.is_matrix(name, names):
             parts, worth[name] = quantized(weight.double(), style)
             stored |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
         else:

@@ -5,6 +5,7 @@ the formulas of the tools that write such files.
 """
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,16 @@ class Style:
     biases: bool = False
 
 
-def convert(folder: Path, style: Style, *, num_shards: int = 1) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. Returns what its tensors are worth: matrices in float64."""
+def convert(
+    folder: Path, style: Style, *, num_shards: int = 1, names: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """Rewrite a folder of one file. Returns what its tensors are worth: matrices in float64.
+
+    names: of the matrices that are rewritten, by default all projections.
+    """
     weights, stored, worth = load_file(folder / "model.safetensors"), dict[str, Tensor](), dict[str, Tensor]()
     for number, (name, weight) in enumerate(weights.items()):
-        if not name.endswith("proj.weight"):
+        if not checkpoints.is_matrix(name, names):
             stored[name] = worth[name] = weight
             continue
         parts, worth[name] = quantized(weight.double(), style, number if style.own_order else 0)

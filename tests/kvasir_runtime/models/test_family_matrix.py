@@ -9,38 +9,91 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fakes import family_configs, family_cover
+from fakes import (
+    bitsandbytes_checkpoints,
+    e2m1_checkpoints,
+    family_configs,
+    family_cover,
+    fp8_checkpoints,
+    hqq_checkpoints,
+    integer_checkpoints,
+)
 from fakes.by_hand import Hand, runner_of
 from fakes.family_cover import DOCUMENTS, covering, parts
+from fakes.integer_checkpoints import Style
 from fakes.mixed_streams import mixed_streams
 from fakes.oracle import Oracle
+from kvasir_api import hf_config
+from kvasir_api.options import Quantization
+from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.layers.spec import DecoderSpec
-from kvasir_runtime.models.registry import DENSE, SPARSE, declared
+from kvasir_runtime.models.config import checked
+from kvasir_runtime.models.registry import DENSE, SPARSE, declared, family_of
 
 Logits = Callable[[tuple[int, ...]], Tensor]
 TIE = 1e-4
-MOST_OFF = {"fp8": 0.4, "int8": 0.15, "int4": 0.8}
-"""Root mean square of what a position's logits are off by, as a part of their spread; of other rows it would be about
-1.4. The median of positions counts: where rounding chooses another expert, which a few of a random model have, all
-logits of that position are of other matrices.
-"""
 LINES_OF_A_FAMILY = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """most_off: root mean square of what a position's logits are off by, as a part of their spread; of other rows it
+    would be about 1.4. The median of positions counts: where rounding chooses another expert, which a few of a random
+    model have, all logits of that position are of other matrices. quantization, cached: as of `runner_of`. rewrite: as
+    of `family_cover.convert`. rounded: the same as most_off, but off the numbers that are in the file, of a format that
+    is held in another one.
+    """
+
+    most_off: float
+    quantization: Quantization = "auto"
+    cached: torch.dtype | None = None
+    rewrite: Callable[..., dict[str, Tensor]] | None = None
+    rounded: float = 1e-4
+
+
+PRECISIONS = {
+    "fp8": Precision(most_off=0.4, quantization="fp8"),
+    "int8": Precision(most_off=0.15, quantization="int8"),
+    "int4": Precision(most_off=0.8, quantization="int4"),
+    "gptq": Precision(most_off=0.8, rewrite=partial(integer_checkpoints.convert, style=Style(method="gptq"))),
+    "awq": Precision(
+        most_off=0.8, rewrite=partial(integer_checkpoints.convert, style=Style(method="awq", symmetric=False))
+    ),
+    "fp8-block": Precision(most_off=0.4, rewrite=partial(fp8_checkpoints.convert, style="block"), rounded=0.1),
+    "nvfp4": Precision(most_off=0.8, rewrite=partial(e2m1_checkpoints.convert, style="nvfp4")),
+    "nf4": Precision(most_off=0.8, rewrite=partial(bitsandbytes_checkpoints.convert, style="nf4-nested"), rounded=0.1),
+    "hqq": Precision(
+        most_off=0.8, rewrite=partial(hqq_checkpoints.convert, style=hqq_checkpoints.Style()), rounded=0.1
+    ),
+    "kv-int8": Precision(most_off=0.15, cached=torch.int8),
+    "kv-int4": Precision(most_off=0.8, cached=kv_quant.INT4),
+}
+
+
+def is_there(name: str, precision: str) -> bool:
+    """Whether a model has what it is about."""
+    config = checked(Path("config.json"), hf_config.flattened(DOCUMENTS[name]))
+    spec = family_of(config).spec(config)
+    if PRECISIONS[precision].cached is None:
+        return True
+    kinds = {attention.kind for attention in spec.attentions}
+    return kinds != {"state"} and not (precision == "kv-int4" and spec.latent is not None)
 
 
 def cases() -> list[tuple[str, str]]:
     if os.environ.get("KVASIR_FAMILY_MATRIX") == "all":
-        return list(product(DOCUMENTS, MOST_OFF))
-    return list(zip(covering(), cycle(MOST_OFF), strict=False))
+        return [pair for pair in product(DOCUMENTS, PRECISIONS) if is_there(*pair)]
+    return [pair for pair in zip(covering(), cycle(PRECISIONS), strict=False) if is_there(*pair)]
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +118,28 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("name", "precision"), cases())
-def test_quantized_in_place_a_family_answers_the_same_however_work_is_cut(
-    judged: Callable[[str], tuple[Path, Logits]], name: str, precision: Any
+def test_in_each_precision_a_family_answers_the_same_however_work_is_cut(
+    judged: Callable[[str], tuple[Path, Logits]], tmp_path: Path, name: str, precision: str
 ) -> None:
-    folder, logits = judged(name)
-    runner = runner_of(folder, ops=CPU, num_blocks=1024, quantization=precision)
+    (folder, logits), chosen, tokens = judged(name), PRECISIONS[precision], prompt(40)
+    if chosen.rewrite is not None:
+        folder, full = family_cover.convert(folder, tmp_path, chosen.rewrite)
+    runner = runner_of(folder, ops=CPU, num_blocks=1024, quantization=chosen.quantization, cache_dtype=chosen.cached)
     for stream in mixed_streams(Hand(runner), prompt):
         known = runner.logits(tuple(stream.tokens))[len(stream.prompt) - 1 : -1]
         given = known.gather(1, torch.tensor(stream.answer)[:, None])[:, 0]
         assert (given >= known.amax(dim=1) - TIE).all()
-    tokens = prompt(40)
-    wanted = logits(tokens).float()
-    off = (runner.logits(tokens) - wanted).square().mean(dim=1).sqrt() / wanted.std()
+    found = runner.logits(tokens)
+    off = apart(found, logits(tokens).float())
     assert (off > 0).all()
-    assert off.median() < MOST_OFF[precision]
+    assert off.median() < chosen.most_off
+    if chosen.rewrite is not None:
+        assert apart(found, runner_of(full, ops=CPU).logits(tokens)).median() < chosen.rounded
+
+
+def apart(found: Tensor, wanted: Tensor) -> Tensor:
+    """By position, as of `Precision.most_off`."""
+    return (found - wanted).square().mean(dim=1).sqrt() / wanted.std()
 
 
 def test_every_family_is_computed_here() -> None:
@@ -87,6 +148,8 @@ def test_every_family_is_computed_here() -> None:
     assert [family.architecture for family in (*DENSE, *SPARSE) if family not in found] == []
     assert set(covering()) <= set(DOCUMENTS)
     assert len(covering()) < len(DOCUMENTS) / 2
+    assert {name for name, _ in cases()} >= set(covering())
+    assert {precision for _, precision in cases()} == set(PRECISIONS)
 
 
 def test_a_dense_family_costs_few_lines() -> None:
