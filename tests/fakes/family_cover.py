@@ -58,7 +58,9 @@ def convert(folder: Path, into: Path, rewrite: Callable[..., dict[str, Tensor]])
     rewrite: `convert` of a module that rewrites checkpoints, with its style.
     """
     short, whole = (shutil.copytree(folder, into / name) for name in ("short", "whole"))
-    worth = rewrite(short, names=_matrices(folder))
+    names = _matrices(folder)
+    assert names
+    worth = rewrite(short, names=names)
     with safe_open(folder / "model.safetensors", "pt") as full:
         kept = {name: full.get_tensor(name) for name in full.keys() if name not in worth}  # noqa: SIM118 -- no mapping
     checkpoints.write_weights(whole, kept | {name: one.float() for name, one in worth.items()})
@@ -79,5 +81,5 @@ def _matrices(folder: Path) -> frozenset[str]:
         name
         for name, place in places.items()
         if name.endswith(".weight") and place.tensor.startswith("layers.") and place.tensor.endswith(".weight")
-        if len(shapes.get(name, ())) == 2 and not shapes[name][0] % 16 and not shapes[name][1] % GROUP
+        if len(shapes.get(name, ())) == 2 and not shapes[name][0] % 8 and not shapes[name][1] % GROUP
     )

@@ -50,42 +50,39 @@ class Precision:
     """most_off: root mean square of what a position's logits are off by, as a part of their spread; of other rows it
     would be about 1.4. The median of positions counts: where rounding chooses another expert, which a few of a random
     model have, all logits of that position are of other matrices. quantization, cached: as of `runner_of`. rewrite: as
-    of `family_cover.convert`. rounded: the same as most_off, but off the numbers that are in the file, of a format that
-    is held in another one.
+    of `family_cover.convert`; logits are then compared with those of the file's numbers in full.
     """
 
     most_off: float
     quantization: Quantization = "auto"
     cached: torch.dtype | None = None
     rewrite: Callable[..., dict[str, Tensor]] | None = None
-    rounded: float = 1e-4
 
 
+EXACT, IN_8_BITS = 1e-4, 0.15
 PRECISIONS = {
     "fp8": Precision(most_off=0.4, quantization="fp8"),
-    "int8": Precision(most_off=0.15, quantization="int8"),
+    "int8": Precision(most_off=IN_8_BITS, quantization="int8"),
     "int4": Precision(most_off=0.8, quantization="int4"),
-    "gptq": Precision(most_off=0.8, rewrite=partial(integer_checkpoints.convert, style=Style(method="gptq"))),
+    "gptq": Precision(most_off=EXACT, rewrite=partial(integer_checkpoints.convert, style=Style(method="gptq"))),
     "awq": Precision(
-        most_off=0.8, rewrite=partial(integer_checkpoints.convert, style=Style(method="awq", symmetric=False))
+        most_off=EXACT, rewrite=partial(integer_checkpoints.convert, style=Style(method="awq", symmetric=False))
     ),
-    "fp8-block": Precision(most_off=0.4, rewrite=partial(fp8_checkpoints.convert, style="block"), rounded=0.1),
-    "nvfp4": Precision(most_off=0.8, rewrite=partial(e2m1_checkpoints.convert, style="nvfp4")),
-    "nf4": Precision(most_off=0.8, rewrite=partial(bitsandbytes_checkpoints.convert, style="nf4-nested"), rounded=0.1),
-    "hqq": Precision(
-        most_off=0.8, rewrite=partial(hqq_checkpoints.convert, style=hqq_checkpoints.Style()), rounded=0.1
-    ),
-    "kv-int8": Precision(most_off=0.15, cached=torch.int8),
+    "fp8-block": Precision(most_off=IN_8_BITS, rewrite=partial(fp8_checkpoints.convert, style="block")),
+    "nvfp4": Precision(most_off=EXACT, rewrite=partial(e2m1_checkpoints.convert, style="nvfp4")),
+    "nf4": Precision(most_off=IN_8_BITS, rewrite=partial(bitsandbytes_checkpoints.convert, style="nf4-nested")),
+    "hqq": Precision(most_off=IN_8_BITS, rewrite=partial(hqq_checkpoints.convert, style=hqq_checkpoints.Style())),
+    "kv-int8": Precision(most_off=IN_8_BITS, cached=torch.int8),
     "kv-int4": Precision(most_off=0.8, cached=kv_quant.INT4),
 }
 
 
 def is_there(name: str, precision: str) -> bool:
     """Whether a model has what it is about."""
-    config = checked(Path("config.json"), hf_config.flattened(DOCUMENTS[name]))
-    spec = family_of(config).spec(config)
     if PRECISIONS[precision].cached is None:
         return True
+    config = checked(Path("config.json"), hf_config.flattened(DOCUMENTS[name]))
+    spec = family_of(config).spec(config)
     kinds = {attention.kind for attention in spec.attentions}
     return kinds != {"state"} and not (precision == "kv-int4" and spec.latent is not None)
 
@@ -129,12 +126,11 @@ def test_in_each_precision_a_family_answers_the_same_however_work_is_cut(
         known = runner.logits(tuple(stream.tokens))[len(stream.prompt) - 1 : -1]
         given = known.gather(1, torch.tensor(stream.answer)[:, None])[:, 0]
         assert (given >= known.amax(dim=1) - TIE).all()
-    found = runner.logits(tokens)
-    off = apart(found, logits(tokens).float())
-    assert (off > 0).all()
-    assert off.median() < chosen.most_off
+    found, wanted = runner.logits(tokens), logits(tokens).float()
+    assert (apart(found, wanted) > 0).all()
     if chosen.rewrite is not None:
-        assert apart(found, runner_of(full, ops=CPU).logits(tokens)).median() < chosen.rounded
+        wanted = runner_of(full, ops=CPU).logits(tokens)
+    assert apart(found, wanted).median() < chosen.most_off
 
 
 def apart(found: Tensor, wanted: Tensor) -> Tensor:
