@@ -58,8 +58,8 @@ class AcceptanceRates:
 @dataclass(slots=True, eq=False)
 class SequenceDrafts:
     """What speculation keeps of a sequence. draft: of the last look. guess: what the text gave then, unless it was
-    verified. untried: steps since a draft was. is_behind: a draft model had too much to read to draft in the last step
-    that was to have drafts.
+    verified. untried: steps since a draft was. behind: of those that were to have drafts the last in a row for which a
+    draft model had too much to read.
 
     rest: steps to come without a look; misses: looks in a row of which nothing from the text was verified.
     """
@@ -70,7 +70,7 @@ class SequenceDrafts:
     draft: Draft = NO_DRAFT
     guess: Draft = NO_DRAFT
     untried: int = 0
-    is_behind: bool = False
+    behind: int = 0
     rest: int = 0
     misses: int = 0
 

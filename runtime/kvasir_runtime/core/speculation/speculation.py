@@ -36,6 +36,8 @@ RETRY_STEPS: Final = 16
 """Steps after which a model's draft that was not worth it is tried again for a sequence, which costs less than 1 %
 where it adds less than a sixth to a step; where it adds more it is tried more rarely.
 """
+MOST_BEHIND: Final = 512
+"""Steps in which a model reads for a trial; what takes longer, as a text with more positions than it has, is none."""
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
@@ -144,7 +146,7 @@ class Speculation:
         """
         assert self._controller is not None
         self._untried += 1
-        if behind := [kind for kind in able if _drafts_of(kind).is_behind]:
+        if behind := [kind for kind in able if 0 < _drafts_of(kind).behind < MOST_BEHIND]:
             return min(behind, key=lambda kind: _drafts_of(kind).untried)
         if self._untried < RETRY_STEPS * self._controller.rarity(num_rows):
             return None
@@ -168,8 +170,8 @@ class Speculation:
                 if (num_made := len(chunk.drafts) - sampled.undrafted) and sampled.tokens:
                     self._verified(chunk, num_made, sampled.accepted)
                 if chunk.drafts and (drafts := chunk.sequence.speculated) is not None:
-                    is_read &= num_made > 0 and not drafts.is_behind
-                    drafts.is_behind = not num_made
+                    is_read &= num_made > 0 and not drafts.behind
+                    drafts.behind = 0 if num_made else drafts.behind + 1
         # A step in which a draft model still read what was before costs what others do not.
         most = MOST_FORCED if self._limits.has_states else 1
         decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
