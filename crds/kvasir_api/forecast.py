@@ -260,7 +260,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared and family.startswith("qwen") else 0))
     rows = (hidden, query, intermediate, experts.size, experts.shared)
     stored = (config.get("quantization_config"), routed / matrices, rows)
-    named = () if config.get("use_bidirectional_attention") else architectures(config) or GENERATING
+    named = () if config.get("use_bidirectional_attention") is True else architectures(config) or GENERATING
     generates = any(name.endswith(GENERATING) for name in named)
     embeddings = vocabulary * (hidden * (1 if tied or not generates else 2) + int(generates and dense.head_bias))
     embeddings += encoder_layers.tables(config, hidden=hidden, heads=heads)

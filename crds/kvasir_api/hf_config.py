@@ -57,7 +57,7 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
         return _usually_named(document)
     own = {name: value for name, value in document.items() if name != TEXT}
     kept = {name: own[name] for name in ("architectures", "quantization_config") if name in own}
-    return own | _IMPLIED.get(str(nested.get("model_type")), {}) | flattened(nested) | kept
+    return _with_directions(own | _IMPLIED.get(str(nested.get("model_type")), {}) | flattened(nested) | kept)
 
 
 def with_quantization(document: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,10 +88,14 @@ def _usually_named(document: Mapping[str, Any]) -> dict[str, Any]:
     if four_times and not found.get("intermediate_size") and isinstance(found.get("hidden_size"), int):
         found["intermediate_size"] = count(found, "expansion_ratio", 4) * found["hidden_size"]
     reshaped = family_fields.RESHAPED.get(family)
-    found = found if reshaped is None else reshaped(found)
-    if found.get("is_causal") is False:
-        found["use_bidirectional_attention"] = True
+    found = _with_directions(found if reshaped is None else reshaped(found))
     return family_fields.LEFT_OUT.get(family, {}) | found
+
+
+def _with_directions(document: dict[str, Any]) -> dict[str, Any]:
+    """Whether attention is causal under one name."""
+    causal = document.get("is_causal")
+    return {"use_bidirectional_attention": not causal, **document} if isinstance(causal, bool) else document
 
 
 def text_part(document: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL, not_stored
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
-from kvasir_runtime.hub_cache import HubCache, HubFile, HubListing, checked_snapshot, repository_folder
+from kvasir_runtime.hub_cache import COMMIT, HubCache, HubFile, HubListing, checked_snapshot, repository_folder
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -36,7 +36,6 @@ _LISTING_S: Final = 30.0
 """Half of the time that an inspection pod has; the library itself sets no limit."""
 _SILENCE_S: Final = 10.0
 _TRIES: Final = 2
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -180,8 +179,10 @@ def fetch(
 
     root = Path(constants.HF_HUB_CACHE)
     cache_limit.hold(repository_folder(root, name.repository))
-    if _COMMIT.fullmatch(name.revision) and (there := _checked(name, root)):
-        return there
+    if COMMIT.fullmatch(name.revision):
+        with suppress(ModelUnavailableError):
+            if there := _checked(name, root):
+                return there
     try:
         answer = _asked(name, timeout_s)
     except Exception as error:  # noqa: BLE001 -- whatever the library's HTTP client raises: cut off, too slow
@@ -216,7 +217,7 @@ def _listed(name: HubName, found: "ModelInfo") -> HubListing:
         for f in found.siblings or ()
         if (f.rfilename in parts if parts else is_needed(f.rfilename))
     ]
-    wrong = "" if _COMMIT.fullmatch(found.sha or "") else f"{found.sha!r:.100} is no commit"
+    wrong = "" if COMMIT.fullmatch(found.sha or "") else f"{found.sha!r:.100} is no commit"
     for file in fetched:
         if not is_inside(file.name):
             wrong = f"{file.name!r:.100} is no path in a repository"
@@ -233,11 +234,19 @@ def _path(name: HubName, snapshot: Path) -> Path:
 
 
 def _checked(name: HubName, root: Path) -> Path | None:
-    """The model where all of its files came and were compared before."""
+    """The model where all of its files came and were compared before; None where that is not known. Raises
+    ModelUnavailableError where one of them is not there any more."""
     from huggingface_hub import constants
 
     found = checked_snapshot(root, name.repository, name.revision or constants.DEFAULT_REVISION, name.file)
-    return _path(name, found) if found else None
+    if found is None:
+        return None
+    snapshot, lost = found
+    if lost:
+        raise ModelUnavailableError(
+            f"model {name.repository} lacks {lost} in the cache, {snapshot}; it is fetched when the hub is reached"
+        )
+    return _path(name, snapshot)
 
 
 def _kept(name: HubName, root: Path, refusal: Exception) -> Path:
@@ -251,7 +260,7 @@ def _kept(name: HubName, root: Path, refusal: Exception) -> Path:
         raise _unavailable(name, refusal) from refusal
     try:
         found = _checked(name, root) or _stored(name)
-    except errors.LocalEntryNotFoundError as absent:
+    except OSError as absent:  # the library's own LocalEntryNotFoundError among them
         answered = isinstance(refusal, (errors.HfHubHTTPError, ModelUnavailableError))
         raise _unavailable(name, refusal if answered else absent) from refusal
     LOG.warning("model %s is used as it is in the cache, %s: %s", name.repository, found, _unavailable(name, refusal))

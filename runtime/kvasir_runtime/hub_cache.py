@@ -3,7 +3,10 @@
 Called by `hub`. Processes on several nodes may share a cache: what changes a blob takes the library's lock of it.
 """
 
+import hashlib
 import os
+import re
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +21,9 @@ from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
 from kvasir_runtime.fetch.arrival import Arrival, has_weights
 from kvasir_runtime.fetch.file_transfer import FileTransfer, check_space, not_stored
-from kvasir_runtime.fetch.model_files import Checksum, RemoteFile, is_inside
+from kvasir_runtime.fetch.model_files import PATTERNS, Checksum, RemoteFile, is_inside
 
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _STILL_S: Final = 3.0
 """What is not written for so long while its lock is free is of a process that died."""
 _LOCK_S: Final = 0.2
@@ -172,9 +176,11 @@ class HubCache:
         return [file.name for file, whole in zip(files, is_whole, strict=True) if not whole]
 
     def remember(self, revision: str, file: str = "") -> None:
-        """All files are there: keep their names and digests, and let a branch or tag stand for the commit where the hub
-        is not reached. A cache that is only read stays. file: of a repository of which one GGUF model is fetched."""
-        listed = "".join(f"{one.digest} {one.name}\n" for one in self._found.files)
+        """All files are there: keep their names, sizes and digests, and let a branch or tag stand for the commit where
+        the hub is not reached. A cache that is only read stays. file: of a repository of which one GGUF model is
+        fetched.
+        """
+        listed = "".join(f"{one.digest} {one.size} {one.name}\n" for one in self._found.files)
         _write(_list(self._repository, self._found.commit, file), listed)
         if revision != self._found.commit and is_inside(revision):
             _write(self._repository / "refs" / revision, self._found.commit)
@@ -241,33 +247,45 @@ def repository_folder(root: Path, repository: str) -> Path:
     return root / f"models--{repository.replace('/', '--')}"
 
 
-def checked_snapshot(root: Path, repository: str, revision: str, file: str = "") -> Path | None:
-    """The files of a commit, or of the one that a branch or tag stood for last, if all of a listing came and were
-    compared; else None. root: HF_HUB_CACHE. file: of a repository of which one GGUF model is fetched."""
+def checked_snapshot(root: Path, repository: str, revision: str, file: str = "") -> tuple[Path, str] | None:
+    """The folder of a commit, or of the one that a branch or tag stood for last, of which all files of a listing came
+    and were compared, and the first of them that is not there any more, empty where all are; None where none is known.
+
+    root: HF_HUB_CACHE. file: of a repository of which one GGUF model is fetched.
+    """
     folder = repository_folder(root, repository)
     try:
         reference = folder / "refs" / revision
         commit = reference.read_text().strip() if is_inside(revision) and reference.is_file() else revision
-        listed = [line.partition(" ") for line in _list(folder, commit, file).read_text().splitlines()]
+        listed = [line.split(" ", 2) for line in _list(folder, commit, file).read_text().splitlines()]
     except (OSError, ValueError):
         return None
     snapshot, marks = folder / "snapshots" / commit, folder / _CHECKED
-    whole = all((snapshot / name).exists() and (marks / digest).exists() for digest, _, name in listed)
-    return snapshot if listed and whole else None
+    lost = (
+        name
+        for digest, size, name in listed
+        if _written(snapshot / name)[1] != int(size) or not (marks / digest).exists()
+    )
+    return (snapshot, next(lost, "")) if listed else None
 
 
 def _list(repository: Path, commit: str, file: str) -> Path:
-    """Where the digests and names of files are kept that came of a commit."""
-    return repository / _CHECKED / f"{commit}-{file}.files"
+    """Where names, sizes and digests are kept of the files that came of a commit, by what was wanted of it. Raises
+    ValueError for what is no commit."""
+    if not COMMIT.fullmatch(commit):
+        raise ValueError(f"{commit!r:.100} is no commit")
+    wanted = hashlib.sha256(repr(PATTERNS).encode()).hexdigest()[:8]
+    return repository / _CHECKED / f"{commit}-{wanted}-{file}.files"
 
 
 def _write(path: Path, text: str) -> None:
     """At once; not where the disk is full or only read."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text)
-        new.replace(path)
+        # Pods that share a volume have the same process ids.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as new:
+            new.write(text)
+        Path(new.name).replace(path)
 
 
 def _written(path: Path) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 The API process reads how embeddings are pooled and scaled, the engine which layers lie behind pooling.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -33,9 +34,21 @@ def read(model: Path) -> list[Module]:
     path = model / "modules.json"
     modules = decoded(path, list[Module]) or []
     for module in modules:
-        if not (model / module.path).resolve().is_relative_to(model.resolve()):
-            raise ModelError(f"{path}: path {module.path!r} leads out of the checkpoint")
+        if not module.path.isprintable() or module.path.startswith("/") or ".." in module.path.split("/"):
+            raise ModelError(f"{path}: path {module.path!r:.100} leads out of the checkpoint")
     return modules
+
+
+def refusal(modules: Sequence[Module]) -> str:
+    """Why a checkpoint's embeddings cannot be computed, as a sentence; empty where they can, as without modules."""
+    names = [module.name for module in modules]
+    if unknown := sorted(set(names) - {*SERVED}):
+        return f"The checkpoint's embeddings go through a module {unknown[0]}, which is not supported here."
+    if names != sorted(names, key=SERVED.index):
+        return f"The checkpoint's modules are {', '.join(names)}; only the order {', '.join(SERVED)} is supported."
+    if "Dense" in names and "Pooling" not in names:
+        return "The checkpoint makes a vector of each token (Dense without Pooling), which is not supported here."
+    return ""
 
 
 def decoded(path: Path, kind: type[_T]) -> _T | None:

@@ -72,6 +72,25 @@ def test_overrides_replace_fields(document: dict[str, Any], overrides: dict[str,
     assert hf_config.overridden(document, overrides) == want
 
 
+@pytest.mark.parametrize(
+    ("document", "overrides", "want"),
+    [
+        ({"is_causal": False}, {}, True),
+        ({"is_causal": False, "text_config": {"model_type": "gemma3_text"}}, {}, True),
+        ({"text_config": {"model_type": "gemma3_text", "is_causal": False}}, {}, True),
+        ({"use_bidirectional_attention": True, "is_causal": True}, {}, True),
+        ({"is_causal": False}, {"is_causal": True}, False),
+        ({}, {"is_causal": False}, True),
+        ({"is_causal": "false"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_directions_of_attention_have_one_name(
+    document: dict[str, Any], overrides: dict[str, Any], want: bool | None
+) -> None:
+    assert hf_config.overridden(document, overrides).get("use_bidirectional_attention") is want
+
+
 @pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "JSON object"), ("4", "JSON object")])
 def test_overrides_that_are_no_object_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

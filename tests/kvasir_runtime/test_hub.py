@@ -268,6 +268,19 @@ def test_a_commit_of_which_a_file_is_gone_is_completed(tmp_path):
         assert (folder / hub.WEIGHTS).read_bytes() == hub.FILES[hub.WEIGHTS]
 
 
+@pytest.mark.parametrize(("revision", "emptied"), [("main", False), (hub.COMMIT, True)])
+def test_a_model_that_is_not_whole_any_more_is_not_used_without_the_hub(tmp_path, revision, emptied):
+    with hub.serving() as found:
+        folder = Path(fetched(found, tmp_path, revision=revision))
+        used, found.fault = folder / "config.json", "busy"
+        if emptied:  # as a machine that lost its power may leave it
+            used.resolve().write_bytes(b"")
+        else:
+            used.unlink()
+        said = fetched(found, tmp_path, revision=revision, code=AT_ONCE + CODE)
+        assert said.startswith(f"refused: ModelUnavailable: model org/name lacks config.json in the cache, {folder}; ")
+
+
 def test_a_model_that_is_used_without_the_hub_stays_in_a_cache_with_a_limit(tmp_path):
     limit = {names.ENV_MODEL_CACHE_BYTES: str(2 * hub.LARGE)}
     with hub.serving() as found:

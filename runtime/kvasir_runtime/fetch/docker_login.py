@@ -45,12 +45,11 @@ def docker_login(settings: SourceSettings, host: str, model: str, helper_s: floa
     try:
         found = json.loads(path.read_bytes()) if path and path.is_file() else {}
         pair, helper = _pair(found, host), "" if settings.of_pod else _helper(found, host)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         where = f"key .dockerconfigjson of {SECRET}" if mounted else str(path)
         raise ModelUnavailableError(f"model {model}: {where} is not of Docker's form") from error
-    if pair or not helper:
-        return DockerLogin(basic=f"Basic {pair}" if pair else "")
-    return _of_helper(f"docker-credential-{helper}", host, helper_s)
+    given = _of_helper(f"docker-credential-{helper}", host, helper_s) if helper else DockerLogin()
+    return given if given.basic or not pair else DockerLogin(basic=f"Basic {pair}")
 
 
 def _pair(config: dict[str, Any], host: str) -> str:
@@ -79,8 +78,10 @@ def _of_helper(program: str, host: str, limit_s: float) -> DockerLogin:
         return DockerLogin(trouble="" if _NOT_FOUND in said.lower() else f"{program} ended with {status}")
     try:
         found = json.loads(said)
-        user, password = str(found["Username"]), str(found["Secret"])
-    except (ValueError, LookupError, TypeError):
+        user, password = found["Username"], found["Secret"]
+        if not (isinstance(user, str) and isinstance(password, str)):
+            raise ValueError("no texts")
+    except (ValueError, LookupError, TypeError, RecursionError):
         return DockerLogin(trouble=f"{program} gives no user and password")
     if user == _IS_TOKEN:
         return DockerLogin(trouble=f"{program} gives an identity token, which is not used: sign in with a password")

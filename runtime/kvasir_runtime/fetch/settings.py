@@ -71,7 +71,9 @@ class SourceSettings:
         from urllib.request import getproxies, proxy_bypass
 
         at = urlsplit(url)
-        return "" if proxy_bypass(at.hostname or "") else self.url("proxy") or getproxies().get(at.scheme, "")
+        if proxy_bypass(at.netloc.rpartition("@")[2]):
+            return ""
+        return self.url("proxy") or getproxies().get(at.scheme, "")
 
     def url(self, key: str) -> str:
         """A key that has to be a URL. Raises ModelUnavailableError where it is none."""

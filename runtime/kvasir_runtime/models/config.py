@@ -145,6 +145,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssm_multipliers: tuple[Positive, Positive, Positive, Positive, Positive] | None = None
     mlp_multipliers: tuple[Positive, Positive] | None = None
     use_bidirectional_attention: bool | None = None
+    is_causal: bool | None = None
     qkv_bias: bool | None = None
     bias: bool | None = None
     use_bias: bool | None = None

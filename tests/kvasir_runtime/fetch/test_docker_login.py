@@ -45,9 +45,11 @@ def test_a_helper_is_asked_for_its_registry(helper, config):
     assert found() == DockerLogin(basic=BASIC)
 
 
-def test_a_password_in_the_file_comes_before_a_helper(helper):
-    helper("exit 1", {"credsStore": "fake", "auths": {HOST: {"username": "user", "password": PASSWORD}}})
-    assert found() == DockerLogin(basic=BASIC)
+@pytest.mark.parametrize(("script", "user"), [("exit 1", "old"), (GIVES, "user")])
+def test_a_password_in_the_file_is_used_where_a_helper_has_none(helper, script, user):
+    helper(script, {"credsStore": "fake", "auths": {HOST: {"username": user, "password": PASSWORD}}})
+    basic = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
+    assert found() == DockerLogin(basic=f"Basic {basic}")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,10 @@ def test_a_password_in_the_file_comes_before_a_helper(helper):
         ("sleep 100 & sleep 100", "docker-credential-fake ended with -9"),
         ("while :; do echo 0123456789; done", "docker-credential-fake ended with -9"),
         ("echo '[]'", "docker-credential-fake gives no user and password"),
+        (
+            """echo '{"Username": "user", "Secret": null}'""",
+            "docker-credential-fake gives no user and password",
+        ),
         (
             """echo '{"Username": "<token>", "Secret": "x"}'""",
             "docker-credential-fake gives an identity token, which is not used: sign in with a password",

@@ -96,11 +96,8 @@ def _embedding(
     normalize, declared = True, options.pooling != "auto" or ready.head == "none"
     if modules := sentence_modules.read(model):
         names = [module.name for module in modules]
-        served = sentence_modules.SERVED
-        if unknown := sorted(set(names) - {*served}):
-            return f"The checkpoint's embeddings go through a module {unknown[0]}, which is not supported here."
-        if names != sorted(names, key=served.index):
-            return f"The checkpoint's modules are {', '.join(names)}; only the order {', '.join(served)} is supported."
+        if refusal := sentence_modules.refusal(modules):
+            return refusal
         normalize, declared = "Normalize" in names, True
         if options.pooling == "auto":
             mode = _mode(model / modules[names.index("Pooling")].path) if "Pooling" in names else "lasttoken"

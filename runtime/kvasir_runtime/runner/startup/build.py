@@ -114,7 +114,7 @@ def _built(
     )
     folder = loaded.folder
     facts = _facts(options, folder, loaded, ops, device)
-    if dense := dense_modules.load(folder, facts.hidden_size, device):
+    if dense := dense_modules.load(arriving.real(folder), facts.hidden_size, device):
         facts = msgspec.structs.replace(facts, hidden_size=len(dense[-1].weight))
     named = draft_model.named(options, facts, device, ops)
     drafter: Drafter | None = draft_head.load(options, named, loaded, facts, device, ops, on_progress)

@@ -1,7 +1,7 @@
 """Loads the layers that a checkpoint of sentence-transformers has behind pooling. Called by `build`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import torch
@@ -20,12 +20,18 @@ class _DenseConfig(msgspec.Struct):
     out_features: Width
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] | None = None
+    use_residual: Literal[False] = False
 
 
 def load(model: Path, hidden_size: int, device: torch.device) -> tuple[Dense, ...]:
-    """Those of modules.json, in order, in float32. hidden_size: of what is pooled. Raises ModelError."""
+    """Those of modules.json, in order, in float32; none where it has others that are not served, since `capabilities`
+    refuses embeddings then. hidden_size: of what is pooled. Raises ModelError.
+    """
     found, width = list[Dense](), hidden_size
-    for module in sentence_modules.read(model):
+    modules = sentence_modules.read(model)
+    for module in () if sentence_modules.refusal(modules) else modules:
         if module.name != "Dense":
             continue
         path = model / module.path / "config.json"

@@ -184,7 +184,7 @@ def _through_transformers(
 def _sequence_limit(options: ServeOptions, folder: Path, family: Family, document: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence. Raises ModelError where the option is more than the model has positions."""
     limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
-    is_encoder = family.is_encoder or document.get("use_bidirectional_attention")
+    is_encoder = family.is_encoder or document.get("use_bidirectional_attention") is True
     return read_longest_text(folder, limit) if is_encoder and not options.max_model_len else limit
 
 

@@ -88,6 +88,7 @@ def test_how_embeddings_are_made(tmp_path, given, kind, normalize, declared):
     [
         ({"modules": (*NORMALIZED[:2], "CNN")}, "module CNN"),
         ({"modules": (*NORMALIZED, "Dense"), "module": {"pooling_mode_mean_tokens": True}}, "only the order"),
+        ({"modules": ("Transformer", "Dense")}, "a vector of each token"),
         (
             {"modules": NORMALIZED, "module": {"pooling_mode_cls_token": True}},
             "the first token of this model sees nothing",

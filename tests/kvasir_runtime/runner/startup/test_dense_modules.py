@@ -1,17 +1,23 @@
 """Layers behind pooling as sentence-transformers stores them, and those that cannot be computed."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from fakes import encoder_checkpoints
 from fakes.encoder_checkpoints import sentence_transformers
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.arriving import ArrivingFolder, Shards
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.runner.startup import dense_modules
+from kvasir_runtime.runner.startup.build import build
 
 CPU = torch.device("cpu")
+NAME = "model.safetensors"
 
 
 def test_each_layer_computes_as_torchs_own(tmp_path: Path) -> None:
@@ -31,6 +37,44 @@ def test_a_model_without_them_has_none(tmp_path: Path) -> None:
     assert dense_modules.load(tmp_path, 8, CPU) == ()
 
 
+def test_none_are_read_of_a_checkpoint_whose_embeddings_are_refused(tmp_path: Path) -> None:
+    """It may be served for something else."""
+    sentence_transformers(tmp_path, "mean_tokens", dense=[nn.Linear(8, 24), nn.Tanh()])
+    listed = json.loads((tmp_path / "modules.json").read_text())
+    (tmp_path / "modules.json").write_text(json.dumps([one for one in listed if "Pooling" not in one["type"]]))
+    assert dense_modules.load(tmp_path, 8, CPU) == ()
+
+
+@pytest.mark.parametrize("path", ["../2_Dense", "/etc", "a\0b"])
+def test_a_path_out_of_the_checkpoint_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "Dense", "path": path}]))
+    with pytest.raises(ModelError, match="leads out of the checkpoint"):
+        dense_modules.load(tmp_path, 8, CPU)
+
+
+def test_they_are_loaded_while_the_checkpoint_comes(tmp_path: Path) -> None:
+    """Folders of one that comes are links into the real one."""
+    folder = tmp_path / "m"
+    encoder_checkpoints.write(folder, "bert")
+    sentence_transformers(folder, "mean_tokens", dense=[nn.Linear(32, 24), nn.Tanh()])
+    raw = (folder / NAME).read_bytes()
+    header = raw[: 8 + int.from_bytes(raw[:8], "little")]
+    (folder / NAME).rename(folder / "part")
+    shards = Shards(headers={NAME: header}, sizes={NAME: len(raw)}, partials={NAME: "part"})
+    coming = ArrivingFolder(folder, shards)
+    coming.comes(NAME)
+
+    def arrive() -> None:
+        (folder / "part").rename(folder / NAME)
+        coming.arrived(NAME)
+
+    with ThreadPoolExecutor(1) as threads:
+        arrived = threads.submit(arrive)
+        options = ServeOptions(model=str(coming.path), device="cpu", max_sequences=2, startup_cache="off")
+        assert build(options, lambda _: None).facts.hidden_size == 24
+        arrived.result()
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -39,6 +83,8 @@ def test_a_model_without_them_has_none(tmp_path: Path) -> None:
         ({"out_features": 25}, r"linear\.bias has shape \[24\], expected \[25\]"),
         ({"out_features": 0}, "out_features"),
         ({"bias": False}, r"unexpected tensor linear\.bias"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name"),
+        ({"use_residual": True}, "use_residual"),
     ],
 )
 def test_what_cannot_be_computed_names_the_file(tmp_path: Path, changes: dict[str, object], why: str) -> None:
