@@ -14,7 +14,6 @@ from kvasir_runtime.core.plan import UNDRAFTED, SampledTokens, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.sequence import SequenceState
-from kvasir_runtime.core.speculation.drafters import Drafter, ModelDrafter
 from kvasir_runtime.core.speculation.speculation import Speculation
 
 LIMITS: Final = Limits(num_blocks=4096, block_size=16, max_batch_tokens=512, max_sequences=256, max_model_len=1 << 20)
@@ -47,9 +46,10 @@ class World:
     """step_s: of so many sequences and drafts. rates: of each sequence, the probability that a draft is right.
 
     beside: a model drafts, whose steps take half as long again, and texts do, whose drafts are right for texts_rate.
-    limit: drafts of a sequence at most. next_token: of a text, given its length, where there is no guess of it. read_s:
-    that a draft model takes for a token; it drafts for a sequence once it has read all of it, 64 tokens in a step and
-    one for each sequence, those of which least is unread first.
+    Without them no text repeats. limit: drafts of a sequence at most. next_token: of a text, given its length, where
+    there is no guess of it. read_s: that a draft model takes for a token, and pass_s for each of its passes; it drafts
+    for a sequence once it has read all of it, 64 tokens in a step and one for each sequence, those of which least is
+    unread first.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class World:
         seed: int = 0,
         **more: Any,
     ) -> None:
-        """more: beside, texts_rate, limit and read_s."""
+        """more: beside, texts_rate, limit, read_s and pass_s."""
         self.beside, self.texts_rate = more.get("beside", False), more.get("texts_rate", 0.0)
         self.kinds = [running(number) for number in range(num_sequences)]
         self.rates, self.step_s, self.chance = rates, step_s, random.Random(seed)
         self.read_s: float = more.get("read_s", 0.0)
+        self.pass_s: float = more.get("pass_s", 0.0)
         self.read = [1] * num_sequences
         limits: Any = SimpleNamespace(
             speculation=speculation,
@@ -76,10 +77,9 @@ class World:
             max_batch_tokens=512,
             max_cached_answers=0,
         )
-        always = AlwaysDrafter(more.get("limit", 1 << 10))
-        drafter: Drafter = ModelDrafter() if speculation == "model" else always
-        self.next_token: Callable[[int], int] = lambda _: 1
-        self.speculation = Speculation(limits, Counters(), None if self.beside else drafter)
+        drafter = None if speculation == "model" else AlwaysDrafter(more.get("limit", 1 << 10))
+        self.next_token: Callable[[int], int] = lambda place: 1 if drafter or self.beside else place + 3
+        self.speculation = Speculation(limits, Counters(), drafter)
         self.pool = BlockPool(4096, LIMITS.attentions, 16)
         self.seconds, self.tokens = 0.0, 0
 
@@ -142,6 +142,9 @@ class World:
             sequence.computed += len(tokens)
             self.tokens += len(tokens)
         elapsed_s = read_s + self.step_s(len(chunks), num_drafts)
+        elapsed_s += self.pass_s * max(
+            len(chunk.drafts) - one.undrafted for chunk, one in zip(chunks, sampled, strict=True)
+        )
         elapsed_s *= 1.5 if self.beside and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks) else 1
         elapsed_s *= self.chance.uniform(0.97, 1.03)
         self.seconds += elapsed_s

@@ -22,8 +22,11 @@ FIRST_WEIGHT: Final = 2.0
 KEPT: Final = 0.85
 """Of what was learned, at each verification: a change is known after some six."""
 KEPT_BY_ALL: Final = 0.99
-RETRIED: Final = 0.7
-"""Expected of a model's draft that is tried again."""
+READ_WITH_EASE: Final = 32
+"""Tokens that a model reads beside others before it drafts. DOUBTED: how likely its drafts count as they are where it
+has more to read, so that none is begun for a little gain.
+"""
+DOUBTED: Final = 0.85
 LEAST_SURVIVAL: Final = 0.02
 """Below which no draft is worth a look at its cost."""
 MOST_REST: Final = 15
@@ -58,8 +61,8 @@ class AcceptanceRates:
 @dataclass(slots=True, eq=False)
 class SequenceDrafts:
     """What speculation keeps of a sequence. draft: of the last look. guess: what the text gave then, unless it was
-    verified. untried: steps since a draft was. behind: of those that were to have drafts the last in a row for which a
-    draft model had too much to read.
+    verified. untried: steps since a draft was. num_read: tokens up to the last draft of a model, which it has read.
+    behind: of the steps that were to have such drafts the last in a row for which it had too much to read.
 
     rest: steps to come without a look; misses: looks in a row of which nothing from the text was verified.
     """
@@ -70,19 +73,20 @@ class SequenceDrafts:
     draft: Draft = NO_DRAFT
     guess: Draft = NO_DRAFT
     untried: int = 0
+    num_read: int = 0
     behind: int = 0
     rest: int = 0
     misses: int = 0
 
-    def survivals(self, *, retried: bool = False) -> list[float]:
+    def survivals(self, num_unread: int = 0) -> list[float]:
         """The probability of each token of the draft to be kept, falling from one to the next, as far as it matters.
 
-        retried: whether the first is verified again though it was not worth it.
+        num_unread: tokens that the one that drafts has to read before.
         """
-        rate, survival = self.rates.of(class_of(self.draft)), 1.0
+        rate, survival = self.rates.of(class_of(self.draft)), DOUBTED if num_unread > READ_WITH_EASE else 1.0
         found = []
-        for place, share in enumerate(self.draft.shares):
-            survival *= max(rate, RETRIED) if retried and not place else rate
+        for share in self.draft.shares:
+            survival *= rate
             if survival * share < LEAST_SURVIVAL:
                 break
             found.append(survival * share)

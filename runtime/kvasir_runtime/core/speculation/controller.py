@@ -9,6 +9,7 @@ steps are bound by arithmetic, and begins again where there are fewer sequences.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 LEVELS: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 160, 200, 240)
@@ -30,6 +31,8 @@ slowed down would keep all of as many drafts, and more, from being tried. RENEWE
 are, since those of numbers that are not used any more may be of another time.
 """
 RENEWED: Final = 512
+READ_RENEWED: Final = 4096
+"""The same where a model has to read for it."""
 FIRST_LEVEL: Final = 8
 """Drafts of a step at most, or as many as sequences, before any were measured; later GROWTH times as many as were."""
 GROWTH: Final = 4
@@ -55,7 +58,7 @@ RETRY_SHARE: Final = 1 / 6
 """Of a step without drafts, by what one draft may make it longer to be tried again every `speculation.RETRY_STEPS`;
 where it adds more it is tried as much more rarely, at most MOST_RARELY times.
 """
-MOST_RARELY: Final = 16
+MOST_RARELY: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +91,15 @@ class _Mean:
 class StepCosts:
     """Of steps of pure decoding, by the number of sequences: mean seconds without drafts, and for numbers of drafts as
     many times as long as those were then, so that a machine that becomes slower changes nothing.
+
+    reads: drafts are a model's, which for a trial reads all that it did not draft behind, and of which one may cost as
+    much as one for each sequence.
     """
 
-    __slots__ = ("_forgotten", "_means", "_num_observed", "_plain")
+    __slots__ = ("_forgotten", "_means", "_num_observed", "_plain", "_reads")
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = False) -> None:
+        self._reads = reads
         self._plain: dict[int, _Mean] = {}
         self._means: dict[int, dict[int, _Mean]] = {}
         """By size and level."""
@@ -105,7 +112,7 @@ class StepCosts:
         size, level = size_of(num_sequences), level_of(num_drafts)
         plain, now = self._plain.setdefault(size, _Mean(elapsed_s)), self._num_observed.get(size, 0) + 1
         self._num_observed[size] = now
-        if now % RENEWED == 0:
+        if now % (READ_RENEWED if self._reads else RENEWED) == 0:
             self.forget_drafts(num_sequences)
         changed, means = False, self._means.setdefault(size, {})
         if not level:
@@ -136,7 +143,11 @@ class StepCosts:
         lower = means[below].value if below else 1.0
         if above:
             return lower + (level - below) / (above - below) * (means[above].value - lower)
-        slope = (lower - 1) / below if below else min(FIRST_COST, FIRST_COST_EACH / num_sequences)
+        # One draft of a model may cost as much as one for each sequence: two numbers show what each adds.
+        before = max([one for one in means if one < below], default=0) if self._reads else 0
+        slope = min(FIRST_COST, FIRST_COST_EACH / num_sequences)
+        if before or (below and not self._reads):
+            slope = (lower - (means[before].value if before else 1.0)) / (below - before)
         return lower + max(0.0, slope) * (level - below)
 
     def most_drafts(self, num_sequences: int) -> int:
@@ -155,10 +166,10 @@ class StepCosts:
 
 
 class DraftController:
-    """One for an engine."""
+    """One for an engine. reads: as of `StepCosts`."""
 
-    def __init__(self) -> None:
-        self.costs = StepCosts()
+    def __init__(self, *, reads: bool = False) -> None:
+        self.costs = StepCosts(reads=reads)
         self._drafting: dict[int, int] = {}
         """By size, steps with drafts since the last one without."""
         self._plain_steps: dict[int, int] = {}
@@ -195,45 +206,56 @@ class DraftController:
         """Whether no draft would pay in steps of so many sequences, as they were measured last."""
         return self._rests.get(size_of(num_sequences), (0, 0))[0] > 0
 
+    def _may_pay(self, num_sequences: int, most: int) -> bool:
+        """Whether some number of drafts up to the most would pay if all were right."""
+        plain_s = self.costs.seconds(num_sequences, 0)
+        speeds = {level: plain_s / self.costs.seconds(num_sequences, level) for level in LEVELS[1:] if level <= most}
+        return any((1 + level / num_sequences) * speed > GAIN for level, speed in speeds.items())
+
     def counts(
-        self, num_sequences: int, survivals: Sequence[Sequence[float]], most: int, unread: Sequence[int] = ()
+        self,
+        num_sequences: int,
+        survivals: Sequence[Sequence[float]],
+        most: int,
+        unread: Mapping[int, int] = MappingProxyType({}),
     ) -> list[int]:
         """How many drafts each sequence verifies in the next step.
 
         survivals: of those that have drafts the probability of each to be kept, falling. most: drafts of a step.
-        unread: where a model is to draft, tokens of each sequence that it has to read for it.
+        unread: tokens that a model has to read before it drafts, by the place of the sequence.
         """
         if not any(survivals):
             return [0] * len(survivals)
         size, costs = size_of(num_sequences), self.costs
-        most = min(most, costs.most_drafts(num_sequences))
-        ranked = sorted([(-one, place) for place, those in enumerate(survivals) for one in those])[:most]
+        as_known = min(most, costs.most_drafts(num_sequences))
+        ranked = sorted([(-one, place) for place, those in enumerate(survivals) for one in those])[:as_known]
         plain_s = costs.seconds(num_sequences, 0)
         best_level, best = 0, GOES_ON if self._drafting.get(size) else GAIN
-        kept, done, may_pay = 0.0, 0, False
+        kept, done = 0.0, 0
         for level in LEVELS[1:]:
             if level > len(ranked):
                 break
             kept -= sum([one for one, _ in ranked[done:level]])
             done = level
             speed = plain_s / costs.seconds(num_sequences, level)
-            may_pay |= (1 + level / num_sequences) * speed > GAIN
             if (gain := (1 + kept / num_sequences) * speed) > best:
                 best_level, best = level, gain
         counts = [0] * len(survivals)
         for _, place in ranked[:best_level]:
             counts[place] += 1
-        if unread and sum([count > 0 for count in counts]) > (most_read := costs.most_read(num_sequences)):
-            each = min(DRAFTS_READ, -(-best_level // most_read))
-            counts = [0] * len(survivals)
-            for place in sorted(range(len(counts)), key=unread.__getitem__)[:most_read]:
-                counts[place] = min(each, max(1, len(survivals[place])))
+        by_model = [place for place in unread if counts[place]]
+        if len(by_model) > (most_read := costs.most_read(num_sequences)):
+            each = min(DRAFTS_READ, -(-sum([counts[place] for place in by_model]) // most_read))
+            for place in by_model:
+                counts[place] = 0
+            for place in sorted([one for one in unread if survivals[one]], key=unread.__getitem__)[:most_read]:
+                counts[place] = min(each, len(survivals[place]))
         if best_level:
             self._drafting[size] = self._drafting.get(size, 0) + 1
             self._rests.pop(size, None)
         else:
             self._drafting[size] = 0
-            if not may_pay:
+            if not self._may_pay(num_sequences, most if unread else len(ranked)):
                 _, whole = self._rests.get(size, (0, LEAST_REST // 2))
                 self._rests[size] = (min(MOST_REST, 2 * whole),) * 2
         return counts

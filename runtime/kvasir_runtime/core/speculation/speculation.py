@@ -6,7 +6,7 @@ controller of their own, since they cost less. Nothing here changes an answer: t
 have drawn. Knows neither clock nor device: seconds are given.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kvasir_api import state_copies
@@ -36,8 +36,13 @@ RETRY_STEPS: Final = 16
 """Steps after which a model's draft that was not worth it is tried again for a sequence, which costs less than 1 %
 where it adds less than a sixth to a step; where it adds more it is tried more rarely.
 """
+READ_PER_STEP: Final = 2
+"""Tokens that a model may read for such trials, for each step: all that one or two streams get."""
+MOST_UNREAD: Final = 1 << 14
+"""Tokens of a sequence; one of which a model has to read more, or did not in MOST_BEHIND steps, has no drafts of it."""
 MOST_BEHIND: Final = 512
-"""Steps in which a model reads for a trial; what takes longer, as a text with more positions than it has, is none."""
+FEW_READING: Final = 1 / 8
+"""Of the sequences with drafts, those for which a model may still read in a step that is measured."""
 LEAST_REST: Final = 128
 MOST_REST: Final = LEAST_REST << 10
 """Steps without drafts after one with drafts found no memory: it costs all that its requests have computed."""
@@ -64,7 +69,8 @@ class Speculation:
         named: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(), "auto": SuffixDrafter()}
         named |= dict.fromkeys(BY_RUNNER, ModelDrafter())
         self._drafter = drafter or named.get(limits.speculation)
-        self._controller = DraftController() if limits.speculation in ("auto", *BY_RUNNER) else None
+        by_model = limits.speculation in BY_RUNNER
+        self._controller = DraftController(reads=by_model) if by_model or limits.speculation == "auto" else None
         """Of steps with drafts of the model where there is one; beside it texts have their own."""
         self._beside_model = SuffixDrafter() if drafter is None and limits.speculation in BY_RUNNER else None
         self._of_texts = DraftController() if self._beside_model is not None else self._controller
@@ -78,8 +84,10 @@ class Speculation:
         """Positions that a step may sample from: there is memory for the logits of all rows."""
         self._most_with_state = state_copies.num_rows(limits.attentions, limits.block_bytes)
         self._rest, self._next_rest = 0, LEAST_REST
-        self._untried = 0
-        """Steps since a model's draft was tried again."""
+        self._trial: RequestKind | None = None
+        """For which a model's draft was tried again last."""
+        self._untried = self._may_read = 0
+        """Steps since then, and tokens that the model may read for the next one."""
         self._why = ""
 
     def draft(self, running: Collection[RequestKind], budget: int, pool: BlockPool) -> None:
@@ -128,31 +136,43 @@ class Speculation:
         if rests:
             return None
         self._look(drafter, able, model)
-        by_model = any(_drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,) for kind in able)
-        controller = self._controller if by_model else self._of_texts
-        retried = self._retried(able, num_rows) if by_model else None
-        unread = [_drafts_of(kind).untried for kind in able] if by_model else []
-        survivals = [_drafts_of(kind).survivals(retried=kind is retried) for kind in able]
+        unread = {
+            place: len(kind.sequence.tokens) - _drafts_of(kind).num_read
+            for place, kind in enumerate(able)
+            if _drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,)
+        }
+        controller = self._controller if unread else self._of_texts
+        survivals = [_drafts_of(kind).survivals(unread.get(place, 0)) for place, kind in enumerate(able)]
         counts = controller.counts(num_rows, survivals, room, unread)
+        tried = self._tried_again(able, unread, num_rows) if unread else None
+        if tried is not None:
+            counts[tried] = max(1, counts[tried])
         if any(counts):
             self._why = ""
         elif controller.is_off(num_rows):
             self._why = NONE_PAYS
         return counts
 
-    def _retried(self, able: Sequence[RequestKind], num_rows: int) -> RequestKind | None:
-        """The sequence for which the draft model is tried again: of those without drafts the one that it has least of
-        to read, so that it does not read all that others get; None where it is not time.
+    def _tried_again(self, able: Sequence[RequestKind], unread: Mapping[int, int], num_rows: int) -> int | None:
+        """The place of the sequence for which the draft model drafts though that was not worth it; None where it is not
+        time. It goes on until the model has read the sequence.
+
+        It is the one that waited longest of those of which no more is to be read than steps have allowed since.
         """
         assert self._controller is not None
-        self._untried += 1
-        if behind := [kind for kind in able if 0 < _drafts_of(kind).behind < MOST_BEHIND]:
-            return min(behind, key=lambda kind: _drafts_of(kind).untried)
+        self._untried, self._may_read = self._untried + 1, min(MOST_UNREAD, self._may_read + READ_PER_STEP)
+        if self._trial is not None:
+            place = next((place for place in unread if able[place] is self._trial), None)
+            if place is not None and _drafts_of(able[place]).behind:
+                return place
+            self._trial = None
         if self._untried < RETRY_STEPS * self._controller.rarity(num_rows):
             return None
-        self._untried = 0
-        without = [kind for kind in able if _drafts_of(kind).untried]
-        return min(without, key=lambda kind: _drafts_of(kind).untried, default=None)
+        waiting = [place for place, num in unread.items() if num <= self._may_read and _drafts_of(able[place]).untried]
+        place = max(waiting, key=lambda one: _drafts_of(able[one]).untried, default=None)
+        if place is not None:
+            self._trial, self._untried, self._may_read = able[place], 0, self._may_read - unread[place]
+        return place
 
     def rest(self) -> None:
         """A step with drafts found no memory: those that follow have none, twice as many each time."""
@@ -163,16 +183,19 @@ class Speculation:
         if self._drafter is None:
             return
         self._rest = max(0, self._rest - bool(chunks))
-        num_drafts, is_read = sum([len(chunk.drafts) for chunk in chunks]), True
-        if num_drafts:
+        num_drafts = num_drafting = num_reading = 0
+        if any(chunk.drafts for chunk in chunks):
             sampling = [chunk for chunk in chunks if chunk.samples]
             for chunk, sampled in zip(sampling, results.sampled, strict=True):
                 if (num_made := len(chunk.drafts) - sampled.undrafted) and sampled.tokens:
                     self._verified(chunk, num_made, sampled.accepted)
+                num_drafts += len(chunk.drafts) if num_made else 0
                 if chunk.drafts and (drafts := chunk.sequence.speculated) is not None:
-                    is_read &= num_made > 0 and not drafts.behind
+                    num_drafting, num_reading = num_drafting + 1, num_reading + (not num_made or drafts.behind > 0)
                     drafts.behind = 0 if num_made else drafts.behind + 1
+                    drafts.num_read = len(chunk.sequence.tokens) if num_made else drafts.num_read
         # A step in which a draft model still read what was before costs what others do not.
+        is_read = num_reading <= num_drafting * FEW_READING
         most = MOST_FORCED if self._limits.has_states else 1
         decodes = bool(chunks) and is_read and all(chunk.end - chunk.start <= most for chunk in chunks)
         by_model = decodes and any(chunk.drafts[:1] == (UNDRAFTED,) for chunk in chunks)
@@ -236,13 +259,18 @@ class Speculation:
             sequence = kind.sequence
             if sequence.speculated is None:
                 sequence.speculated = SequenceDrafts(AcceptanceRates(self._rates))
+                if self.drafter_follows:
+                    sequence.speculated.num_read = len(sequence.tokens)
             drafts = sequence.speculated
             # Each draft that is kept and the token behind them must have a place in the answer.
             most = min(longest, kind.remaining - 1)
             if self._limits.has_states:
                 size = self._limits.block_size
                 most = min(most, kept_states.most_drafts(sequence.computed, len(sequence.tokens), size))
-            of_model = NO_DRAFT if model is None else model.propose(drafts.history, min(most, DRAFTS_OF_MANY))
+            is_readable = drafts.behind < MOST_BEHIND and len(sequence.tokens) - drafts.num_read <= MOST_UNREAD
+            of_model = NO_DRAFT
+            if model is not None and is_readable:
+                of_model = model.propose(drafts.history, min(most, DRAFTS_OF_MANY))
             if drafter is None or (drafts.rest and self._controller is not None):
                 drafts.rest = max(0, drafts.rest - 1)
                 drafts.draft = of_model

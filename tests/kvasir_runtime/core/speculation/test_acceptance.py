@@ -3,10 +3,11 @@
 import pytest
 
 from kvasir_runtime.core.speculation.acceptance import (
+    DOUBTED,
     FIRST,
     KEPT,
     MOST_REST,
-    RETRIED,
+    READ_WITH_EASE,
     UNTRIED_REST,
     AcceptanceRates,
     SequenceDrafts,
@@ -70,13 +71,11 @@ def test_of_a_text_and_a_model_the_likelier_drafts():
     assert drafts.draft == of_model
 
 
-def test_what_is_tried_again_is_expected_to_be_right_once():
-    drafts, of_model = SequenceDrafts(AcceptanceRates()), Draft((-1, -1), (1.0, 1.0))
-    for _ in range(60):
-        drafts.rates.verified(class_of(of_model), 1, 0, KEPT)
-    drafts.look(Draft(), 3, of_model)
-    assert sum(drafts.survivals()) < 0.1
-    assert drafts.survivals(retried=True) == [RETRIED]
+def test_drafts_that_a_model_has_much_to_read_for_are_doubted():
+    drafts = SequenceDrafts(AcceptanceRates())
+    drafts.look(Draft(), 3, Draft((-1,), (1.0,)))
+    assert drafts.survivals(READ_WITH_EASE) == [FIRST[0]]
+    assert drafts.survivals(READ_WITH_EASE + 1) == [DOUBTED * FIRST[0]]
 
 
 @pytest.mark.parametrize(

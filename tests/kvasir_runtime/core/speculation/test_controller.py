@@ -124,7 +124,7 @@ def test_where_drafts_take_another_time_steps_without_are_measured_too():
 
 
 @pytest.mark.parametrize(
-    ("costs", "want"), [({}, 1.0), ({0: 1.0, 1: 1.1}, 1.0), ({0: 1.0, 1: 1.5}, 3.0), ({0: 1.0, 1: 9.0}, 16.0)]
+    ("costs", "want"), [({}, 1.0), ({0: 1.0, 1: 1.1}, 1.0), ({0: 1.0, 1: 1.5}, 3.0), ({0: 1.0, 1: 99.0}, 64.0)]
 )
 def test_a_draft_that_costs_more_is_tried_again_more_rarely(costs, want):
     assert measured(1, costs).rarity(1) == pytest.approx(want)
