@@ -15,6 +15,7 @@ NAMES: Final = {
 LEFT_OUT: Final = {"partial_rotary_factor": 0.5}
 _NAMES_OF_ALL: Final = (["ChatGLMModel"], ["ChatGLMForConditionalGeneration"])
 _BASE: Final = 10_000.0
+_MOST_RATIO: Final = 2**20
 
 
 def usual(document: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def usual(document: dict[str, Any]) -> dict[str, Any]:
     """
     if document.get("architectures") in _NAMES_OF_ALL:
         document["architectures"] = ["ChatGLMForCausalLM"]
-    ratio = document.get("rope_ratio") or 1
-    if isinstance(ratio, int | float):
-        document.setdefault("rope_theta", _BASE * ratio)
+    ratio = document.get("rope_ratio", 1)
+    is_ratio = isinstance(ratio, int | float) and 0 < ratio <= _MOST_RATIO
+    document.setdefault("rope_theta", _BASE * ratio if is_ratio else ratio)  # which is refused as none
     return document | {"vocab_size": document.get("padded_vocab_size") or document.get("vocab_size")}

@@ -57,7 +57,7 @@ def _object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError that names the file."""
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} is not a JSON object")

@@ -90,6 +90,8 @@ def _object(uri: str, file: RemoteFile) -> dict[str, Any]:
             found = json.loads(b"".join(transfer.pieces))
     except BrokenTransferError as error:
         raise ModelUnavailableError(f"model {uri} cannot be reached: {error.told()}") from error
+    except RecursionError as error:
+        raise ValueError(f"{file.name} of {uri} is nested too deep") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file.name} of {uri} is not a JSON object")
     return found

@@ -299,7 +299,7 @@ def decode_file(path: Path, kind: type[_T], *, limit_bytes: int = _MAX_FILE_BYTE
         raise ModelError(f"{path} does not exist; expected the directory of a Hugging Face checkpoint") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error
 
 

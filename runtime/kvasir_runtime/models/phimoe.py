@@ -22,7 +22,8 @@ def _spec(config: ModelConfig) -> DecoderSpec:
         raise ModelError(
             f"config.json: num_experts_per_tok {experts.top_k} of Phi-3.5-MoE is not supported; expected {_CHOSEN}"
         )
-    experts, scaling = replace(experts, mixer=config.router_jitter_noise), config.rope_scaling or RopeConfig()
+    experts = replace(experts, mixer=config.router_jitter_noise)
+    scaling = config.rope_scaling or config.rope_parameters or RopeConfig()
     if scaling.short_mscale != scaling.long_mscale:
         raise ModelError("config.json: short_mscale other than long_mscale (rope_scaling) is not supported")
     rope = rope_spec(config)

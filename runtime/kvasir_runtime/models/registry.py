@@ -82,7 +82,10 @@ ENCODERS: Final = (
 )
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
 _ELSE: Final = "others may be served slowly through transformers (pip install 'kvasir-serving[transformers]')"
-_INSTEAD: Final = "--model-impl transformers may serve it, slowly (pip install 'kvasir-serving[transformers]')"
+_INSTEAD: Final = (
+    "--model-impl transformers may serve it, slowly and without fields that it does not know"
+    " (pip install 'kvasir-serving[transformers]')"
+)
 
 
 def read(model: Path, overrides: str = "") -> tuple[ModelConfig, Family]:

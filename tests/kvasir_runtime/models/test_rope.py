@@ -1,14 +1,18 @@
 """Which rotary embedding the many spellings of a config ask for."""
 
+import json
 import math
 from typing import Any
 
 import pytest
 
 from fakes.checkpoints import Shape, config_json
+from fakes.family_configs import MODELS, SIZES
+from fakes.mixture_configs import LONGROPE_OF_PHIMOE
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import RopeSpec
 from kvasir_runtime.models import config as configs
+from kvasir_runtime.models import registry
 from kvasir_runtime.models.rope import rope_spec
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -16,8 +20,6 @@ LONG = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
 
 def spec_of(changes: dict[str, Any], tmp_path: Any) -> RopeSpec:
-    import json
-
     (tmp_path / "config.json").write_text(json.dumps(config_json(Shape()) | changes))
     return rope_spec(configs.read_config(tmp_path))
 
@@ -88,3 +90,21 @@ def test_partial_rotary(tmp_path: Any, changes: dict[str, Any], rotary_dim: int)
 def test_what_cannot_be_computed_is_named(tmp_path: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(changes, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_phi_moe_takes_its_scale_from_either_name(tmp_path: Any, name: str) -> None:
+    made = SIZES | MODELS["phi3.5-moe"].config | {"architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe"}
+    made = {field: value for field, value in made.items() if not field.startswith("rope_")}
+    (tmp_path / "config.json").write_text(json.dumps(made | {name: LONGROPE_OF_PHIMOE}))
+    config, family = registry.read(tmp_path)
+    assert family.spec(config).rope.attention_factor == LONGROPE_OF_PHIMOE["long_mscale"]
+
+
+@pytest.mark.parametrize("ratio", [10**400, "500", [1], float("nan"), -1, 0])
+def test_a_ratio_of_chatglm_that_is_none_is_refused(tmp_path: Any, ratio: object) -> None:
+    made = MODELS["chatglm"].config | {"architectures": ["ChatGLMModel"], "model_type": "chatglm", "rope_ratio": ratio}
+    made = {field: value for field, value in made.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    with pytest.raises(ModelError, match="rope_theta"):
+        registry.read(tmp_path)

@@ -52,8 +52,9 @@ def is_installed() -> bool:
 
 
 def is_chosen(options: ServeOptions, folder: Path) -> bool:
-    """Whether a model is computed by transformers: by the option, or for want of a family that serves it. Raises
-    StartError for a GGUF file, which transformers would decode whole, and ModelError for one that cannot be read.
+    """Whether a model is computed by transformers: by the option, or for want of a family. One whose family refuses
+    the config is not: transformers ignores fields that it does not know. Raises StartError for a GGUF file, which
+    transformers would decode whole, and ModelError for one that cannot be read.
     """
     if options.model_impl == "transformers" and gguf.is_gguf(folder):
         raise StartError("--model-impl transformers does not read GGUF files: leave the option out")
@@ -62,8 +63,7 @@ def is_chosen(options: ServeOptions, folder: Path) -> bool:
     try:
         registry.read(folder, options.hf_overrides)
     except UnservedError:
-        named = registry.named_in(read_document(folder, options.hf_overrides))
-        return registry.declared(named) is None or not _not_followed(options)
+        return registry.declared(registry.named_in(read_document(folder, options.hf_overrides))) is None
     return False
 
 

@@ -19,7 +19,7 @@ from kvasir_runtime.kernels.quantized import MXFP4, NVFP4, QuantFormat, Quantize
 HIDDEN, INNER, EXPERTS = 2880, 2880, 32
 BFLOAT16 = torch.bfloat16
 pytestmark = pytest.mark.parametrize(
-    ("card", "format_"), zip(CARDS, (NVFP4, MXFP4, NVFP4, MXFP4), strict=True), indirect=["card"], ids=CARDS
+    ("card", "format_"), [*zip(CARDS, (NVFP4, MXFP4, NVFP4, MXFP4), strict=True)], indirect=["card"], ids=CARDS
 )
 
 

@@ -63,15 +63,15 @@ def test_an_undeclared_architecture_is_refused_where_only_kvasir_may_compute(gpt
         loaded(gpt2, model_impl="kvasir")
 
 
-def test_a_config_that_a_family_refuses_is_computed_by_transformers(
+def test_a_config_that_a_family_refuses_is_computed_by_transformers_where_the_option_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     family_checkpoints.write(tmp_path, "olmoe", clip_qkv=0.5)
     with caplog.at_level(logging.WARNING):
-        assert loaded(tmp_path).through_transformers
-    assert "is computed by transformers, slowly: config.json: clip_qkv of OLMoE is not supported" in caplog.text
+        assert loaded(tmp_path, model_impl="transformers").through_transformers
+    assert "is computed by transformers, slowly: --model-impl says so" in caplog.text
     wanted = r"clip_qkv of OLMoE is not supported; --model-impl transformers may serve it"
-    for options in ({"model_impl": "kvasir"}, {"quantization": "int8"}):
+    for options in ({}, {"model_impl": "kvasir"}, {"quantization": "int8"}):
         with pytest.raises(UnservedError, match=wanted):
             loaded(tmp_path, **options)
 
@@ -80,7 +80,7 @@ def test_what_neither_serves_is_refused_with_both_reasons(tmp_path: Path) -> Non
     family_checkpoints.write(tmp_path, "bloom")
     changed(tmp_path, apply_residual_connection_post_layernorm=True)
     with pytest.raises(ModelError, match=r"calls? transformers' attention 0 times.*post_layernorm of BLOOM is not"):
-        loaded(tmp_path)
+        loaded(tmp_path, model_impl="transformers")
 
 
 @pytest.mark.parametrize("impl", ["auto", "transformers"])
