@@ -115,7 +115,10 @@ def _named(entries: list[str], method: str) -> Callable[[str], bool]:
     if method == "awq":
         return lambda module: any(entry in module for entry in entries)
     names = {entry.replace("language_model.", "") for entry in entries if _PLAIN_NAME.fullmatch(entry)}
-    patterns = [_pattern(entry, method) for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
+    written = [entry for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
+    if method == "modelopt" and written:  # a file may have thousands, each for one module: they are asked at once
+        written = ["re:" + "|".join(".*".join(map(re.escape, entry.split("*"))) + r"(?:\.|$)" for entry in written)]
+    patterns = [_pattern(entry) for entry in written]
     return lambda module: not names.isdisjoint(_parts(module)) or any(matches(module) for matches in patterns)
 
 
@@ -131,9 +134,9 @@ def _parts(module: str) -> set[str]:
     }
 
 
-def _pattern(entry: str, method: str) -> Callable[[str], bool]:
+def _pattern(entry: str) -> Callable[[str], bool]:
     """Regular expressions match from the beginning of a name where they are marked as such (re:), else from that of a
-    part up to the end of one; those of modelopt, and what is no regular expression, have * for anything.
+    part up to the end of one; what is no regular expression has * for anything, as those of modelopt have.
 
     The config of a stranger may have any, so that both kinds are matched without backtracking; for that reason what
     looks ahead is no regular expression here.
@@ -145,8 +148,6 @@ def _pattern(entry: str, method: str) -> Callable[[str], bool]:
     def has_wildcards(module: str) -> bool:
         return fnmatchcase(module, literal) or fnmatchcase(module, f"{literal}.*")
 
-    if method == "modelopt":
-        return has_wildcards
     written = entry[3:] if entry.startswith("re:") else rf"(?:.*\.)?(?:{entry})(?:\.|$)"
     try:
         return Draft202012Validator({"pattern": f"^(?:{written})"}, pattern_options=RegexOptions()).is_valid
