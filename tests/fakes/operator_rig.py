@@ -204,7 +204,12 @@ class Rig:
 
     async def noted(self, reason: str) -> list[str]:
         """Notes of the events of one reason, once there is one: the operator writes them behind the status."""
-        return list(await self.until(lambda: self.events(reason), lambda: f"an event {reason}"))
+
+        async def look() -> list[str] | None:
+            return await self.events(reason) or None
+
+        found: list[str] = await self.until(look, lambda: f"an event {reason}")
+        return found
 
     async def until_condition(self, kind: str, status: str = "True", name: str = "tiny", **wanted: str) -> Json:
         """Wait for a condition with that status, and with that reason if one is named.
