@@ -206,6 +206,21 @@ class DraftController:
         """Whether no draft would pay in steps of so many sequences, as they were measured last."""
         return self._rests.get(size_of(num_sequences), (0, 0))[0] > 0
 
+    def _read_few(
+        self, counts: list[int], num_sequences: int, survivals: Sequence[Sequence[float]], unread: Mapping[int, int]
+    ) -> None:
+        """Where a model would draft for more sequences than its costs are known for, let it for those of which it has
+        least to read. counts: of drafts, which change.
+        """
+        by_model = [place for place in unread if counts[place]]
+        if len(by_model) <= (most := self.costs.most_read(num_sequences)):
+            return
+        each = min(DRAFTS_READ, -(-sum([counts[place] for place in by_model]) // most))
+        for place in by_model:
+            counts[place] = 0
+        for place in sorted([one for one in unread if survivals[one]], key=unread.__getitem__)[:most]:
+            counts[place] = min(each, len(survivals[place]))
+
     def _may_pay(self, num_sequences: int, most: int) -> bool:
         """Whether some number of drafts up to the most would pay if all were right."""
         plain_s = self.costs.seconds(num_sequences, 0)
@@ -243,13 +258,7 @@ class DraftController:
         counts = [0] * len(survivals)
         for _, place in ranked[:best_level]:
             counts[place] += 1
-        by_model = [place for place in unread if counts[place]]
-        if len(by_model) > (most_read := costs.most_read(num_sequences)):
-            each = min(DRAFTS_READ, -(-sum([counts[place] for place in by_model]) // most_read))
-            for place in by_model:
-                counts[place] = 0
-            for place in sorted([one for one in unread if survivals[one]], key=unread.__getitem__)[:most_read]:
-                counts[place] = min(each, len(survivals[place]))
+        self._read_few(counts, num_sequences, survivals, unread)
         if best_level:
             self._drafting[size] = self._drafting.get(size, 0) + 1
             self._rests.pop(size, None)
