@@ -18,7 +18,7 @@ import torch
 from kvasir_api import hf_config
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import arriving, gguf
-from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, StartError, UnservedError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, StartError
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import transformers_decoder
 from kvasir_runtime.layers.transformers_decoder import TransformersDecoder
@@ -60,11 +60,8 @@ def is_chosen(options: ServeOptions, folder: Path) -> bool:
         raise StartError("--model-impl transformers does not read GGUF files: leave the option out")
     if options.model_impl != "auto" or gguf.is_gguf(folder) or not is_installed():
         return options.model_impl == "transformers"
-    try:
-        registry.read(folder, options.hf_overrides)
-    except UnservedError:
-        return registry.declared(registry.named_in(read_document(folder, options.hf_overrides))) is None
-    return False
+    named = registry.named_in(read_document(folder, options.hf_overrides))
+    return bool(named) and registry.declared(named) is None
 
 
 def load(
@@ -87,9 +84,7 @@ def load(
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    refusal = registry.refusal(folder, options.hf_overrides)
-    unknown, is_wanted = registry.declared(named) is None, options.model_impl == "transformers"
-    why = "kvasir has no family for it" if unknown else "--model-impl says so" if is_wanted else refusal
+    why = "kvasir has no family for it" if registry.declared(named) is None else "--model-impl says so"
     LOG.warning("architecture %s is computed by transformers, slowly: %s", ", ".join(named), why)
     try:
         num_tensors, num_numbers = safetensors_checkpoint.totals(folder)
@@ -109,6 +104,7 @@ def load(
             raise
         told = str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
         refused = f"{folder} cannot be served through transformers: {' '.join(told.split())}"
+        refusal = registry.refusal(folder, options.hf_overrides)
         raise ModelError(f"{refused}; {refusal}" if refusal else refused) from error
     own = transformers_spec.model_config(decoder.spec, named, document)
     return TransformersModel(config=own, decoder=decoder, max_model_len=limit, weights_bytes=weights_bytes)
