@@ -153,9 +153,9 @@ class Admission:
         held = [block for table in hits for block in table if block != ABSENT]
         spare = num_rows * len(self._limits.attentions)
         spare += head.prepare() if head is not None and head.request.data_rank == rank else 0
-        revived = sum([pool.references(block) == 0 for block in held])
-        grows = peak.is_far(kind, needed - len(held) + revived, num_rows)
-        return RankRoom(needed, pool.num_available - spare, len(held), revived, grows, hits)
+        claimed = needed - sum([pool.references(block) > 0 for block in held])
+        grows = peak.is_far(kind, claimed, num_rows)
+        return RankRoom(claimed, pool.num_available - spare, len(held), grows, hits)
 
     def _awaits_peer(self, kind: RequestKind, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for blocks of a chain from another replica. One that is computed for a replica never
@@ -171,7 +171,7 @@ class Admission:
         request_id, until = self._refused.get(rank, ("", 0))
         if request_id == kind.request.request_id and step < until:
             return False
-        if peak.fits(kind, room.needed - room.found + room.revived):
+        if peak.fits(kind, room.claimed):
             return True
         self._refused[rank] = (kind.request.request_id, step + max(1, len(self._running) // FORECAST))
         return False

@@ -142,25 +142,24 @@ def new_pool(limits: Limits) -> BlockPool:
 
 
 class RankRoom(NamedTuple):
-    """What a rank has for a request that waits and needs so many blocks: blocks that it could take, and blocks of its
-    prefix, of which some are among the former (revived). grows: whether all that run there have room for what they may
-    grow by, beside it. hits: the blocks of its prefix, by cache group.
+    """What a rank has for a request that waits. claimed: blocks that would be taken for it, those of its prefix that
+    are not in use among them, and available: that could be. found: blocks of its prefix. grows: whether all that run
+    there have room for what they may grow by, beside it. hits: the blocks of its prefix, by cache group.
     """
 
-    needed: int
+    claimed: int
     available: int
     found: int
-    revived: int
     grows: bool = True
     hits: Sequence[list[int]] = ()
 
     @property
     def fits(self) -> bool:
         """Whether it may come there."""
-        return self.available - self.revived >= self.needed - self.found
+        return self.available >= self.claimed
 
 
-CLOSED: Final = RankRoom(needed=0, available=-(1 << 62), found=0, revived=0, grows=False)
+CLOSED: Final = RankRoom(claimed=0, available=-(1 << 62), found=0, grows=False)
 """Of a rank at which another request waits for room."""
 
 

@@ -32,7 +32,7 @@ LIMITS = Limits(num_blocks=16, block_size=4, max_batch_tokens=32, max_sequences=
 
 
 def room(available: int, found: int = 0, revived: int = 0, *, needed: int = 4, grows: bool = True) -> RankRoom:
-    return RankRoom(needed=needed, available=available, found=found, revived=revived, grows=grows)
+    return RankRoom(claimed=needed - found + revived, available=available, found=found, grows=grows)
 
 
 @pytest.mark.parametrize(

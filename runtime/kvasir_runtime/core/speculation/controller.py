@@ -209,8 +209,9 @@ class DraftController:
     def _read_few(
         self, counts: list[int], num_sequences: int, survivals: Sequence[Sequence[float]], unread: Mapping[int, int]
     ) -> None:
-        """Where a model would draft for more sequences than its costs are known for, let it for those of which it has
-        least to read. counts: of drafts, which change.
+        """Limit a model to as many sequences as its costs are known for: those of which it has least to read.
+
+        counts: drafts of each sequence; they change.
         """
         by_model = [place for place in unread if counts[place]]
         if len(by_model) <= (most := self.costs.most_read(num_sequences)):

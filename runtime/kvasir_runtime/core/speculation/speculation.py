@@ -137,7 +137,7 @@ class Speculation:
             return None
         self._look(drafter, able, model)
         unread = {
-            place: len(kind.sequence.tokens) - _drafts_of(kind).num_read
+            place: _num_unread(kind)
             for place, kind in enumerate(able)
             if _drafts_of(kind).draft.tokens[:1] == (UNDRAFTED,)
         }
@@ -267,9 +267,8 @@ class Speculation:
             if self._limits.has_states:
                 size = self._limits.block_size
                 most = min(most, kept_states.most_drafts(sequence.computed, len(sequence.tokens), size))
-            is_readable = drafts.behind < MOST_BEHIND and len(sequence.tokens) - drafts.num_read <= MOST_UNREAD
             of_model = NO_DRAFT
-            if model is not None and is_readable:
+            if model is not None and drafts.behind < MOST_BEHIND and _num_unread(kind) <= MOST_UNREAD:
                 of_model = model.propose(drafts.history, min(most, DRAFTS_OF_MANY))
             if drafter is None or (drafts.rest and self._controller is not None):
                 drafts.rest = max(0, drafts.rest - 1)
@@ -301,6 +300,11 @@ class Speculation:
             return False
         # Where a state was taken back, the tokens that were right are computed again.
         return 1 <= len(sequence.tokens) - sequence.computed <= (MOST_FORCED if self._limits.has_states else 1)
+
+
+def _num_unread(kind: RequestKind) -> int:
+    """Tokens of a sequence that a draft model has to read before it drafts."""
+    return len(kind.sequence.tokens) - _drafts_of(kind).num_read
 
 
 def _computes_prompts(running: Collection[RequestKind]) -> bool:
