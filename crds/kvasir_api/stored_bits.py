@@ -20,6 +20,9 @@ ROUNDED: Final = 17
 """What no other format holds: 8 bits with a scale for 32 columns, on every device."""
 MXFP4, NVFP4 = 8.5, 9
 """4 bits, and a byte for 32 or 16 columns."""
+BNB_BLOCK: Final = 64
+BNB_4_BITS: Final = 8.5
+"""Of bitsandbytes: columns that share a scale, and 4 bits with a float16 one."""
 MXFP4_WIDENED: Final = {"cuda": 18, "cpu": 17}
 NVFP4_WIDENED: Final = {"cuda": 20, "cpu": 18}
 """In 8 bits with a float32 scale, on processors a float16 one, as `--quantization int8` has them."""
@@ -144,7 +147,7 @@ def _each(config: Mapping[str, Any], columns: Iterable[int], device: Compute) ->
     """By each description of a config."""
     rows, method = [one for one in columns if one > 0], config.get("quant_method")
     if method == "bitsandbytes":
-        return [_integers(8, None, rows, device) if config.get("load_in_8bit") else _Held(ROUNDED)]
+        return [_integers(8, None, rows, device) if config.get("load_in_8bit") else _codebook(rows, device)]
     if method == "fp8":
         return [_Held(own_eight_bits(rows, device))]
     if method == "modelopt":
@@ -155,6 +158,12 @@ def _each(config: Mapping[str, Any], columns: Iterable[int], device: Compute) ->
     if method == "hqq":
         return _hqq(config.get("quant_config"), rows, device)
     return [_of_group(group, rows, device) for group in _groups(config)]
+
+
+def _codebook(rows: list[int], device: Compute) -> _Held:
+    """Numbers of 4 bits in blocks of 64; on cards, and of rows that are no whole blocks, rounded to 8 bits."""
+    whole = not any(row % BNB_BLOCK for row in rows)
+    return _Held(BNB_4_BITS if whole and device == "cpu" else ROUNDED)
 
 
 def _nvfp4(device: Compute) -> _Held:

@@ -39,6 +39,8 @@ FORMATS: Final = {
     "int4-by-32": QuantFormat(bits=4, group=32, wide=True),
     "mxfp4": MXFP4,
     "nvfp4": NVFP4,
+    "nf4": QuantFormat(bits=4, group=64, wide=True, codebook="nf4"),
+    "iq4": QuantFormat(bits=4, codebook="iq4"),
 }
 
 

@@ -22,8 +22,12 @@ NF4 = torch.tensor((
 ))  # fmt: skip
 
 
+FP4 = torch.tensor((0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4))
+FP4 = torch.cat((FP4, -FP4))
+
+
 def convert(folder: Path, style: str, *, names: Container[str] | None = None) -> dict[str, Tensor]:
-    """Rewrite a folder of one file. style: nf4, nf4-nested or int8. Returns what its matrices are worth.
+    """Rewrite a folder of one file. style: nf4, nf4-nested, fp4 or int8. Returns what its matrices are worth.
 
     names: of the matrices that are rewritten, by default all projections.
     """
@@ -52,8 +56,9 @@ def by_rows(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 def by_blocks(name: str, weight: Tensor, style: str) -> tuple[dict[str, Tensor], Tensor]:
     blocks = weight.reshape(-1, 64)
     absmax = blocks.abs().amax(1)
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
-    beside = {"absmax": absmax, "quant_map": NF4}
+    kind, values = ("fp4", FP4) if style == "fp4" else ("nf4", NF4)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+    beside = {"absmax": absmax, "quant_map": values}
     if style == "nf4-nested":
         offset, list_ = float(absmax.mean()), torch.linspace(-1, 1, 256)
         padded = torch.nn.functional.pad(absmax - offset, (0, -absmax.shape[0] % 256)).view(-1, 256)
@@ -63,9 +68,9 @@ def by_blocks(name: str, weight: Tensor, style: str) -> tuple[dict[str, Tensor],
         beside |= {"nested_absmax": outer, "nested_quant_map": list_}
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
         absmax = (list_.double()[places] * outer.double().repeat_interleave(256)[: places.shape[0]]) + offset
-    q = ((blocks / absmax[:, None].float())[..., None] - NF4).abs().argmin(2)
+    q = ((blocks / absmax[:, None].float())[..., None] - values).abs().argmin(2)
     pairs = q.flatten().view(-1, 2)
-    beside["quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    beside[f"quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
     stored = {f"{name}.{part}": tensor.clone() for part, tensor in beside.items()}
     stored[name] = ((pairs[:, :1] << 4) | pairs[:, 1:]).to(torch.uint8)
-    return stored, (NF4.double()[q] * absmax.double()[:, None]).view(weight.shape)
+    return stored, (values.double()[q] * absmax.double()[:, None]).view(weight.shape)

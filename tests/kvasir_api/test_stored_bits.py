@@ -79,7 +79,7 @@ def test_sixteenths_of_a_byte(config: dict[str, object] | None, want: int) -> No
         (packed(num_bits=8), 17, 16.25),
         ({"quant_method": "fp8"}, 17, 16.25),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 17, 16.25),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 17, 17),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 17, 8.5),
         ({"quant_method": "gguf", "sixteenths": 12, "cpu_sixteenths": 10}, 12, 10),
     ],
 )

@@ -11,10 +11,15 @@ from kvasir_runtime.gguf.hf_config import config
 from kvasir_runtime.gguf.reader import GgufFile, TensorEntry
 
 _SIXTEENTHS: Final = {"F32": 64, "F16": 32, "BF16": 32, "Q4_0": 10, "Q4_1": 10}
-"""Of a byte for a number: plain ones, and those that stay in 4 bits with scales for 32 columns. All others but Q4_K are
-held in 8 bits."""
-_Q4_K: Final[Mapping[Compute, int]] = {"cuda": 12, "cpu": 10}
-"""Its scales are float32 on cards."""
+"""Of a byte for a number: plain ones, and those that stay in 4 bits with scales for 32 columns. All others but those of
+_BY_DEVICE are held in 8 bits."""
+_BY_DEVICE: Final[Mapping[Compute, Mapping[str, int]]] = {
+    "cuda": {"Q4_K": 12},
+    "cpu": {"Q4_K": 10, "IQ4_XS": 9, "IQ4_NL": 9},
+}
+"""Scales of Q4_K are float32 on cards, which round numbers of IQ4 to 8 bits."""
+_INT4: Final = ("Q4_0", "Q4_1", "Q4_K")
+"""What `--quantization int4` leaves as it is."""
 _EIGHT_BITS: Final = 17
 _FOUR_BITS: Final = 10
 """Of what `--quantization int4` quantizes again."""
@@ -32,8 +37,8 @@ def config_with_bits(file: GgufFile) -> dict[str, Any]:
     """
     document, products = config(file), _products(file)
     counts = dict[str, int]()
-    for device, q4_k in _Q4_K.items():
-        kinds = _SIXTEENTHS | {"Q4_K": q4_k}
+    for device, own in _BY_DEVICE.items():
+        kinds = {**_SIXTEENTHS, **own}
         counts[stored_bits.OF_FILE[device]] = _sixteenths(file, products, kinds)
         counts[stored_bits.INT4_OF_FILE[device]] = _in_four_bits(products, kinds)
     if not counts[stored_bits.OF_FILE["cuda"]]:
@@ -72,11 +77,17 @@ def _sixteenths(file: GgufFile, products: list[list[TensorEntry]], kinds: Mappin
 
 def _in_four_bits(products: list[list[TensorEntry]], kinds: Mapping[str, int]) -> int:
     """The same with `--quantization int4`, which leaves those of 4 bits as they are; 0 where there are none."""
-    held = [(_held(parts, kinds), sum(_elements(entry) for entry in parts)) for parts in products]
-    if all(size >= _EIGHT_BITS for size, _ in held):
+    held = [(_held_in_int4(parts, kinds), sum(_elements(entry) for entry in parts)) for parts in products]
+    if not any(size for size, _ in held):
         return 0
-    total = sum(count * (size if size < _EIGHT_BITS else _FOUR_BITS) for size, count in held)
+    total = sum(count * (size or _FOUR_BITS) for size, count in held)
     return -(-total // sum(count for _, count in held))
+
+
+def _held_in_int4(parts: list[TensorEntry], kinds: Mapping[str, int]) -> int:
+    """Sixteenths of a number of matrices that int4 leaves as they are; 0 of others."""
+    found = {entry.kind.name for entry in parts}
+    return kinds[found.pop()] if len(found) == 1 and found <= {*_INT4} else 0
 
 
 def _held(parts: list[TensorEntry], kinds: Mapping[str, int]) -> int:

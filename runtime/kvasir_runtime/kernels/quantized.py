@@ -4,9 +4,10 @@
         weight[o, order[i]] = units[o] * scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
 
 values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bits: (rows, columns / 2) uint8, numbers
-        0..15, or codes of e2m1 where the format is floating, whose q are in halves; an even column in the low half
-scales, minima: (rows, groups) float16 or float32; 4 bits have minima (8 * scale where a file has none). Of e2m1 there
-        are none, and scales are bytes, 0 and more: e4m3 of groups of 16, powers of two (e8m0) of others
+        0..15, codes of e2m1 where the format is floating, whose q are in halves, or places in the format's codebook;
+        an even column in the low half
+scales, minima: (rows, groups) float16 or float32; 4 bits have minima (8 * scale where a file has none). Codebooks and
+        e2m1 have none, and scales of e2m1 are bytes, 0 and more: e4m3 of groups of 16, powers of two (e8m0) of others
 units:  (rows, 1) float32, of e2m1 alone; 1 where there are none
 order:  (columns,) int64, which column of the weight each column of the numbers is; None where they are the same
 Activations are not quantized here: x stays what it is, sums are in float32, and the result is rounded once.
@@ -14,7 +15,7 @@ Activations are not quantized here: x stays what it is, sums are in float32, and
 `linear` takes a QuantizedWeight in place of a weight; the code that packs it drops it afterwards. `weights` makes it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -28,6 +29,14 @@ GROUP: Final = 32
 LONG_GROUP: Final = 128
 """What processors round rows by, and have their own weights of 8 bits in, where a weight's columns are whole groups."""
 _TILE: Final = 1 << 20
+CODEBOOKS: Final[Mapping[str, Sequence[int]]] = {
+    "nf4": (-112, -78, -59, -44, -32, -21, -10, 0, 9, 18, 28, 38, 49, 63, 81, 112),
+    "bnb-fp4": (0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""Integers of 8 bits that numbers of 4 bits are places of. Those of IQ4_NL and IQ4_XS of llama.cpp are their own. The
+values of bitsandbytes are fractions, and those of NF4 no multiples of one: here they are times 112 and 120, by which
+the rounding adds least, off by at most 0.4 and 0.3 % of the largest of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,7 @@ class QuantFormat:
     Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly. floating: numbers
     are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide; or e2m1 (0,
     0.5, 1, 1.5, 2, 3, 4, 6), with 4. ordered: columns have an order of their own, in which those of a group lie side by
-    side.
+    side. codebook: of CODEBOOKS the one whose places the 4 bits are; "" for numbers themselves.
     """
 
     bits: int
@@ -45,6 +54,7 @@ class QuantFormat:
     wide: bool = False
     floating: bool = False
     ordered: bool = False
+    codebook: str = ""
 
     @property
     def e2m1(self) -> bool:
@@ -54,7 +64,12 @@ class QuantFormat:
     @property
     def ranged(self) -> bool:
         """Whether groups have minima."""
-        return self.bits == 4 and not self.floating
+        return self.bits == 4 and self.table is None
+
+    @property
+    def table(self) -> Sequence[int] | None:
+        """q of each of 16 codes; None where numbers are themselves."""
+        return HALVES if self.e2m1 else CODEBOOKS.get(self.codebook)
 
     @property
     def widened(self) -> "QuantFormat":
@@ -83,7 +98,7 @@ class QuantFormat:
     @property
     def name(self) -> str:
         """As options and banners call it."""
-        return f"{'fp' if self.floating else 'int'}{self.bits}"
+        return self.codebook or f"{'fp' if self.floating else 'int'}{self.bits}"
 
     def groups(self, columns: int) -> int:
         """Scales of a row of so many columns."""
@@ -203,7 +218,8 @@ def numbers(weight: QuantizedWeight) -> Tensor:
     """q of the formula: (rows, columns) int8, or e4m3."""
     if weight.format.bits == 8:
         return weight.values
-    return _halves(weight.values) if weight.format.e2m1 else codes(weight)
+    table = weight.format.table
+    return codes(weight) if table is None else _of_table(weight.values, table)
 
 
 def codes(weight: QuantizedWeight) -> Tensor:
@@ -212,11 +228,11 @@ def codes(weight: QuantizedWeight) -> Tensor:
     return both.view(weight.shape).view(torch.int8)
 
 
-def _halves(codes: Tensor) -> Tensor:
-    """Of e2m1: (rows, columns) int8; a byte at a time, which is twice as fast as number by number."""
+def _of_table(codes: Tensor, table: Sequence[int]) -> Tensor:
+    """(rows, columns) int8; a byte at a time, which is twice as fast as number by number."""
     each = torch.arange(256, device=codes.device)
-    halves = torch.tensor(HALVES, dtype=torch.int8, device=codes.device)
-    pairs = torch.stack((halves[each & 15], halves[each >> 4]), dim=1).view(torch.int16).flatten()
+    worth = torch.tensor(table, dtype=torch.int8, device=codes.device)
+    pairs = torch.stack((worth[each & 15], worth[each >> 4]), dim=1).view(torch.int16).flatten()
     return pairs.index_select(0, codes.flatten().int()).view(torch.int8).view(codes.shape[0], -1)
 
 
@@ -304,7 +320,9 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """A quantized weight, a bias or None, and an x to call the result with."""
     wide = QuantFormat(bits=4, wide=True)
     larger = (replace(wide, group=128), replace(wide, group=64, ordered=True))
+    listed = (QuantFormat(bits=4, codebook="iq4"), QuantFormat(bits=4, codebook="nf4", group=64, wide=True))
     formats = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128), *larger, MXFP4, NVFP4)
+    formats += listed
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
         for format_ in formats:
             if not format_.fits(columns):
@@ -332,7 +350,8 @@ def drawn(format: QuantFormat, rows: int, columns: int, generator: torch.Generat
     weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
     if weight.order is not None:
         weight.order.copy_(torch.randperm(columns, generator=generator))
-    weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / 2**format.bits))
+    most = 2**format.bits if format.table is None else 256
+    weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / most))
     if weight.minima is not None:
         weight.minima.copy_(weight.scales.float() * (7 + torch.rand(weight.scales.shape, generator=generator)))
     return weight

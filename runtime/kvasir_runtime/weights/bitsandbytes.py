@@ -1,7 +1,8 @@
 """Checkpoints of bitsandbytes: NF4 and FP4 by blocks, perhaps with scales that are quantized too, and int8 by row.
 
-Pairs the tensors of a matrix, so that `load` sees one. Called by it. Four bits are places in a list of 16 values, which
-no format of ours holds: they are decoded. The scale of a row of 8 bits is its largest number.
+Pairs the tensors of a matrix, so that `load` sees one. Called by it. Four bits are places in a list of 16 values, of
+which ours has the nearest integers of 8 bits; blocks that go on in the next row are decoded. The scale of a row of 8
+bits is its largest number.
 
     4 bits  X.weight (rows * columns / 2, 1) uint8, the first number in the high half; X.weight.absmax, one for each
             block of numbers; X.weight.quant_map (16,); X.weight.quant_state.bitsandbytes__nf4, JSON; where absmax is
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import CODEBOOKS, QuantFormat, QuantizedWeight
 from kvasir_runtime.weights.checkpoint_tensor import (
     CheckpointTensor,
     StoredKind,
@@ -30,7 +31,17 @@ from kvasir_runtime.weights.checkpoint_tensor import (
 )
 
 _STATE: Final = ".quant_state.bitsandbytes__"
-_SHORT: Final = StoredKind(name="4 bits of bitsandbytes")
+_VALUES: Final = {
+    "nf4": (
+        -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+        0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+    ),
+    "bnb-fp4": (
+        0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4,
+        0.0, -1 / 192, -2 / 3, -1.0, -1 / 3, -1 / 2, -1 / 6, -1 / 4,
+    ),
+}  # fmt: skip
+"""By codebook the list that files of its type have."""
 _BESIDE_ROWS: Final = (".SCB", ".weight_format")
 
 Named = Mapping[str, CheckpointTensor]
@@ -99,8 +110,32 @@ def _of_blocks(named: Named, values: CheckpointTensor, state: CheckpointTensor) 
         scale = scales()[block].to(raw.device)
         return (whole(places).float().to(raw.device)[q] * scale).view(count, columns)
 
-    part = replace(values, shape=(rows, columns), dtype=None, kind=_SHORT)
-    return replace(part, part=lambda first, _: replace(part, decoded=functools.partial(decoded, first)))
+    format_ = _format(whole(places).float(), columns, size)
+
+    def kept(first: int, raw: Tensor, count: int) -> QuantizedWeight:
+        assert format_ is not None
+        begin, times = first * columns // size, size // format_.group
+        largest = scales()[begin : begin + count * columns // size].to(raw.device)
+        each = (largest / max(CODEBOOKS[format_.codebook])).repeat_interleave(times).view(count, -1)
+        return QuantizedWeight(
+            format=format_, values=((raw >> 4) | (raw << 4)).view(count, -1), scales=each, minima=None
+        )
+
+    kind = StoredKind(name="4 bits of bitsandbytes", format=format_)
+    part = replace(values, shape=(rows, columns), dtype=None, kind=kind)
+
+    def of(first: int, _: int) -> CheckpointTensor:
+        into = None if format_ is None else functools.partial(kept, first)
+        return replace(part, decoded=functools.partial(decoded, first), kept=into)
+
+    return replace(part, part=of)
+
+
+def _format(places: Tensor, columns: int, size: int) -> QuantFormat | None:
+    """Of rows of whole blocks of so many numbers, which are places in a list of `_VALUES`; None of others."""
+    width = 0 if columns % size else widest_group(columns, size)
+    book = next((name for name, values in _VALUES.items() if torch.allclose(places, torch.tensor(values))), None)
+    return QuantFormat(bits=4, group=width, wide=True, codebook=book) if width and book else None
 
 
 def _of_rows(values: CheckpointTensor, scales: CheckpointTensor) -> CheckpointTensor:

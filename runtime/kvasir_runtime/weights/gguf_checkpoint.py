@@ -11,17 +11,10 @@ from torch import Tensor
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.gguf.reader import TensorEntry
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 from kvasir_runtime.weights import gguf_dequant
 from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor, StoredKind
 
-KEPT: Final = {
-    "Q8_0": QuantFormat(bits=8),
-    "Q4_0": QuantFormat(bits=4),
-    "Q4_1": QuantFormat(bits=4),
-    "Q4_K": QuantFormat(bits=4, wide=True),
-}
-"""Types whose numbers and scales are taken over as they are."""
 _PLAIN: Final = ("F32", "F16", "BF16")
 
 
@@ -33,7 +26,7 @@ def stored(path: Path) -> list[CheckpointTensor]:
 
 def kind_of(name: str) -> StoredKind | None:
     """Of a type of GGUF, such as Q8_0; None for those that are plain."""
-    return None if name in _PLAIN else StoredKind(name=name, format=KEPT.get(name))
+    return None if name in _PLAIN else StoredKind(name=name, format=gguf_dequant.KEPT.get(name))
 
 
 def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[CheckpointTensor]:
@@ -97,12 +90,7 @@ def _kept(entry: TensorEntry, head_dim: int, raw: Tensor, count: int) -> Quantiz
     found = gguf_dequant.kept(entry.kind.name, raw, count)
     if not head_dim:
         return found
-    return QuantizedWeight(
-        format=found.format,
-        values=halves(found.values, head_dim),
-        scales=halves(found.scales, head_dim),
-        minima=None if found.minima is None else halves(found.minima, head_dim),
-    )
+    return found.each(lambda rows: halves(rows, head_dim))
 
 
 def halves(rows: Tensor, head_dim: int) -> Tensor:

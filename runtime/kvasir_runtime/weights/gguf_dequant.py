@@ -10,11 +10,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight, packed
+from kvasir_runtime.kernels.quantized import CODEBOOKS, QuantFormat, QuantizedWeight, packed
 
-_IQ4_VALUES: Final = (
-    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0
-)  # fmt: skip
+KEPT: Final = {
+    "Q8_0": QuantFormat(bits=8),
+    "Q4_0": QuantFormat(bits=4),
+    "Q4_1": QuantFormat(bits=4),
+    "Q4_K": QuantFormat(bits=4, wide=True),
+    "IQ4_NL": QuantFormat(bits=4, codebook="iq4"),
+    "IQ4_XS": QuantFormat(bits=4, codebook="iq4", wide=True),
+}
+"""Types whose numbers and scales are taken over as they are."""
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -27,24 +33,28 @@ def decoded(kind: str, raw: Tensor) -> Tensor:
 
 
 def kept(kind: str, raw: Tensor, rows: int) -> QuantizedWeight:
-    """Rows of Q8_0, Q4_0, Q4_1 or Q4_K in the format that holds the same numbers: exactly what `decoded` gives."""
+    """Rows of a type of KEPT in the format that holds the same numbers: exactly what `decoded` gives."""
     blocks = raw.view(-1, _BLOCKS[kind][0])
     if kind == "Q8_0":
         values, scales = blocks[:, 2:].view(torch.int8).reshape(rows, -1), _half(blocks, 0)
-        return QuantizedWeight(format=QuantFormat(bits=8), values=values, scales=scales.reshape(rows, -1), minima=None)
+        return QuantizedWeight(format=KEPT[kind], values=values, scales=scales.reshape(rows, -1), minima=None)
+    minima = None
     if kind == "Q4_0":
         q, scales = _nibbles(blocks[:, 2:], 16), _half(blocks, 0)
         minima = 8 * scales
+    elif kind == "IQ4_NL":
+        q, scales = _nibbles(blocks[:, 2:], 16), _half(blocks, 0)
+    elif kind == "IQ4_XS":
+        q, scales = _nibbles(blocks[:, 8:], 16), _xs_scales(blocks)
     elif kind == "Q4_1":
         q, scales, minima = _nibbles(blocks[:, 4:], 16), _half(blocks, 0), -_half(blocks, 2)
     else:
         q, (scales, minima) = _nibbles(blocks[:, 16:], 32), _scales(blocks)
-    wide = kind == "Q4_K"
     return QuantizedWeight(
-        format=QuantFormat(bits=4, wide=wide),
+        format=KEPT[kind],
         values=packed(q.reshape(rows, -1)),
         scales=scales.reshape(rows, -1),
-        minima=minima.reshape(rows, -1),
+        minima=None if minima is None else minima.reshape(rows, -1),
     )
 
 
@@ -80,10 +90,14 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
 
 def _iq4_xs(blocks: Tensor) -> Tensor:
     """d float16, 8 scales of 6 bits (2 bytes of upper pairs of bits, 4 of lower halves), 128 bytes as in iq4_nl."""
+    return _xs_scales(blocks).unsqueeze(2) * _listed(_nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
+
+
+def _xs_scales(blocks: Tensor) -> Tensor:
+    """Of iq4_xs: (blocks, 8) float32."""
     high = (blocks[:, 2:4].unsqueeze(2) >> _shifts(0, 2, 4, 6, like=blocks).view(1, 1, 4)) & 3
     low = (blocks[:, 4:8].unsqueeze(2) >> _shifts(0, 4, like=blocks).view(1, 1, 2)) & 15
-    scale = _half(blocks, 0) * ((low.view(-1, 8) | (high.view(-1, 8) << 4)).float() - 32)
-    return scale.unsqueeze(2) * _listed(_nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
+    return _half(blocks, 0) * ((low.view(-1, 8) | (high.view(-1, 8) << 4)).float() - 32)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
@@ -154,7 +168,7 @@ def _five_bits(packed: Tensor) -> Tensor:
 
 def _listed(places: Tensor) -> Tensor:
     """The values of IQ4 at these places, float32."""
-    return torch.tensor(_IQ4_VALUES, device=places.device)[places.int()]
+    return torch.tensor(CODEBOOKS["iq4"], dtype=torch.float32, device=places.device)[places.int()]
 
 
 def _shifts(*amounts: int, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api.options import Quantization
-from kvasir_runtime.kernels.quantized import FP8, GROUP, LONG_GROUP, QuantFormat
+from kvasir_runtime.kernels.quantized import CODEBOOKS, FP8, GROUP, LONG_GROUP, QuantFormat
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.weights.checkpoint_tensor import StoredKind
@@ -22,11 +22,12 @@ HEAD, TABLE = "head.weight", "embedding"
 
 @dataclass(frozen=True, slots=True)
 class DeviceFormats:
-    """What a device has kernels for. floating: names of formats with exponents. groups: columns that share a scale in 8
-    bits that are made here; the first that a row is whole groups of. packs: what its kernels take is held packed alone.
+    """What a device has kernels for. others: names of formats whose numbers are no integers. groups: columns that share
+    a scale in 8 bits that are made here; the first that a row is whole groups of. packs: what its kernels take is held
+    packed alone.
     """
 
-    floating: Collection[str]
+    others: Collection[str]
     groups: tuple[int, ...] = (GROUP,)
     packs: bool = False
 
@@ -40,7 +41,7 @@ class DeviceFormats:
 
 
 CARDS: Final = DeviceFormats(("fp8", "fp4"))
-PROCESSORS: Final = DeviceFormats(("fp4",), (LONG_GROUP, GROUP), packs=True)
+PROCESSORS: Final = DeviceFormats(("fp4", *CODEBOOKS), (LONG_GROUP, GROUP), packs=True)
 LAYERS: Final = {"fp8": FP8, "int4": QuantFormat(bits=4)}
 """What the layers' matrices are quantized to while they are read, but for int8."""
 ROUNDED: Final = QuantFormat(bits=8)
@@ -63,7 +64,7 @@ def formats(
 
     kinds: of each tensor that a checkpoint holds in few bits; with auto a weight stays in its format if all of its
     parts have the same one, and is held in 8 bits if they are of several or of one that has no format here. device:
-    auto holds formats with exponents that it has no kernels for in integers of 8 bits, e2m1 exactly.
+    auto holds numbers that it has no kernels for in integers of 8 bits, e2m1 exactly.
     """
     if quantization == "none" or (quantization == "auto" and not kinds):
         return {}
@@ -108,7 +109,7 @@ def described(chosen: Mapping[str, QuantFormat]) -> str:
 
 def _computed_with(format_: QuantFormat, device: DeviceFormats, columns: int) -> QuantFormat:
     """The format itself, or of 8 bits where the device has no kernels for its numbers."""
-    if not format_.floating or format_.name in device.floating:
+    if format_.name in device.others or not (format_.floating or format_.codebook):
         return format_
     return format_.widened if format_.e2m1 else device.eight_bits(columns)
 

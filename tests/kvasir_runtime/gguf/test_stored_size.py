@@ -15,7 +15,7 @@ from kvasir_runtime.gguf import stored_size
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import quant_formats
-from kvasir_runtime.weights.gguf_checkpoint import KEPT
+from kvasir_runtime.weights.gguf_dequant import KEPT
 from kvasir_runtime.weights.quant_formats import DeviceFormats
 
 LARGE = {"hidden_size": 256, "num_layers": 2, "head_dim": 64, "intermediate_size": 512, "vocab_size": 512}
@@ -61,8 +61,11 @@ def test_a_file_of_plain_numbers_is_counted_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("device", "formats"), [("cuda", quant_formats.CARDS), ("cpu", quant_formats.PROCESSORS)])
 def test_the_sizes_are_those_of_the_formats(device: Compute, formats: DeviceFormats) -> None:
-    held = {name: formats.num_bytes(format_, 1, 32) * 16 // 32 for name, format_ in KEPT.items()}
     eight = formats.num_bytes(QuantFormat(bits=8), 1, 32) * 16 // 32
-    kinds = stored_size._SIXTEENTHS | {"Q4_K": stored_size._Q4_K[device]}
+    held = {
+        name: eight if format_.codebook and device == "cuda" else formats.num_bytes(format_, 1, 32) * 16 // 32
+        for name, format_ in KEPT.items()
+    }
+    kinds = {**stored_size._SIXTEENTHS, **stored_size._BY_DEVICE[device]}
     assert {name: kinds.get(name, eight) for name in held} == held
     assert eight == stored_size._EIGHT_BITS

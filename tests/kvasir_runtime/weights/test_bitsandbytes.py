@@ -42,15 +42,50 @@ def test_decoded_they_are_what_the_tables_say(tmp_path: Path, style: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("style", "held"), [("nf4", quant_formats.ROUNDED), ("int8", QuantFormat(bits=8, group=128, wide=True))]
+    ("style", "held"),
+    [
+        ("nf4", QuantFormat(bits=4, group=64, wide=True, codebook="nf4")),
+        ("nf4-nested", QuantFormat(bits=4, group=64, wide=True, codebook="nf4")),
+        ("fp4", QuantFormat(bits=4, group=64, wide=True, codebook="bnb-fp4")),
+        ("int8", QuantFormat(bits=8, group=128, wide=True)),
+    ],
 )
-def test_eight_bits_are_kept_and_four_are_held_in_eight(tmp_path: Path, style: str, held: QuantFormat) -> None:
+def test_numbers_of_eight_bits_are_kept_and_places_are_those_of_the_nearest_integers(
+    tmp_path: Path, style: str, held: QuantFormat
+) -> None:
     worth = bitsandbytes_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), style)
-    found = loaded(tmp_path, "auto")["layers.0.output.weight"]
+    found = loaded(tmp_path, "auto", device=quant_formats.PROCESSORS)["layers.0.output.weight"]
     assert isinstance(found, QuantizedWeight)
     assert found.format == held
-    apart = {"rtol": 2**-20, "atol": 0.0} if style == "int8" else {"rtol": 0.0, "atol": 2e-3}
-    torch.testing.assert_close(quantized.dequantized(found, torch.float64), worth[OUTPUT], **apart)
+    off = (quantized.dequantized(found, torch.float64) - worth[OUTPUT]).view(-1, 64).abs().amax(1)
+    largest = worth[OUTPUT].view(-1, 64).abs().amax(1)
+    assert bool((off <= (2**-20 if style == "int8" else 0.004) * largest).all())
+
+
+def test_on_cards_and_of_blocks_that_rows_cut_they_are_rounded_to_eight_bits(tmp_path: Path) -> None:
+    bitsandbytes_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), "nf4")
+    found = loaded(tmp_path, "auto", device=quant_formats.CARDS)["layers.0.output.weight"]
+    assert isinstance(found, QuantizedWeight)
+    assert found.format == quant_formats.ROUNDED
+    weights = load_file(tmp_path / "model.safetensors")
+    blocks = torch.ones(weights[OUTPUT + ".absmax"].shape[0] * 64 // 96 + 1)
+    weights[OUTPUT + NF4_STATE] = state(blocksize=96)
+    checkpoints.write_weights(tmp_path, weights | {OUTPUT + ".absmax": blocks})
+    found = loaded(tmp_path, "auto", device=quant_formats.PROCESSORS)["layers.0.output.weight"]
+    assert isinstance(found, QuantizedWeight)
+    assert found.format == quant_formats.ROUNDED
+
+
+def test_a_list_of_other_values_is_decoded(tmp_path: Path) -> None:
+    bitsandbytes_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), "nf4")
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[OUTPUT + ".quant_map"] *= 0.5
+    checkpoints.write_weights(tmp_path, weights)
+    found, full = (loaded(tmp_path, bits, device=quant_formats.PROCESSORS) for bits in ("auto", "none"))
+    held = found["layers.0.output.weight"]
+    assert isinstance(held, QuantizedWeight)
+    assert held.format == quant_formats.ROUNDED
+    torch.testing.assert_close(quantized.dequantized(held), full["layers.0.output.weight"].float(), rtol=0.0, atol=2e-3)
 
 
 @pytest.mark.parametrize(

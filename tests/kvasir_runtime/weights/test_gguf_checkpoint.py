@@ -19,7 +19,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels.quantized import dequantized
 from kvasir_runtime.models.config import RopeConfig, read_config
 from kvasir_runtime.weights import gguf_checkpoint, gguf_dequant
-from kvasir_runtime.weights.gguf_checkpoint import KEPT
+from kvasir_runtime.weights.gguf_dequant import KEPT
 from kvasir_runtime.wire import SamplingConfig
 
 WIDE = Shape(hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=512)

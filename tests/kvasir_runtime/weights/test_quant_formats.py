@@ -104,6 +104,8 @@ SOURCES = {
     "q8_0": Source(convert=gguf("Q8_0"), kept="int8"),
     "q4_k": Source(convert=gguf("Q4_K"), kept="int4"),
     "q6_k": Source(convert=gguf("Q6_K")),
+    "iq4_nl": Source(convert=gguf("IQ4_NL")),
+    "iq4_xs": Source(convert=gguf("IQ4_XS")),
     "awq-experts": Source(convert=integers(Style(method="awq", symmetric=False)), kept="int4", shape=EXPERTS),
     "act-order-experts": Source(convert=integers(ORDERED), kept="int4", shape=EXPERTS, rounds=".experts."),
 }

@@ -10,7 +10,7 @@
 // Layout of a weight (outputs, k): outputs are cut into tiles of 16, four tiles form a panel, panels follow one another.
 //     bfloat16  panel: (k / 2, tiles, 16, 2)        a line of 64 bytes is what one dot-product instruction takes
 //     8 bits    panel: (k / 4, tiles, 16, 4)        unsigned, value + 128
-//     4 bits    panel: (k / 8, tiles, 16, 4)        low half of a byte: k % 8 < 4, high half: the others; unsigned, or e2m1
+//     4 bits    panel: (k / 8, tiles, 16, 4)        low half of a byte: k % 8 < 4, high half: the others; unsigned, e2m1 or places
 // so one thread reads one stream. The last panel has as many tiles as are left. k is padded with zeros to whole lines.
 // Gated, tiles alternate: 16 outputs of gate, then the 16 of up that belong to them.
 #pragma once
@@ -21,8 +21,8 @@
 
 namespace kvasir {
 
-// E2M1: numbers of 4 bits with an exponent, 0 to 6 in steps of 0.5 to 2, and a sign.
-enum class Weights : int32_t { BFLOAT16 = 0, BITS8 = 1, BITS4 = 2, E2M1 = 3 };
+// E2M1: numbers of 4 bits with an exponent, 0 to 6 in steps of 0.5 to 2, and a sign. CODEBOOK: 4 bits are places in a table.
+enum class Weights : int32_t { BFLOAT16 = 0, BITS8 = 1, BITS4 = 2, E2M1 = 3, CODEBOOK = 4 };
 
 constexpr int64_t TILE = 16, PANEL_TILES = 4;
 constexpr int32_t SHIFT_E8M0 = 23, SHIFT_E4M3 = 20;
@@ -34,6 +34,7 @@ struct Linear {
   const uint16_t* minima;  // 4 bits: the same shape, same unit; w = unit * (scale * q - minimum)
   const float* units;      // quantized: (tiles * 16); of e2m1 those of its halves
   const float* bias;       // (tiles * 16) in the order of the tiles, or null
+  const uint8_t* table;    // codebook: 16 integers and 128, at a multiple of 16 bytes
   int64_t k;
   int64_t outputs;  // columns of out: half of the weight's rows when gated
   int64_t tiles;    // of the weight, padding included; even when gated

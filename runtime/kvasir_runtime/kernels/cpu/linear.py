@@ -23,8 +23,13 @@ PANEL_TILES: Final = 4
 BFLOAT16_WEIGHTS: Final = 0
 QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
 E2M1_WEIGHTS: Final = 3
+CODEBOOK_WEIGHTS: Final = 4
 EXPONENT_BIAS: Final = 127  # of e8m0
 AMX_VARIANT: Final = "avx512_bf16"  # the variant that has the kernels of AMX
+_TABLES: Final = {
+    name: torch.tensor(numbers, dtype=torch.int16).add_(128).to(torch.uint8)
+    for name, numbers in quantized.CODEBOOKS.items()
+}
 _SCALE_SHIFTS: Final = {torch.float8_e8m0fnu: 23, torch.float8_e4m3fn: 20}
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -38,6 +43,7 @@ class LinearStruct(ctypes.Structure):
         ("minima", _POINTER),
         ("units", _POINTER),
         ("bias", _POINTER),
+        ("table", _POINTER),
         ("k", _COUNT),
         ("outputs", _COUNT),
         ("tiles", _COUNT),
@@ -234,18 +240,20 @@ def _packed_quantized(
     minima = others[0] if others else scales
     by_row = tiled(units[:, 0], tiles, gated=gated)
     biases = by_row if bias is None else tiled(bias.float(), tiles, gated=gated)
+    table = _TABLES.get(weight.format.codebook)
     struct = LinearStruct(
         weight=target.data_ptr(),
         scales=scales.data_ptr(),
         minima=minima.data_ptr(),
         units=by_row.data_ptr(),
         bias=None if bias is None else biases.data_ptr(),
+        table=None if table is None else table.data_ptr(),
         k=k,
         outputs=rows // 2 if gated else rows,
         tiles=tiles,
         group=group,
         sharing=sharing,
-        kind=E2M1_WEIGHTS if weight.format.e2m1 else QUANTISED_WEIGHTS[bits],
+        kind=CODEBOOK_WEIGHTS if table is not None else E2M1_WEIGHTS if weight.format.e2m1 else QUANTISED_WEIGHTS[bits],
         gated=gated,
         amx=library.amx,
         scale_shift=_SCALE_SHIFTS.get(weight.scales.dtype, 0),

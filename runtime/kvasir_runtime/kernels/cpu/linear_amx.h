@@ -126,7 +126,7 @@ void unpack_tiles(const Linear& w, const Panel& panel, int64_t tile, int64_t til
       const Floats offset = F::MINIMA ? load_float16(w.minima + at) : scale * splat(F::ZERO);
       for (int64_t n = w.group / F::PER_LINE; n > 0; --n, line += panel.width * 64) {
         for (int half = 0; half < HALVES<F>; ++half, next += 2 * stride)
-          unpack_four(F::numbers(load_as<Ints>(line), half), scale, offset, next, stride);
+          unpack_four(F::numbers(w, load_as<Ints>(line), half), scale, offset, next, stride);
       }
     }
   }

@@ -24,7 +24,7 @@ struct Form<Weights::BITS8> {
   static constexpr int ZERO = 128;
   static constexpr bool MINIMA = false;
   static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
-  static KVASIR_INLINE Ints numbers(Ints line, int) { return line; }
+  static KVASIR_INLINE Ints numbers(const Linear&, Ints line, int) { return line; }
 };
 
 template <>
@@ -34,7 +34,7 @@ struct Form<Weights::BITS4> {
   static constexpr int ZERO = 0;
   static constexpr bool MINIMA = true;
   static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
-  static KVASIR_INLINE Ints numbers(Ints line, int half) { return (half ? line >> 4 : line) & 0x0f0f0f0f; }
+  static KVASIR_INLINE Ints numbers(const Linear&, Ints line, int half) { return (half ? line >> 4 : line) & 0x0f0f0f0f; }
 };
 
 // Numbers are in halves, so that they are whole: 0 to 12 and a sign, and 12 more.
@@ -49,8 +49,20 @@ struct Form<Weights::E2M1> {
     const auto scale = reinterpret_cast<Floats>(load_bytes(from) << w.scale_shift);
     return scale * splat(w.scale_shift == kvasir::SHIFT_E4M3 ? 0x1p120f : 1.0f);
   }
-  static KVASIR_INLINE Ints numbers(Ints line, int half) {
+  static KVASIR_INLINE Ints numbers(const Linear&, Ints line, int half) {
     return looked_up(E2M1_NUMBERS, (half ? line >> 4 : line) & 0x0f0f0f0f);
+  }
+};
+
+template <>
+struct Form<Weights::CODEBOOK> {
+  using Scale = uint16_t;
+  static constexpr int64_t PER_LINE = 8;
+  static constexpr int ZERO = 128;
+  static constexpr bool MINIMA = false;
+  static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
+  static KVASIR_INLINE Ints numbers(const Linear& w, Ints line, int half) {
+    return looked_up(w.table, (half ? line >> 4 : line) & 0x0f0f0f0f);
   }
 };
 
@@ -62,7 +74,8 @@ template <class Task>
 KVASIR_INLINE void with_form(const Linear& w, const Task& task) {
   if (w.kind == Weights::BITS8) task(Form<Weights::BITS8>{});
   else if (w.kind == Weights::BITS4) task(Form<Weights::BITS4>{});
-  else task(Form<Weights::E2M1>{});
+  else if (w.kind == Weights::E2M1) task(Form<Weights::E2M1>{});
+  else task(Form<Weights::CODEBOOK>{});
 }
 
 // Where the scales of a group begin, from those of the first; width: tiles of the panel.

@@ -5,7 +5,7 @@
 // Three rows want 12 integer sums, 12 float sums, three rows and four lines: 31 of 32 registers. From intrinsics GCC makes
 // copies and puts sums on the stack, which takes half of the speed; with this, the dot products run at what the
 // instructions allow: of groups of 32 8 of them, a conversion, a multiplication and a multiply-add for each sum, so 0.7 of
-// their peak, and of 128 0.9. Of e2m1 the table takes the register of the mask, which is read from memory.
+// their peak, and of 128 0.9. A table of numbers takes the register of the mask, which is read from memory.
 // What comes next is asked for before every four lines: for a whole group of 128 at once, requests wait for one another.
 #pragma once
 
@@ -32,6 +32,7 @@ struct Groups {
   int64_t ldx, lds, scale_step;
   const uint8_t* next;  // what is asked for, `next_step` bytes further each time
   int64_t next_step;
+  const uint8_t* table;  // of a codebook
 };
 
 // Registers: 0-11 integer sums and 12-23 float sums, by row; 24-26 rows; 27-30 lines, or what a tile is scaled by.
@@ -127,13 +128,13 @@ struct Groups {
   "add $" #bytes ", %[lines]\n\tadd %[scale_step], %[minima]\n\t" KVASIR_NEXT_GROUP(values)                \
   KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
 #define KVASIR_LOOK_UP(to) "vpandd %[mask]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t" KVASIR_OP("vpshufb", to, 31, to)
-#define KVASIR_LOW_E2M1(at, to) KVASIR_LOAD(at "(%[lines])", to) KVASIR_LOOK_UP(to)
-#define KVASIR_HIGH_E2M1(at, to) "vpsrlw $4, " at "(%[lines]), %%zmm" #to "\n\t" KVASIR_LOOK_UP(to)
-#define KVASIR_LINE_E2M1(THIRD, n)                                                                          \
-  KVASIR_LOW_E2M1("256*" #n, 27) KVASIR_LOW_E2M1("256*" #n "+64", 28) KVASIR_LOW_E2M1("256*" #n "+128", 29) \
-  KVASIR_LOW_E2M1("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n) KVASIR_HIGH_E2M1("256*" #n, 27)         \
-  KVASIR_HIGH_E2M1("256*" #n "+64", 28) KVASIR_HIGH_E2M1("256*" #n "+128", 29)                              \
-  KVASIR_HIGH_E2M1("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n "+4")
+#define KVASIR_LOW_LISTED(at, to) KVASIR_LOAD(at "(%[lines])", to) KVASIR_LOOK_UP(to)
+#define KVASIR_HIGH_LISTED(at, to) "vpsrlw $4, " at "(%[lines]), %%zmm" #to "\n\t" KVASIR_LOOK_UP(to)
+#define KVASIR_LINE_LISTED(THIRD, n)                                                                        \
+  KVASIR_LOW_LISTED("256*" #n, 27) KVASIR_LOW_LISTED("256*" #n "+64", 28) KVASIR_LOW_LISTED("256*" #n "+128", 29) \
+  KVASIR_LOW_LISTED("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n) KVASIR_HIGH_LISTED("256*" #n, 27)     \
+  KVASIR_HIGH_LISTED("256*" #n "+64", 28) KVASIR_HIGH_LISTED("256*" #n "+128", 29)                          \
+  KVASIR_HIGH_LISTED("256*" #n "+192", 30) KVASIR_DOTS(THIRD, "8*" #n "+4")
 #define KVASIR_BYTE_SCALE(at, shift, to)                                                                    \
   "vpmovzxbd " at "(%[scales]), %%zmm" #to "\n\tvpslld $" #shift ", %%zmm" #to ", %%zmm" #to "\n\t"
 #define KVASIR_BYTE_SCALES(shift)                                                                           \
@@ -142,9 +143,10 @@ struct Groups {
 #define KVASIR_TO_E4M3(to) "vmulps %[factor]%{1to16%}, %%zmm" #to ", %%zmm" #to "\n\t"
 #define KVASIR_E8M0 KVASIR_BYTE_SCALES(23)
 #define KVASIR_E4M3 KVASIR_BYTE_SCALES(20) KVASIR_TO_E4M3(27) KVASIR_TO_E4M3(28) KVASIR_TO_E4M3(29) KVASIR_TO_E4M3(30)
-#define KVASIR_E2M1_16(THIRD) KVASIR_ASK_4 KVASIR_LINE_E2M1(THIRD, 0) KVASIR_LINE_E2M1(THIRD, 1)
-#define KVASIR_E2M1_32(THIRD) KVASIR_LINES_4(KVASIR_LINE_E2M1, THIRD, 0, 1, 2, 3)
-#define KVASIR_GROUPS_E2M1(THIRD, LINES, SCALES, values, bytes)                                             \
+#define KVASIR_LISTED_16(THIRD) KVASIR_ASK_4 KVASIR_LINE_LISTED(THIRD, 0) KVASIR_LINE_LISTED(THIRD, 1)
+#define KVASIR_LISTED_32(THIRD) KVASIR_LINES_4(KVASIR_LINE_LISTED, THIRD, 0, 1, 2, 3)
+#define KVASIR_LISTED_128(THIRD) KVASIR_LINES_16(KVASIR_LINE_LISTED, THIRD)
+#define KVASIR_GROUPS_LISTED(THIRD, LINES, SCALES, values, bytes)                                           \
   KVASIR_SUMS_IN_OUT(THIRD, KVASIR_LOAD, "from") "vbroadcasti32x4 %[table], %%zmm31\n\t"                    \
   "1:\n\t" KVASIR_BEGIN(THIRD) LINES(THIRD) KVASIR_SCALE(THIRD, SCALES)                                     \
   "add $" #bytes ", %[lines]\n\t" KVASIR_NEXT_GROUP(values) KVASIR_SUMS_IN_OUT(THIRD, KVASIR_STORE, "sums")
@@ -158,6 +160,9 @@ template <int MR, class F, int64_t SIZE>
 inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const float* from, float* sums) {
   [[maybe_unused]] static constexpr uint32_t MASK = 0x0f0f0f0f;
   [[maybe_unused]] static constexpr float E4M3_FACTOR = 0x1p120f;
+  constexpr bool LISTED = F::PER_LINE == 8 && F::ZERO == 128;
+  alignas(16) uint8_t table[16];
+  __builtin_memcpy(table, LISTED ? g.table : E2M1_NUMBERS, 16);
 #define KVASIR_RUN(text)                                                                                          \
   asm volatile(text                                                                                               \
                : [lines] "+r"(g.lines), [scales] "+r"(g.scales), [minima] "+r"(g.minima), [values] "+r"(g.values), \
@@ -165,16 +170,20 @@ inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const
                  [next] "+r"(g.next)                                                                              \
                : [ldx] "r"(g.ldx), [lds] "r"(g.lds), [from] "r"(from), [sums] "r"(sums),                          \
                  [scale_step] "m"(g.scale_step), [next_step] "m"(g.next_step),                                    \
-                 [mask] "m"(MASK), [factor] "m"(E4M3_FACTOR), [table] "m"(E2M1_NUMBERS)                           \
+                 [mask] "m"(MASK), [factor] "m"(E4M3_FACTOR), [table] "m"(table)                                  \
                : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9",  \
                  "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19",        \
                  "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",        \
                  "zmm30", "zmm31")
   static_assert(MR == 2 || MR == 3, "two or three rows");
-  if constexpr (SIZE == NVFP4_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_E2M1_16, KVASIR_E4M3, 16, 512));
-  else if constexpr (SIZE == NVFP4_GROUP) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_E2M1_16, KVASIR_E4M3, 16, 512));
-  else if constexpr (F::ZERO == 12 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_KEEP, KVASIR_E2M1_32, KVASIR_E8M0, 32, 1024));
-  else if constexpr (F::ZERO == 12) KVASIR_RUN(KVASIR_GROUPS_E2M1(KVASIR_DROP, KVASIR_E2M1_32, KVASIR_E8M0, 32, 1024));
+  if constexpr (SIZE == NVFP4_GROUP && MR == 3) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_KEEP, KVASIR_LISTED_16, KVASIR_E4M3, 16, 512));
+  else if constexpr (SIZE == NVFP4_GROUP) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_DROP, KVASIR_LISTED_16, KVASIR_E4M3, 16, 512));
+  else if constexpr (F::ZERO == 12 && MR == 3) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_KEEP, KVASIR_LISTED_32, KVASIR_E8M0, 32, 1024));
+  else if constexpr (F::ZERO == 12) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_DROP, KVASIR_LISTED_32, KVASIR_E8M0, 32, 1024));
+  else if constexpr (SIZE == LONG_GROUP && LISTED && MR == 3) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_KEEP, KVASIR_LISTED_128, KVASIR_HALVES("scales"), 128, 4096));
+  else if constexpr (SIZE == LONG_GROUP && LISTED) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_DROP, KVASIR_LISTED_128, KVASIR_HALVES("scales"), 128, 4096));
+  else if constexpr (LISTED && MR == 3) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_KEEP, KVASIR_LISTED_32, KVASIR_HALVES("scales"), 32, 1024));
+  else if constexpr (LISTED) KVASIR_RUN(KVASIR_GROUPS_LISTED(KVASIR_DROP, KVASIR_LISTED_32, KVASIR_HALVES("scales"), 32, 1024));
   else if constexpr (SIZE == LONG_GROUP && F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP, KVASIR_LONG_4, 128, 4096));
   else if constexpr (SIZE == LONG_GROUP && F::MINIMA) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_DROP, KVASIR_LONG_4, 128, 4096));
   else if constexpr (F::MINIMA && MR == 3) KVASIR_RUN(KVASIR_GROUPS_4(KVASIR_KEEP, KVASIR_SHORT_4, 32, 1024));

@@ -143,7 +143,7 @@ void strip_groups(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_t t
   int64_t left = own ? s.groups : s.left, scales_at = 0;
   Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * SIZE, s.rows.scales + m * groups + s.group,
             s.rows.offsets + m * groups + s.group, k, 4 * groups, own * SCALES * int64_t{sizeof(typename F::Scale)},
-            nullptr, 0};
+            nullptr, 0, s.weight->table};
   for (int64_t g = 0, count; g < s.groups; g += count) {
     count = least(s.groups - g, left);
     at.next = ahead.next;
@@ -199,7 +199,7 @@ void strip_quantized(const StripQuantized<F>& s, Ahead& ahead, int64_t m, int64_
           a[i] = _mm512_set1_epi32(four);
         }
         for (int j = 0; j < NR; ++j) {
-          const auto u = reinterpret_cast<__m512i>(F::numbers(load_as<Ints>(line + 64 * j), half));
+          const auto u = reinterpret_cast<__m512i>(F::numbers(w, load_as<Ints>(line + 64 * j), half));
           for (int i = 0; i < MR; ++i) add_products(sum[i][j], u, a[i]);
         }
       }

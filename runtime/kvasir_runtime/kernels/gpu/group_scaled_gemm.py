@@ -63,8 +63,8 @@ class GroupScaledLinear:
 
 def takes(weight: QuantizedWeight) -> bool:
     """Whether groups are of a kind that there are steps for."""
-    if weight.format.e2m1:
-        return True
+    if weight.format.e2m1 or weight.format.codebook:
+        return weight.format.e2m1
     return weight.format.group == 128 if weight.format.floating else weight.format.group in (32, 64, 128, 256)
 
 

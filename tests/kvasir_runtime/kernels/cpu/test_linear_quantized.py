@@ -89,10 +89,13 @@ def test_scales_of_larger_groups_are_kept_once_with_the_bits_of_repeated_ones(
         assert torch.equal(kept(x[:count]), written(x[:count]))
 
 
+NF4 = QuantFormat(bits=4, group=64, wide=True, codebook="nf4")
 WIDE = [QuantFormat(bits=bits, group=group, wide=True) for bits in (8, 4) for group in (32, 64, 128, 0)]
 
 
-@pytest.mark.parametrize("format_", [QuantFormat(bits=8, group=128), QuantFormat(bits=4), *WIDE, MXFP4, NVFP4])
+@pytest.mark.parametrize(
+    "format_", [QuantFormat(bits=8, group=128), QuantFormat(bits=4), *WIDE, MXFP4, NVFP4, NF4, replace(NF4, group=128)]
+)
 def test_the_bytes_that_are_counted_are_those_that_are_held(cpu_library: Library, format_: QuantFormat) -> None:
     """And 4 for each row; 96 rows are whole tiles."""
     weight = quantized.drawn(format_, 96, 512, torch.Generator().manual_seed(0))
@@ -118,19 +121,26 @@ def assert_same_in_every_variant(cpu_library: Library, weight: QuantizedWeight, 
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-E2M1 = pytest.mark.parametrize("format_", [MXFP4, NVFP4], ids=["mxfp4", "nvfp4"])
-# rows, columns: as above, of whole groups of both
-E2M1_SHAPES = [(16, 32), (7, 64), (33, 96), (100, 160), (130, 2048), (1, 768), (64, 1056)]
+# rows, columns, of e2m1 as above, of whole groups of both; of codebooks groups of all sizes
+TABLES = pytest.mark.parametrize(
+    ("format_", "rows", "columns"),
+    [
+        *((one, *shape) for one in (MXFP4, NVFP4) for shape in ((16, 32), (7, 64), (33, 96), (100, 160), (130, 2048))),
+        *((one, *shape) for one in (MXFP4, NVFP4) for shape in ((1, 768), (64, 1056))),
+        *((replace(NF4, group=group), rows, columns) for rows, columns, group in SHAPES),
+        (replace(NF4, codebook="bnb-fp4"), 130, 512),
+        (QuantFormat(bits=4, codebook="iq4"), 64, 256),
+    ],
+)
 
 
-@E2M1
+@TABLES
 @pytest.mark.parametrize("dtype", list(UNIT))
-@pytest.mark.parametrize(("rows", "columns"), E2M1_SHAPES)
-def test_e2m1_is_its_formula_in_every_batch(
+def test_numbers_of_a_table_are_their_formula_in_every_batch(
     library: Library, rows: int, columns: int, format_: QuantFormat, dtype: torch.dtype
 ) -> None:
-    """Its scales are any that there are: those of e4m3 below 2^-6, too, and powers of two from end to end of a row."""
-    weight, bias, x = any_e2m1(rows, columns, format_), normal(rows), normal(250, columns, dtype=dtype)
+    """Scales of e2m1 are any that there are: those of e4m3 below 2^-6, too, and powers of two from end to end."""
+    weight, bias, x = any_of_table(rows, columns, format_), normal(rows), normal(250, columns, dtype=dtype)
     packed = linear.packed(library, weight, bias)
     whole = packed(x)
     assert_close(whole, linear.rounded_product(weight, bias, x))
@@ -139,29 +149,30 @@ def test_e2m1_is_its_formula_in_every_batch(
         assert torch.equal(packed(x[-count:]), whole[-count:])
 
 
-@E2M1
+@TABLES
 @pytest.mark.parametrize("dtype", list(UNIT))
-@pytest.mark.parametrize(("rows", "columns"), E2M1_SHAPES)
-def test_e2m1_has_the_same_bits_in_every_variant(
+def test_numbers_of_a_table_have_the_same_bits_in_every_variant(
     cpu_library: Library, rows: int, columns: int, format_: QuantFormat, dtype: torch.dtype
 ) -> None:
-    weight, x = any_e2m1(rows, columns, format_), normal(9, columns, dtype=dtype)
-    weight.values.view(-1)[: columns * 2] = 0x77  # the largest products, of which few fit 16 bits
+    weight, x = any_of_table(rows, columns, format_), normal(9, columns, dtype=dtype)
+    weight.values.view(-1)[: columns * 2] = 0x77 if format_.floating else 0xFF  # the largest, which few of fit 16 bits
     assert_same_in_every_variant(cpu_library, weight, x)
 
 
-def any_e2m1(rows: int, columns: int, format_: QuantFormat) -> QuantizedWeight:
+def any_of_table(rows: int, columns: int, format_: QuantFormat) -> QuantizedWeight:
     generator = torch.Generator().manual_seed(rows + columns)
     weight = quantized.drawn(format_, rows, columns, generator)
+    if not format_.floating:
+        return weight
     low, high = (97, 158) if format_ == MXFP4 else (0, 0x7F)
     scales = torch.randint(low, high, weight.scales.shape, generator=generator)
     weight.scales.copy_(scales.to(torch.uint8).view(format_.scale_dtype))
     return weight
 
 
-@E2M1
+@pytest.mark.parametrize("format_", [MXFP4, NVFP4, replace(NF4, group=32)], ids=["mxfp4", "nvfp4", "nf4"])
 @pytest.mark.parametrize(("rows", "columns"), [(2, 32), (70, 64), (256, 96)])
-def test_e2m1_behind_a_gate(library: Library, rows: int, columns: int, format_: QuantFormat) -> None:
+def test_numbers_of_a_table_behind_a_gate(library: Library, rows: int, columns: int, format_: QuantFormat) -> None:
     weight, bias = quantized.drawn(format_, rows, columns, torch.Generator().manual_seed(rows)), normal(rows)
     x = normal(9, columns)
     gate, up = linear.rounded_product(weight, bias, x).chunk(2, dim=1)
