@@ -34,7 +34,7 @@ struct Linear {
   const uint16_t* minima;  // 4 bits: the same shape, same unit; w = unit * (scale * q - minimum)
   const float* units;      // quantized: (tiles * 16); of e2m1 those of its halves
   const float* bias;       // (tiles * 16) in the order of the tiles, or null
-  const uint8_t* table;    // codebook: 16 integers and 128, at a multiple of 16 bytes
+  const uint8_t* table;    // codebook: 16 integers and 128, then the integers; at a multiple of 16 bytes
   int64_t k;
   int64_t outputs;  // columns of out: half of the weight's rows when gated
   int64_t tiles;    // of the weight, padding included; even when gated

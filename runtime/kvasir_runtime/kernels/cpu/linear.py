@@ -27,7 +27,7 @@ CODEBOOK_WEIGHTS: Final = 4
 EXPONENT_BIAS: Final = 127  # of e8m0
 AMX_VARIANT: Final = "avx512_bf16"  # the variant that has the kernels of AMX
 _TABLES: Final = {
-    name: torch.tensor(numbers, dtype=torch.int16).add_(128).to(torch.uint8)
+    name: torch.tensor([*(number + 128 for number in numbers), *(number % 256 for number in numbers)]).to(torch.uint8)
     for name, numbers in quantized.CODEBOOKS.items()
 }
 _SCALE_SHIFTS: Final = {torch.float8_e8m0fnu: 23, torch.float8_e4m3fn: 20}

@@ -10,10 +10,17 @@ using kvasir::Weights;
 // By code: twice the number, and 12.
 alignas(16) constexpr uint8_t E2M1_NUMBERS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+// Whether numbers that are looked up keep their signs: VNNI alone multiplies unsigned bytes by signed ones.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool SIGNED_TABLES = false;
+#else
+constexpr bool SIGNED_TABLES = true;
+#endif
+
 // PER_LINE: values of k that a line has of an output; two halves of each byte where they are eight. ZERO: what stands for 0
 // in the instruction, and MINIMA: whether instead each group has a minimum beside its scale.
 // scales: of as many outputs as there are lanes. numbers: what the instruction takes of a line, or of a half of its bytes.
-// FITS: lines whose products, two beside one another, fit 16 bits.
+// FITS: lines whose products, two beside one another, fit 16 bits; 0 where those of one half alone do.
 template <Weights KIND>
 struct Form;
 
@@ -57,12 +64,12 @@ struct Form<Weights::E2M1> {
 template <>
 struct Form<Weights::CODEBOOK> {
   using Scale = uint16_t;
-  static constexpr int64_t PER_LINE = 8;
-  static constexpr int ZERO = 128;
+  static constexpr int64_t PER_LINE = 8, FITS = 0;
+  static constexpr int ZERO = SIGNED_TABLES ? 0 : 128;
   static constexpr bool MINIMA = false;
   static KVASIR_INLINE Floats scales(const Linear&, const Scale* from) { return load_float16(from); }
   static KVASIR_INLINE Ints numbers(const Linear& w, Ints line, int half) {
-    return looked_up(w.table, (half ? line >> 4 : line) & 0x0f0f0f0f);
+    return looked_up(w.table + (SIGNED_TABLES ? 16 : 0), (half ? line >> 4 : line) & 0x0f0f0f0f);
   }
 };
 

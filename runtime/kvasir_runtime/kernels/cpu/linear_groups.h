@@ -160,7 +160,7 @@ template <int MR, class F, int64_t SIZE>
 inline __attribute__((noinline)) void add_groups(Groups& g, int64_t count, const float* from, float* sums) {
   [[maybe_unused]] static constexpr uint32_t MASK = 0x0f0f0f0f;
   [[maybe_unused]] static constexpr float E4M3_FACTOR = 0x1p120f;
-  constexpr bool LISTED = F::PER_LINE == 8 && F::ZERO == 128;
+  constexpr bool LISTED = F::PER_LINE == 8 && F::ZERO == 128;  // of a codebook
   alignas(16) uint8_t table[16];
   __builtin_memcpy(table, LISTED ? g.table : E2M1_NUMBERS, 16);
 #define KVASIR_RUN(text)                                                                                          \

@@ -2,7 +2,7 @@
 // integers are exact and whose sums over groups are the same chain in float32, so that the results are its bits.
 //
 // With AVX-VNNI and on arm64 one instruction multiplies four values of k and adds them up. With AVX2 alone 8 bits are widened
-// and numbers of a codebook are widened to 16, since two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3
+// to 16, since two products of unsigned and signed bytes do not fit 16 bits; rows then have their values in the order 0 2 1 3
 // of each four, as the even and the odd bytes of a word of the weight are multiplied. Of 4 bits some lines' products fit.
 #pragma once
 
@@ -43,12 +43,7 @@ template <class F>
 constexpr int STRIP_QUANTISED = !DOTS && HALVES<F> == 1 ? 6 : 4;
 
 // Whether rows are 16 bits wide.
-template <class F>
-constexpr bool WIDE = !DOTS && F::ZERO == 128;
-
-KVASIR_INLINE bool are_wide(const Linear& w) {
-  return !DOTS && (w.kind == Weights::BITS8 || w.kind == Weights::CODEBOOK);
-}
+KVASIR_INLINE bool are_wide(const Linear& w) { return !DOTS && w.kind == Weights::BITS8; }
 
 // Rows as the products take them.
 struct Rounded {
@@ -159,6 +154,13 @@ KVASIR_INLINE void add_byte_pairs(Ints& sum, Ints u, Ints x) {
   const __m256i products = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(u), reinterpret_cast<__m256i>(x));
   asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products));
 }
+
+// Products of bytes that both have signs, none of them -128, added up by lane: the sign of x goes to the other.
+KVASIR_INLINE void add_signed_bytes(Ints& sum, Ints number, Ints x) {
+  const auto by = reinterpret_cast<__m256i>(x);
+  const __m256i turned = _mm256_sign_epi8(reinterpret_cast<__m256i>(number), by);
+  add_pairs(sum, reinterpret_cast<Ints>(_mm256_maddubs_epi16(_mm256_abs_epi8(by), turned)), Ints{} + 0x00010001);
+}
 #endif
 
 // Rows of a strip, from a group on: bytes from row to row of the values, numbers of groups.
@@ -177,10 +179,9 @@ KVASIR_INLINE void ask(const uint8_t* line) {
   for (int byte = 0; byte < VECTORS * kLanes * 4 && MR > 1; byte += 64) __builtin_prefetch(line + BLOCK_BYTES + byte);
 }
 
-// What one line of numbers of 8 bits adds to the sums of MR rows, VECTORS times as many outputs as there are lanes: four
-// values of k, or eight where wide numbers are looked up.
-template <class F, int MR, int VECTORS>
-KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const Linear& w, const uint8_t* line, const uint8_t* x, int64_t stride) {
+// What one line of 8 bits adds to the sums of MR rows: four values of k, VECTORS times as many outputs as there are lanes.
+template <int MR, int VECTORS>
+KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
 #ifdef KVASIR_BYTE_DOTS
   each<VECTORS>([&](auto v) __attribute__((always_inline)) {
@@ -189,42 +190,43 @@ KVASIR_INLINE void add_bytes(Ints (&sum)[MR][VECTORS], const Linear& w, const ui
     each<MR>([&](auto i) __attribute__((always_inline)) { sum[i][v] = add_dots(sum[i][v], weight, word_at(x + i * stride)); });
   });
 #else
-  // Two vectors and every other of their bytes at a time: with the sums of six rows all fit the registers.
-  const auto add = [&](int half, int second) __attribute__((always_inline)) {
+  // Two vectors and one half of their bytes at a time: with the sums of six rows all fit the registers.
+  const auto add = [&](int second) __attribute__((always_inline)) {
     each<VECTORS / 2>([&](auto pair) __attribute__((always_inline)) {
       constexpr int v = 2 * pair();
       const uint8_t* from = line + 4 * kLanes * v;
-      const Ints left = every_other(F::numbers(w, load_as<Ints>(from), half), second);
-      const Ints right = every_other(F::numbers(w, load_as<Ints>(from + 4 * kLanes), half), second);
+      const Ints left = every_other(load_as<Ints>(from), second), right = every_other(load_as<Ints>(from + 4 * kLanes), second);
       each<MR>([&](auto i) __attribute__((always_inline)) {
-        const Ints number = word_at(x + i * stride + 8 * half + 4 * second);
+        const Ints number = word_at(x + i * stride + 4 * second);
         add_pairs(sum[i][v], number, left);
         add_pairs(sum[i][v + 1], number, right);
       });
     });
   };
-  each<HALVES<F>>([&](auto half) __attribute__((always_inline)) {
-    add(half, 0);
-    add(half, 1);
-  });
+  add(0);
+  add(1);
 #endif
 }
 
 // The same of a line whose bytes have two halves: eight values of k. Without dot products sums are of 16 bits, two beside
-// one another.
+// one another; of a codebook two products at most fit those.
 template <class F, int MR, int VECTORS>
 KVASIR_INLINE void add_halves(Ints (&sum)[MR][VECTORS], const Linear& w, const uint8_t* line, const uint8_t* x, int64_t stride) {
   ask<MR, VECTORS>(line);
   each<VECTORS>([&](auto v) __attribute__((always_inline)) {
-    constexpr int32_t sign = SIGNED && F::ZERO == 128 ? static_cast<int32_t>(0x80808080) : 0;
-    const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = F::numbers(w, u, 0) ^ sign, high = F::numbers(w, u, 1) ^ sign;
+    const Ints u = load_as<Ints>(line + 4 * kLanes * v), low = F::numbers(w, u, 0), high = F::numbers(w, u, 1);
     each<MR>([&](auto i) __attribute__((always_inline)) {
       const Ints first = word_at(x + i * stride), second = word_at(x + i * stride + 4);
 #ifdef KVASIR_BYTE_DOTS
       sum[i][v] = add_dots(add_dots(sum[i][v], low, first), high, second);
 #else
-      add_byte_pairs(sum[i][v], low, first);
-      add_byte_pairs(sum[i][v], high, second);
+      if constexpr (F::FITS) {
+        add_byte_pairs(sum[i][v], low, first);
+        add_byte_pairs(sum[i][v], high, second);
+      } else {
+        add_signed_bytes(sum[i][v], low, first);
+        add_signed_bytes(sum[i][v], high, second);
+      }
 #endif
     });
   });
@@ -234,17 +236,17 @@ KVASIR_INLINE void add_halves(Ints (&sum)[MR][VECTORS], const Linear& w, const u
 template <int MR, int VECTORS, class F>
 KVASIR_INLINE void group_sums(Ints (&sum)[MR][VECTORS], const Linear& w, const StripRows& r, int64_t g, const uint8_t* lines,
                               int64_t step, const uint8_t* x, int64_t num_lines) {
-  constexpr int64_t PER_X = F::PER_LINE * (WIDE<F> ? 2 : 1);
+  constexpr int64_t PER_X = HALVES<F> == 2 || !DOTS ? 8 : 4;
   constexpr bool BEGINS = F::ZERO && !(SIGNED && F::ZERO == 128);
   each<MR>([&](auto i) __attribute__((always_inline)) {
     each<VECTORS>([&](auto v) __attribute__((always_inline)) { sum[i][v] = BEGINS ? r.offsets[i * r.groups + g] - Ints{} : Ints{}; });
   });
-  if constexpr (HALVES<F> == 1 || WIDE<F>) {
-    for (int64_t n = 0; n < num_lines; ++n) add_bytes<F>(sum, w, lines + n * step, x + n * PER_X, r.stride);
-  } else {
-#ifdef KVASIR_BYTE_DOTS
+  if constexpr (HALVES<F> == 1) {
+    for (int64_t n = 0; n < num_lines; ++n) add_bytes(sum, lines + n * step, x + n * PER_X, r.stride);
+  } else if constexpr (DOTS || !F::FITS) {
     for (int64_t n = 0; n < num_lines; ++n) add_halves<F>(sum, w, lines + n * step, x + n * PER_X, r.stride);
-#else
+  } else {
+#ifndef KVASIR_BYTE_DOTS
     for (int64_t n = 0; n < num_lines; n += F::FITS) {
       Ints halves[MR][VECTORS];
       each<MR * VECTORS>([&](auto n) __attribute__((always_inline)) { halves[n / VECTORS][n % VECTORS] = Ints{}; });
