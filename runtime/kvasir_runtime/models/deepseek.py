@@ -99,11 +99,19 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 DEEPSEEK_V2 = Family(
-    architecture="DeepseekV2ForCausalLM", models="DeepSeek-V2, V2-Lite, Coder-V2", spec=_v2, places=_places
+    architecture="DeepseekV2ForCausalLM",
+    models="DeepSeek-V2, V2-Lite, Coder-V2",
+    experts=(
+        "6 of 64 or 160 and two shared ones, behind one layer without "
+        "(`first_k_dense_replace`); see [latent attention](#latent-attention)"
+    ),
+    spec=_v2,
+    places=_places,
 )
 DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     models="DeepSeek-V3, V3.1, R1, Moonlight",
+    experts="8 of 256, from 4 of 8 groups, and a shared one; see [latent attention](#latent-attention)",
     spec=_v3,
     places=_places,
     drafts=DEEPSEEK_MTP,
@@ -111,6 +119,7 @@ DEEPSEEK_V3 = Family(
 GLM4_MOE_LITE = Family(
     architecture="Glm4MoeLiteForCausalLM",
     models="GLM-4.7-Flash",
+    experts="4 of 64 and a shared one, as of GLM-4.5; see [latent attention](#latent-attention)",
     spec=_glm,
     places=_places,
     drafts=DEEPSEEK_MTP,

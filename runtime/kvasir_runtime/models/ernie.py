@@ -36,6 +36,7 @@ ERNIE = Family(architecture="Ernie4_5ForCausalLM", models="ERNIE 4.5 0.3B", spec
 ERNIE_MOE = Family(
     architecture="Ernie4_5_MoeForCausalLM",
     models="ERNIE 4.5 21B-A3B, 300B-A47B",
+    experts="6 or 8 of 64, two shared ones in the smaller; a softmax over all and a bias of the choice choose",
     spec=_moe,
     places=_places,
     unused=("model.mtp_",),

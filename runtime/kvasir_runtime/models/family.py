@@ -98,7 +98,8 @@ LLAMA_NAMES: Final = TensorNames()
 class Family:
     """architecture: as in `architectures` of config.json, of the model that generates, or of an encoder without a head.
 
-    models: some that people run, for the documentation. spec, places: pure functions. with_images: the architecture of
+    models, experts: some that people run, and of a mixture of experts how many of them a token goes through, and how
+    they are chosen, for the documentation. spec, places: pure functions. with_images: the architecture of
     checkpoints of which this is the text part. drafts: of the layer behind the decoder's own that can be used, if a
     checkpoint has one (`draft_heads.mtp`); None where none can. also: how else it is spelled. unused: what names of
     tensors begin with that no head of ours has.
@@ -108,6 +109,7 @@ class Family:
     models: str
     spec: Callable[[ModelConfig], DecoderSpec]
     places: Callable[[DecoderSpec], dict[str, Place]]
+    experts: str = ""
     with_images: str = ""
     drafts: MtpNames | None = None
     also: str = ""

@@ -85,6 +85,7 @@ GLM4 = Family(architecture="Glm4ForCausalLM", models="GLM-4-0414, GLM-Z1", spec=
 GLM4_MOE = Family(
     architecture="Glm4MoeForCausalLM",
     models="GLM-4.5, 4.5-Air, 4.6, 4.7",
+    experts="8 of 128 or 160 and a shared one, by sigmoids with a bias of the choice",
     spec=_glm4_moe,
     places=_expert_places,
     drafts=DEEPSEEK_MTP,

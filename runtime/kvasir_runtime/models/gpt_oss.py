@@ -50,4 +50,10 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
     return places
 
 
-GPT_OSS = Family(architecture="GptOssForCausalLM", models="gpt-oss-20b, gpt-oss-120b", spec=_spec, places=_places)
+GPT_OSS = Family(
+    architecture="GptOssForCausalLM",
+    models="gpt-oss-20b, gpt-oss-120b",
+    experts="4 of 32 or 128, with biases and a clamped gate; see [gpt-oss](#gpt-oss)",
+    spec=_spec,
+    places=_places,
+)

@@ -62,6 +62,7 @@ GRANITE_MOE = Family(
     architecture="GraniteMoeForCausalLM",
     also="GraniteMoeSharedForCausalLM",
     models="Granite 3 1B-A400M and 3B-A800M, also with a shared expert",
+    experts="8 of 32 or 40; `GraniteMoeSharedForCausalLM` has a shared one besides",
     spec=_mixture,
     places=_mixture_places,
 )

@@ -37,4 +37,10 @@ def _expert_places(spec: DecoderSpec) -> dict[str, Place]:
 HUNYUAN = Family(
     architecture="HunYuanDenseV1ForCausalLM", models="Hunyuan 0.5B to 7B, Hunyuan-MT", spec=_dense, places=_places
 )
-HUNYUAN_MOE = Family(architecture="HunYuanMoEV1ForCausalLM", models="Hunyuan-A13B", spec=_moe, places=_expert_places)
+HUNYUAN_MOE = Family(
+    architecture="HunYuanMoEV1ForCausalLM",
+    models="Hunyuan-A13B",
+    experts="8 of 64 and a shared one, all as wide as `intermediate_size`",
+    spec=_moe,
+    places=_expert_places,
+)

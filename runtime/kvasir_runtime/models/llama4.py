@@ -45,6 +45,7 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 LLAMA4 = Family(
     architecture="Llama4ForCausalLM",
     models="Llama 4 Scout and Maverick",
+    experts="1 of 16 or 128, by a sigmoid, and a shared one; see [Llama 4](#llama-4)",
     spec=_spec,
     places=_places,
     with_images="Llama4ForConditionalGeneration",

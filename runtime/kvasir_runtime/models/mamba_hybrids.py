@@ -128,6 +128,10 @@ def _bamba_places(spec: DecoderSpec) -> dict[str, Place]:
 GRANITE4 = Family(
     architecture="GraniteMoeHybridForCausalLM",
     models="Granite 4, Micro to Small",
+    experts=(
+        "6 of 64 or 10 of 72 and a shared one, in layers most of which have "
+        "[a state](#layers-with-a-state); smaller models have none"
+    ),
     spec=_granite,
     places=_granite_places,
 )

@@ -18,4 +18,10 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
     return usual_places(spec) | expert_places(spec, block="block_sparse_moe", names=("w1", "w3", "w2"))
 
 
-MIXTRAL = Family(architecture="MixtralForCausalLM", models="Mixtral 8x7B, 8x22B", spec=_spec, places=_places)
+MIXTRAL = Family(
+    architecture="MixtralForCausalLM",
+    models="Mixtral 8x7B, 8x22B",
+    experts="2 of 8; shares are a softmax of the chosen ones' logits",
+    spec=_spec,
+    places=_places,
+)

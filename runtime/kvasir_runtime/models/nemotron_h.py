@@ -93,6 +93,10 @@ def _numbered(name: str, numbers: list[int]) -> str:
 NEMOTRON_H = Family(
     architecture="NemotronHForCausalLM",
     models="Nemotron-H 8B to 56B, Nemotron Nano 2, Nemotron 3",
+    experts=(
+        "of Nemotron 3 Nano 6 of 128 without a gate and a shared one, as of GLM-4.5, behind layers most of "
+        "which have [a state](#layers-with-a-state); models before Nemotron 3 have none"
+    ),
     spec=_spec,
     places=_places,
     unused=("mtp.",),

@@ -59,4 +59,10 @@ def _expert_places(spec: DecoderSpec) -> dict[str, Place]:
 
 OLMO2 = Family(architecture="Olmo2ForCausalLM", models="OLMo 2", spec=_olmo2, places=_places)
 OLMO3 = Family(architecture="Olmo3ForCausalLM", models="OLMo 3", spec=_olmo3, places=_places)
-OLMOE = Family(architecture="OlmoeForCausalLM", models="OLMoE-1B-7B", spec=_olmoe, places=_expert_places)
+OLMOE = Family(
+    architecture="OlmoeForCausalLM",
+    models="OLMoE-1B-7B",
+    experts="8 of 64; queries and keys of all heads have one norm each",
+    spec=_olmoe,
+    places=_expert_places,
+)

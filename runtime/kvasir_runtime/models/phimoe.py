@@ -40,6 +40,11 @@ PHIMOE = Family(
     architecture="PhiMoEForCausalLM",
     also="PhimoeForCausalLM",
     models="Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE",
+    experts=(
+        "2 of 16 by a sparse mixer: the share of each is a softmax over those whose logit is near its own "
+        "(`router_jitter_noise`), for the second without the first; norms of the mean too, biases, one of the "
+        "head besides"
+    ),
     spec=_spec,
     places=_places,
 )

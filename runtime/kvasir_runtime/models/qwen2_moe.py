@@ -26,5 +26,9 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 QWEN2_MOE = Family(
-    architecture="Qwen2MoeForCausalLM", models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", spec=_spec, places=_places
+    architecture="Qwen2MoeForCausalLM",
+    models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+    experts="4 of 60 or 8 of 64, and one more that every token goes through, behind a gate",
+    spec=_spec,
+    places=_places,
 )

@@ -27,5 +27,9 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 QWEN3_MOE = Family(
-    architecture="Qwen3MoeForCausalLM", models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder", spec=_spec, places=_places
+    architecture="Qwen3MoeForCausalLM",
+    models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+    experts="8 of 128; `norm_topk_prob`, `decoder_sparse_step` and `mlp_only_layers` are followed",
+    spec=_spec,
+    places=_places,
 )

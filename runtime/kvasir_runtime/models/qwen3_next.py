@@ -100,7 +100,12 @@ def _parts(state: StateSpec) -> tuple[int, int, int]:
 
 
 QWEN3_NEXT = Family(
-    architecture="Qwen3NextForCausalLM", models="Qwen3-Next-80B-A3B", spec=_next, places=_places, drafts=_MTP
+    architecture="Qwen3NextForCausalLM",
+    models="Qwen3-Next-80B-A3B",
+    experts="10 of 512 and a shared one; see [layers with a state](#layers-with-a-state)",
+    spec=_next,
+    places=_places,
+    drafts=_MTP,
 )
 QWEN3_5 = Family(
     architecture="Qwen3_5ForCausalLM",
@@ -113,6 +118,7 @@ QWEN3_5 = Family(
 QWEN3_5_MOE = Family(
     architecture="Qwen3_5MoeForCausalLM",
     models="Qwen3.5-35B-A3B, 397B-A17B",
+    experts="8 of 256 and a shared one; see [layers with a state](#layers-with-a-state)",
     spec=_sparse,
     places=_places,
     with_images="Qwen3_5MoeForConditionalGeneration",

@@ -33,8 +33,27 @@ def _minimax_places(spec: DecoderSpec) -> dict[str, Place]:
     return usual_places(spec) | expert_places(spec, block=block, choice="e_score_correction_bias", names=names)
 
 
-DOTS1 = Family(architecture="Dots1ForCausalLM", models="dots.llm1", spec=_dots, places=_places)
-SOLAR_OPEN = Family(architecture="SolarOpenForCausalLM", models="Solar Open 100B", spec=_solar, places=_places)
+DOTS1 = Family(
+    architecture="Dots1ForCausalLM",
+    models="dots.llm1",
+    experts="6 of 128 and two shared ones, as of GLM-4.5",
+    spec=_dots,
+    places=_places,
+)
+SOLAR_OPEN = Family(
+    architecture="SolarOpenForCausalLM",
+    models="Solar Open 100B",
+    experts="8 of 128 and a shared one, as of GLM-4.5, in all layers",
+    spec=_solar,
+    places=_places,
+)
 MINIMAX_M2 = Family(
-    architecture="MiniMaxM2ForCausalLM", models="MiniMax-M2, M2.1", spec=_minimax, places=_minimax_places
+    architecture="MiniMaxM2ForCausalLM",
+    models="MiniMax-M2, M2.1",
+    experts=(
+        "8 of 256, by sigmoids with a bias of the choice; queries and keys of all heads have one norm each, "
+        "so that ranks cannot divide them, but stages can"
+    ),
+    spec=_minimax,
+    places=_minimax_places,
 )
