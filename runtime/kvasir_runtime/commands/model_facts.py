@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvasir_api import draft_head_shape, forecast, hf_config, inspection
 from kvasir_api.speculation import draft_model
@@ -16,6 +16,10 @@ from kvasir_runtime import hub
 from kvasir_runtime.commands import host_resources, model_config
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import fetched_model
+
+if TYPE_CHECKING:
+    from kvasir_runtime.models.config import ModelConfig
+    from kvasir_runtime.models.family import Family
 
 _MAX_ARCHITECTURE: Final = 128
 _MAX_WHY: Final = 1000
@@ -104,35 +108,49 @@ def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
 
 
 def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
-    """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
+    """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing, and of
+    a config that a start refuses why it does.
+    """
     try:
         shape = forecast.shape(config)
-        return replace(shape, stored_plain=_stored_plain(config, shape)) if shape.held.stored else shape
     except ValueError as error:
         architecture = architecture_of(config)
         if is_supported(architecture) or "architectures" not in config:
             raise
         raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
+    served = _served(config)
+    if served is None or not shape.held.stored:
+        return shape
+    return replace(shape, stored_plain=_stored_plain(*served, shape))
 
 
-def _stored_plain(config: dict[str, Any], shape: forecast.ModelShape) -> int:
-    """As of `forecast.ModelShape`; 0 of a model that is not served.
+def _served(config: dict[str, Any]) -> "tuple[ModelConfig, Family] | None":
+    """As a start reads it; None where no family has the architecture. Raises ValueError with what a start says."""
+    from kvasir_runtime.models import registry
+
+    flat = hf_config.flattened(config)
+    if registry.declared(registry.named_in(flat)) is None:
+        return None
+    described = flat.get("quantization_config")
+    if isinstance(described, dict) and described.get("quant_method") == "gguf":  # counts of `gguf.config_with_bits`
+        flat = flat | {"quantization_config": None}
+    try:
+        return registry.judged(Path("config.json"), flat)
+    except ModelError as error:
+        raise ValueError(str(error)) from error
+
+
+def _stored_plain(config: "ModelConfig", family: "Family", shape: forecast.ModelShape) -> int:
+    """As of `forecast.ModelShape`.
 
     What is one matrix in the runtime is left in full where one of its parts is, as `weights.quant_formats` holds it.
     """
-    from kvasir_runtime.models import config as model_configs
-    from kvasir_runtime.models import quantization_config, registry
+    from kvasir_runtime.models import quantization_config
 
-    flat = hf_config.flattened(config)
-    if shape.layers * shape.experts > _MOST_EXPERTS:
+    if config.quantization_config is None or shape.layers * shape.experts > _MOST_EXPERTS:
         return 0
-    try:
-        typed = model_configs.checked(Path("config.json"), flat)
-        family = registry.family_of(typed)
-        places = family.places(family.spec(typed))
-    except ModelError:
-        return 0
-    is_left = quantization_config.left_in_full(flat["quantization_config"])
+    places = family.places(family.spec(config))
+    is_left = quantization_config.left_in_full(config.quantization_config)
     numbers, left = Counter[str](), set[str]()
     for name, place in places.items():
         if place.tensor.startswith("layers.") and place.tensor.endswith(".weight") and not name.endswith(".bias"):

@@ -11,7 +11,7 @@ from kvasir_runtime.models.alibi import BAICHUAN, BLOOM, MPT
 from kvasir_runtime.models.apertus import APERTUS
 from kvasir_runtime.models.bert import BERT, CAMEMBERT, DISTILBERT, JINA_XLM_ROBERTA, MPNET, ROBERTA, XLM_ROBERTA
 from kvasir_runtime.models.cohere import COHERE, COHERE2
-from kvasir_runtime.models.config import ModelConfig, read_config, read_document
+from kvasir_runtime.models.config import ModelConfig, checked, read_document
 from kvasir_runtime.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from kvasir_runtime.models.ernie import ERNIE, ERNIE_MOE
 from kvasir_runtime.models.exaone import EXAONE4
@@ -89,19 +89,26 @@ _INSTEAD: Final = (
 
 
 def read(model: Path, overrides: str = "") -> tuple[ModelConfig, Family]:
-    """The config of a model and its family. Raises as `read_config`, and UnservedError for an architecture that no
-    family has, whatever else its config lacks, and for one whose family refuses the config.
+    """The config of a model and its family. Raises as `read_document` and `judged`."""
+    path = model if gguf.is_gguf(model) else model / "config.json"
+    return judged(path, read_document(model, overrides))
+
+
+def judged(path: Path, document: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
+    """The config that a flattened document is, and its family; path is the file that messages name.
+
+    Raises as `checked`, and UnservedError for an architecture that no family has, whatever else the config lacks, and
+    for one whose family refuses the config.
     """
-    document = read_document(model, overrides)
     named = named_in(document)
     if named and declared(named) is None:
         raise UnservedError(undeclared(named, document), _ELSE)
-    config = read_config(model, overrides)
+    config = checked(path, document)
     family = family_of(config)
     try:
         family.spec(config)
     except ModelError as error:
-        if family.is_encoder or gguf.is_gguf(model):
+        if family.is_encoder or gguf.is_gguf(path):
             raise
         raise UnservedError(str(error), _INSTEAD) from error
     return config, family
@@ -127,7 +134,7 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def named_in(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The architectures of a config.json; none where they are no names, which `read_config` refuses."""
+    """The architectures of a config.json; none where they are no names, which `checked` refuses."""
     names = document.get("architectures")
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 

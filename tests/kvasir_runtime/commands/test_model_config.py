@@ -76,12 +76,15 @@ def test_a_model_of_a_bucket_is_forecast_by_both_files(stored: tuple[Path, float
     assert fetched_model.config(remote_files.model(*files)) == model_config.read_config(str(folder))
 
 
-def test_what_is_not_read_is_refused_by_either_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["W4A8_AWQ", "W4A16_AWQ"])
+def test_what_is_not_read_is_refused_by_either_file(tmp_path: Path, algorithm: str) -> None:
     folder = checkpoints.write(tmp_path, SHAPE)
     beside = folder / "hf_quant_config.json"
-    beside.write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
-    with pytest.raises(ModelError, match="quantized with modelopt to W4A8_AWQ"):
+    beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    with pytest.raises(ModelError, match=f"quantized with modelopt to {algorithm}"):
         read_config(folder)
+    with pytest.raises(ValueError, match=f"quantized with modelopt to {algorithm}"):
+        model_facts.facts(model_config.read_config(str(folder)))
     beside.write_text("[]")
     with pytest.raises(ValueError, match=r"hf_quant_config\.json is not a JSON object"):
         model_config.read_config(str(folder))

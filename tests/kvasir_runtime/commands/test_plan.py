@@ -13,6 +13,8 @@ from kvasir_runtime.commands import host_resources
 from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.commands.sizes import num_bytes
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.models import registry
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -115,6 +117,35 @@ def test_a_pod_of_the_operator_names_the_model_as_the_service_does(tmp_path, mon
     monkeypatch.setenv(names.ENV_MODEL_URI, "pvc://models/absent")
     result = run(tmp_path / "absent", "--facts", "-")
     assert "model directory pvc://models/absent does not exist" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "quantized with awq to 3 bits"),
+        ({"quantization_config": {"quant_method": "torchao"}}, "quantized with torchao"),
+        ({"quantization_config": []}, "Expected `object | null`, got `array`"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; expected silu; --model-impl transformers may"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads 7 does not divide num_attention_heads 32"),
+    ],
+)
+def test_what_a_start_refuses_is_refused_in_its_words(model, changed, words):
+    (model / "config.json").write_text(json.dumps(LLAMA_8B | changed))
+    with pytest.raises(ModelError) as refused:
+        registry.read(model)
+    said = str(refused.value).replace(f"{model}/", "")
+    assert words in said
+    for arguments in (["--memory", "80Gi", "--device", "cuda"], ["--facts", "-"]):
+        result = run(model, *arguments)
+        assert result.exit_code == 2
+        assert result.output == f"Error: {said}\n"
+
+
+def test_overrides_mend_what_a_start_refuses(model):
+    (model / "config.json").write_text(json.dumps(LLAMA_8B | {"hidden_act": "gelu"}))
+    result = run(model, "--memory", "80Gi", "--device", "cuda", "--hf-overrides", '{"hidden_act": "silu"}')
+    assert result.exit_code == 0
 
 
 def test_an_unknown_architecture_is_told_apart_from_one_that_does_not_fit():
