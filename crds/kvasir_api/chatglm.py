@@ -1,5 +1,6 @@
 """What ChatGLM, and GLM-4 as first released, call the fields of a config.json. Called by `family_fields`."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 NAMES: Final = {
@@ -14,17 +15,35 @@ NAMES: Final = {
 }
 LEFT_OUT: Final = {"partial_rotary_factor": 0.5}
 _NAMES_OF_ALL: Final = (["ChatGLMModel"], ["ChatGLMForConditionalGeneration"])
-_BASE: Final = 10_000.0
-_MOST_RATIO: Final = 2**20
+BASE: Final = 10_000.0
+"""Of the rotary embedding, where `rope_ratio` is 1."""
+MOST_RATIO: Final = 2**20
+_VOCABULARY: Final = 65_024
+"""Of ChatGLM 2 and 3; the others have larger ones."""
+_DIVIDES, _MULTIPLIES = "chatglm2", "chatglm3"
+"""In names of models: `rope_ratio` divides positions in ChatGLM 2, and multiplies the base in those behind it."""
 
 
 def usual(document: dict[str, Any]) -> dict[str, Any]:
-    """With the vocabulary as it is stored, the base of the rotary embedding, and the name of a model that generates,
-    which they all do.
+    """With the vocabulary as it is stored, the rotary embedding, and the name of a model that generates, which they all
+    do. Where nothing says what `rope_ratio` does, there is no base.
     """
     if document.get("architectures") in _NAMES_OF_ALL:
         document["architectures"] = ["ChatGLMForCausalLM"]
-    ratio = document.get("rope_ratio", 1)
-    is_ratio = isinstance(ratio, int | float) and 0 < ratio <= _MOST_RATIO
-    document.setdefault("rope_theta", _BASE * ratio if is_ratio else ratio)  # which is refused as none
-    return document | {"vocab_size": document.get("padded_vocab_size") or document.get("vocab_size")}
+    found = document | {"vocab_size": document.get("padded_vocab_size") or document.get("vocab_size")}
+    ratio, names = document.get("rope_ratio", 1), _names(document)
+    is_ratio = isinstance(ratio, int | float) and 0 < ratio <= MOST_RATIO
+    if not is_ratio:
+        return found  # which is refused as none
+    if ratio != 1 and _DIVIDES in names:
+        return {"rope_theta": BASE, "rope_scaling": {"rope_type": "linear", "factor": ratio}} | found
+    if ratio != 1 and found["vocab_size"] == _VOCABULARY and _MULTIPLIES not in names:
+        return found
+    return {"rope_theta": BASE * ratio} | found
+
+
+def _names(document: Mapping[str, Any]) -> str:
+    """Where a config.json names the repository that it comes from, in lower case."""
+    classes = document.get("auto_map")
+    named = [document.get("_name_or_path"), *(classes.values() if isinstance(classes, Mapping) else ())]
+    return " ".join(name.lower() for name in named if isinstance(name, str))

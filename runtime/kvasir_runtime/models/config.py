@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from kvasir_api import hf_config
+from kvasir_api import chatglm, hf_config
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models import quantization_config
@@ -116,6 +116,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     add_bias_linear: bool | None = None
     normalised_head: bool = False
     rope_interleave: bool | None = None
+    rope_ratio: Annotated[float, msgspec.Meta(gt=0, le=chatglm.MOST_RATIO)] | None = None
     swiglu_limit: Positive | None = None
     swiglu_alpha: Positive | None = None
     topk_method: str | None = None

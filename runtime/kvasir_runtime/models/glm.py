@@ -5,9 +5,11 @@ ChatGLM 2 and 3, and the first release of GLM-4, have the same layers under name
 GLM-4.5 has experts chosen as those of DeepSeek-V3, and halves that turn.
 """
 
+import json
 from dataclasses import replace
 from typing import Final
 
+from kvasir_api import chatglm
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
@@ -48,6 +50,14 @@ def _chat(config: ModelConfig) -> DecoderSpec:
     ):
         if given not in (None, served):
             raise ModelError(f"config.json: {field} {given} of ChatGLM is not supported; expected {served}")
+    ratio = config.rope_ratio or 1
+    if ratio != 1 and config.rope_theta is None and not (config.rope_scaling or config.rope_parameters):
+        base = json.dumps({"rope_theta": chatglm.BASE * ratio})
+        divided = json.dumps({"rope_scaling": {"rope_type": "linear", "factor": ratio}})
+        raise ModelError(
+            f"config.json: rope_ratio {ratio:g} multiplies the base in ChatGLM 3 and divides positions in ChatGLM 2,"
+            f" and _name_or_path names neither; say --hf-overrides '{base}' for the former, '{divided}' for the latter"
+        )
     return _glm(config)
 
 

@@ -2,14 +2,17 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
+import torch
 
 from fakes.checkpoints import Shape, config_json
 from fakes.family_configs import MODELS, SIZES
 from fakes.mixture_configs import LONGROPE_OF_PHIMOE
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers import rotary
 from kvasir_runtime.layers.spec import RopeSpec
 from kvasir_runtime.models import config as configs
 from kvasir_runtime.models import registry
@@ -101,10 +104,57 @@ def test_phi_moe_takes_its_scale_from_either_name(tmp_path: Any, name: str) -> N
     assert family.spec(config).rope.attention_factor == LONGROPE_OF_PHIMOE["long_mscale"]
 
 
+def chatglm(folder: Any, changes: dict[str, Any], overrides: str = "") -> RopeSpec:
+    made = MODELS["chatglm"].config | {"architectures": ["ChatGLMModel"], "model_type": "chatglm"} | changes
+    made = {field: value for field, value in made.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(made))
+    config, family = registry.read(folder, overrides)
+    return family.spec(config).rope
+
+
+def angles_of_chatglm(position: int, ratio: float, *, divides: bool) -> list[float]:
+    """As the model's own code has them, of the 12 dimensions that turn."""
+    base = 10_000 if divides else 10_000 * ratio
+    return [position / (ratio if divides else 1) / base ** (pair / 12) for pair in range(0, 12, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "divides"),
+    [
+        ({"_name_or_path": "THUDM/chatglm2-6b-32k"}, "", True),
+        ({"_name_or_path": "/models/ChatGLM2-6B-32K-tuned"}, "", True),
+        (
+            {"_name_or_path": "./out", "auto_map": {"AutoModel": "THUDM/chatglm2-6b-32k--modeling_chatglm.X"}},
+            "",
+            True,
+        ),
+        ({"_name_or_path": "THUDM/chatglm3-6b-32k"}, "", False),
+        ({"_name_or_path": "THUDM/glm-4-9b-chat", "padded_vocab_size": 151_552}, "", False),
+        ({}, '{"rope_scaling": {"rope_type": "linear", "factor": 16.0}}', True),
+        ({}, '{"rope_theta": 160000.0}', False),
+    ],
+)
+def test_a_ratio_of_chatglm_2_divides_positions(
+    tmp_path: Any, changes: dict[str, Any], overrides: str, *, divides: bool
+) -> None:
+    rope = chatglm(tmp_path, {"rope_ratio": 16, "padded_vocab_size": 65_024} | changes, overrides)
+    cos, sin = rotary.tables(rope, 24, 300, torch.float64)
+    found = torch.atan2(sin[299], cos[299])[12:]  # sin is negative in the first half
+    turned = torch.tensor(angles_of_chatglm(299, 16, divides=divides), dtype=torch.float64)
+    wanted = torch.nn.functional.pad(torch.atan2(turned.sin(), turned.cos()), (0, 6))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_a_ratio_of_chatglm_that_could_be_either_is_refused_with_what_settles_it(tmp_path: Any) -> None:
+    for changes in ({}, {"_name_or_path": "./out"}, {"auto_map": {"AutoModel": "modeling_chatglm.X"}}):
+        with pytest.raises(ModelError, match="rope_ratio 16 multiplies the base in ChatGLM 3 and divides") as refused:
+            chatglm(tmp_path, {"rope_ratio": 16, "padded_vocab_size": 65_024} | changes)
+        for overrides in re.findall(r"'(.*?)'", str(refused.value))[:2]:
+            chatglm(tmp_path, {"rope_ratio": 16, "padded_vocab_size": 65_024} | changes, overrides)
+    assert chatglm(tmp_path, {"rope_ratio": None, "padded_vocab_size": 65_024}).theta == 10_000
+
+
 @pytest.mark.parametrize("ratio", [10**400, "500", [1], float("nan"), -1, 0])
 def test_a_ratio_of_chatglm_that_is_none_is_refused(tmp_path: Any, ratio: object) -> None:
-    made = MODELS["chatglm"].config | {"architectures": ["ChatGLMModel"], "model_type": "chatglm", "rope_ratio": ratio}
-    made = {field: value for field, value in made.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(made))
-    with pytest.raises(ModelError, match="rope_theta"):
-        registry.read(tmp_path)
+    with pytest.raises(ModelError, match="rope_ratio"):
+        chatglm(tmp_path, {"rope_ratio": ratio})
