@@ -161,13 +161,22 @@ def add_tokens(built: Encoder, tokens: list[str], types: "array[Any]") -> None:
     built.add_tokens(own)
 
 
+def surround(built: Encoder, before: tuple[str, int] | None, behind: tuple[str, int] | None) -> None:
+    """What is put around a text, and around each of a pair, as pieces with their ids; None for nothing."""
+    if pieces := [piece for piece in (before, behind) if piece is not None]:
+        first, second = (
+            [*([f"{before[0]}:{kind}"] if before else []), text, *([f"{behind[0]}:{kind}"] if behind else [])]
+            for kind, text in enumerate(("$A:0", "$B:1"))
+        )
+        both = {"single": first, "pair": [*first, *second]}
+        built.post_processor = processors.TemplateProcessing(**both, special_tokens=pieces)
+
+
 def _surround(built: Encoder, file: GgufFile, tokens: list[str], *, begins: bool) -> None:
-    """What is put around a text: a BOS, an EOS, where the file says so."""
-    template, pieces = ["$A"], list[tuple[str, int]]()
-    for key, default, first in (("bos", begins, True), ("eos", False, False)):
+    """A BOS, an EOS, where the file says so."""
+    found: list[tuple[str, int] | None] = []
+    for key, default in (("bos", begins), ("eos", False)):
         index = file.integer(f"tokenizer.ggml.{key}_token_id", -1)
-        if file.flag(f"tokenizer.ggml.add_{key}_token", default) and 0 <= index < len(tokens):
-            template = [tokens[index], *template] if first else [*template, tokens[index]]
-            pieces.append((tokens[index], index))
-    if pieces:
-        built.post_processor = processors.TemplateProcessing(single=template, special_tokens=pieces)
+        is_put = file.flag(f"tokenizer.ggml.add_{key}_token", default) and 0 <= index < len(tokens)
+        found.append((tokens[index], index) if is_put else None)
+    surround(built, *found)

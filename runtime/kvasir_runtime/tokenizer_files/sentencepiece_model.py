@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime.errors import ModelError
@@ -161,12 +161,9 @@ def _normalizer(file: SentencePieceFile) -> normalizers.Normalizer:
 
 
 def _surround(built: Encoder, file: SentencePieceFile, settings: Mapping[str, Any]) -> None:
-    """What is put around a text: a BOS unless the settings say otherwise, an EOS if they do."""
-    template, pieces = ["$A"], list[tuple[str, int]]()
+    """A BOS unless the settings say otherwise, an EOS if they do."""
+    found: list[tuple[str, int] | None] = []
     for name, index, default in (("bos", file.bos_id, True), ("eos", file.eos_id, False)):
-        if settings.get(f"add_{name}_token", default) and 0 <= index < len(file.pieces):
-            token = file.pieces[index]
-            template = [token, *template] if name == "bos" else [*template, token]
-            pieces.append((token, index))
-    if pieces:
-        built.post_processor = processors.TemplateProcessing(single=template, special_tokens=pieces)
+        is_put = settings.get(f"add_{name}_token", default) and 0 <= index < len(file.pieces)
+        found.append((file.pieces[index], index) if is_put else None)
+    vocabulary.surround(built, *found)

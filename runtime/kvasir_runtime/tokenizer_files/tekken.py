@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.tokenizer_files.byte_letters import LETTER_OF
 
 _BOS: Final = "<s>"
@@ -68,9 +69,7 @@ def encoder(path: Path, settings: Mapping[str, Any]) -> Encoder:
     built.decoder = decoders.ByteLevel()
     built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     if settings.get("add_bos_token", True):
-        built.post_processor = processors.TemplateProcessing(
-            single=[_BOS, "$A"], special_tokens=[(_BOS, vocab.get(_BOS, 1))]
-        )
+        vocabulary.surround(built, (_BOS, vocab.get(_BOS, 1)), None)
     return built
 
 

@@ -134,3 +134,13 @@ def test_damage_is_one_line(tmp_path: Path, raw: bytes, message: str) -> None:
         build.encoder(tmp_path)
     assert "tokenizer.model" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(True, True), (True, False), (False, True), (False, False)])
+def test_each_text_of_a_pair_has_what_is_around_a_text(tmp_path: Path, *, begins: bool, ends: bool) -> None:
+    encoder = build.encoder(written(tmp_path, settings={"add_bos_token": begins, "add_eos_token": ends}))
+    one, other = encoder.encode("the plan"), encoder.encode("an")
+    both = encoder.encode("the plan", "an")
+    assert both.ids == [*one.ids, *other.ids]
+    assert both.type_ids == [*([0] * len(one.ids)), *([1] * len(other.ids))]
+    assert [encoder.decode([one.ids[-1]], skip_special_tokens=False) == "</s>", one.ids[0] == 1] == [ends, begins]

@@ -48,9 +48,7 @@ def single(source: str | Sequence[int], profile: ModelProfile, cut: Cut, *, para
     encoded = _encoded(tokenizer, source, room, profile)
     if cut.keep is not None:
         encoded.truncate(max(0, room - _num_special(tokenizer, cut, is_pair=False)))
-    behind = () if tokenizer.text_end is None or not cut.special else (tokenizer.text_end,)
-    ids = (*tokenizer.encoder.post_process(encoded, None, cut.special).ids, *behind)
-    return _checked(ids, profile, cut, param)
+    return _checked(_surrounded(tokenizer, encoded, special=cut.special), profile, cut, param)
 
 
 def is_cut(source: str, ids: Sequence[int], profile: ModelProfile) -> bool:
@@ -69,7 +67,10 @@ class JoinedTexts(NamedTuple):
 
 
 def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str) -> JoinedTexts:
-    """Ids of two texts as the tokenizer joins them; a cut is taken from the second. Raises Refused."""
+    """Ids of two texts as the tokenizer joins them; a cut is taken from the second. Raises Refused.
+
+    With a `text_end` each is as it is alone, which is what transformers makes of `add_eos_token`.
+    """
     tokenizer, room = profile.tokenizer, _room(cut, profile)
     one = _encoded(tokenizer, first, profile.max_context, profile)
     other = _encoded(tokenizer, second, room if cut.second_keep is None else cut.second_keep, profile)
@@ -77,6 +78,9 @@ def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str
         other.truncate(cut.second_keep)
     if cut.keep is not None:
         other.truncate(max(0, min(len(other.ids), room - len(one.ids) - _num_special(tokenizer, cut, is_pair=True))))
+    if cut.special and tokenizer.text_end is not None:
+        before, behind = (_surrounded(tokenizer, text, special=True) for text in (one, other))
+        return JoinedTexts(_checked((*before, *behind), profile, cut, param), len(before))
     joined = tokenizer.encoder.post_process(one, other, cut.special)
     second_from = joined.type_ids.index(1) if 1 in joined.type_ids else 0
     return JoinedTexts(_checked(tuple(joined.ids), profile, cut, param), second_from)
@@ -111,9 +115,18 @@ def _encoded(tokenizer: Tokenizer, text: str, enough: int, profile: ModelProfile
     return tokenizer.encoder.encode_batch_fast([text], add_special_tokens=False)[0]
 
 
+def _surrounded(tokenizer: Tokenizer, encoded: Encoding, *, special: bool) -> tuple[int, ...]:
+    """Ids of one text, with what is around it."""
+    behind = (tokenizer.text_end,) if special and tokenizer.text_end is not None else ()
+    return (*tokenizer.encoder.post_process(encoded, None, special).ids, *behind)
+
+
 def _num_special(tokenizer: Tokenizer, cut: Cut, *, is_pair: bool) -> int:
-    behind = tokenizer.text_end is not None and not is_pair
-    return tokenizer.encoder.num_special_tokens_to_add(is_pair) + behind if cut.special else 0
+    if not cut.special:
+        return 0
+    if tokenizer.text_end is None:
+        return int(tokenizer.encoder.num_special_tokens_to_add(is_pair))
+    return (1 + is_pair) * (int(tokenizer.encoder.num_special_tokens_to_add(False)) + 1)
 
 
 def _checked(ids: tuple[int, ...], profile: ModelProfile, cut: Cut, param: str) -> tuple[int, ...]:
