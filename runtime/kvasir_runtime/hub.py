@@ -101,11 +101,26 @@ def config_file(name: HubName, commit: str) -> Path:
     try:
         SourceSettings.of().check_online(name.repository)
         path = Path(hf_hub_download(name.repository, "config.json", revision=commit or name.revision or None))
-        with suppress(errors.EntryNotFoundError):  # also without a hub that could be asked
-            hf_hub_download(name.repository, QUANTIZATION_FILE, revision=path.parent.name)
+        if not _has_no_second_file(name, path.parent):
+            try:
+                hf_hub_download(name.repository, QUANTIZATION_FILE, revision=path.parent.name)
+            except errors.EntryNotFoundError as error:
+                if isinstance(error, errors.LocalEntryNotFoundError):  # the hub did not say so
+                    raise
     except Exception as error:
         raise _unavailable(name, error, file="config.json") from error
     return path
+
+
+def _has_no_second_file(name: HubName, snapshot: Path) -> bool:
+    """Whether it is known without the hub that a commit has no file of its quantization beside those in the cache: the
+    hub said so before, or all files of the commit came. Offline it has what the cache has, as for a start."""
+    from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
+
+    if is_offline_mode() or try_to_load_from_cache(name.repository, QUANTIZATION_FILE, revision=snapshot.name):
+        return True  # also of one that is there
+    whole = checked_snapshot(Path(constants.HF_HUB_CACHE), name.repository, snapshot.name)
+    return whole is not None and not whole[1]
 
 
 def gguf_config(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kvasir_local.demo.hub_server import HubHandler, file_digest, file_entry, listed_file, listening, model_listing
@@ -60,7 +61,8 @@ class Hub:
     asked: method, path and authorization of each request. open: the weights are sent once it is set. ended: of what
     "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set, behind the bytes that
     come `at_once`. weights: the file that all of this is about. damaged: the byte of it that is wrong in what is
-    "damaged", by default the last one. times: what happens "once" happens so often.
+    "damaged", by default the last one. times: what happens "once" happens so often. silent: a file of which the hub
+    says nothing, and closes the connection.
     """
 
     url: str
@@ -76,6 +78,7 @@ class Hub:
     at_once: int = 0
     damaged: int = -1
     times: int = 1
+    silent: str = ""
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -107,8 +110,11 @@ class _Handler(HubHandler):
             return self.reply(listed, {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
         of_weights = name == hub.weights or name.endswith(".gguf")
+        if name == hub.silent:
+            self.close_connection = True
+            return None
         if name not in hub.files:
-            return self._refuse(404, "EntryNotFound")
+            return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": self._commit()})
         if of_weights and body and hub.fault != "trickles":
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":
@@ -173,9 +179,9 @@ class _Handler(HubHandler):
                 sent += 1
             self.wfile.write(rest[sent:])
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _refuse(self, status: int, code: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         body = b"{}" if self.command == "GET" else b""
-        self.reply(body, {"X-Error-Code": code} if code else {}, status=status)
+        self.reply(body, {**headers, **({"X-Error-Code": code} if code else {})}, status=status)
 
     def _lead(self, where: str) -> None:
         self.reply(b"", {"Location": where}, status=302)

@@ -3,6 +3,9 @@ in a file beside config.json, and are forecast as they are held.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +30,8 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], float]] = {
     "nvfp4": (partial(e2m1_checkpoints.convert, style="modelopt"), LAST_IN_FULL, 9),
     "fp8": (partial(fp8_checkpoints.convert, style="tensor"), LAST_IN_FULL | {"quant_algo": "FP8"}, 17),
 }
+
+FETCHES = "from kvasir_runtime import hub; hub.fetch(hub.parsed('org/name'))"
 
 
 @pytest.fixture(params=CASES)
@@ -68,6 +73,30 @@ def test_a_model_of_the_hub_is_forecast_by_both_files(stored: tuple[Path, float]
         printed = hub.planned(found, tmp_path, "hf://org/name", "--memory", "4Gi", "--device", "cuda", "--json").stdout
         assert json.loads(printed)["stored_sixteenths"] == sixteenths
         assert not any(path.endswith(hub.WEIGHTS) for path in found.of("GET"))
+
+
+def test_a_hub_that_does_not_say_whether_the_second_file_is_there_is_no_answer(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", SHAPE)
+    asked = ("hf://org/name", "--memory", "4Gi", "--device", "cuda", "--json")
+    with hub.serving(files=content(folder)) as found:
+        found.silent = "hf_quant_config.json"
+        done = hub.planned(found, tmp_path / "home", *asked)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "model org/name could not be fetched from the hub: Server disconnected" in done.stderr
+        found.silent = ""
+        first = hub.planned(found, tmp_path / "home", *asked)
+        assert json.loads(first.stdout)["stored_sixteenths"] == 0
+        found.silent = "hf_quant_config.json"
+        assert hub.planned(found, tmp_path / "home", *asked).stdout == first.stdout  # it said so before
+
+
+def test_a_model_that_is_whole_in_the_cache_needs_no_hub_for_the_second_file(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", SHAPE)
+    asked = ("hf://org/name", "--memory", "4Gi", "--device", "cuda", "--json")
+    with hub.serving(files=content(folder)) as found:
+        env = {**os.environ, **found.env(tmp_path / "home")}
+        subprocess.run([sys.executable, "-c", FETCHES], env=env, check=True, timeout=100)
+    assert json.loads(hub.planned(found, tmp_path / "home", *asked).stdout)["stored_sixteenths"] == 0
 
 
 def test_a_model_of_a_bucket_is_forecast_by_both_files(stored: tuple[Path, float]) -> None:
