@@ -19,6 +19,8 @@ from kvasir_runtime.models.starcoder2 import STARCODER2
 
 _ALIKE: Final = 3
 """Letters that names of one maker's models begin with."""
+_MOST_LETTERS: Final = 64
+"""Of a name that are compared, which takes time by their square; those of families have half as many."""
 _COMMON: Final = ("gpt", "mini")
 """What names of many makers' models begin with."""
 _BY_FIELDS: Final[tuple[tuple[str, Family], ...]] = (
@@ -39,7 +41,7 @@ def nearest(families: Sequence[Family], architecture: str, document: Mapping[str
     """
     stems = {_stem(family.architecture): family for family in families}
     for name in (_stem(architecture), str(document.get("model_type") or "").lower()):
-        if (found := _named(stems, name)) is not None:
+        if (found := _named(stems, name[:_MOST_LETTERS])) is not None:
             return found, "name"
     parts = (document, *(part for part in document.values() if isinstance(part, Mapping)))
     fields = {str(field).lower() for part in parts for field, value in part.items() if value}

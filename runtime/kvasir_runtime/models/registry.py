@@ -81,6 +81,8 @@ ENCODERS: Final = (
     *(JINA_XLM_ROBERTA, GTE),
 )
 FAMILIES: Final = (*DENSE, *SPARSE, *ENCODERS)
+_LONGEST: Final = 256
+"""Letters of a config's names in a message."""
 _ELSE: Final = "others may be served slowly through transformers (pip install 'kvasir-serving[transformers]')"
 _INSTEAD: Final = (
     "--model-impl transformers may serve it, slowly and without fields that it does not know"
@@ -149,4 +151,4 @@ def undeclared(architectures: Sequence[str], document: Mapping[str, Any] = Mappi
     near = nearest(FAMILIES, architectures[0], document)
     nearby = f"; the nearest by its {near[1]} is {near[0].architecture} ({near[0].models})" if near else ""
     supported = ", ".join(family.architecture for family in FAMILIES)
-    return f"architecture {', '.join(architectures)} is not supported{nearby}; supported are {supported}"
+    return f"architecture {', '.join(architectures):.{_LONGEST}} is not supported{nearby}; supported are {supported}"

@@ -1,11 +1,12 @@
 """An architecture that no family has is refused with the family that is most like it, by its name or its fields."""
 
+import time
 from typing import Any
 
 import pytest
 
 from kvasir_runtime.models.nearest_family import nearest
-from kvasir_runtime.models.registry import FAMILIES
+from kvasir_runtime.models.registry import FAMILIES, undeclared
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,12 @@ def test_the_nearest_is_found_by_name_and_else_by_fields(
 
 def test_of_a_config_without_fields_that_are_known_none_is_near() -> None:
     assert nearest(FAMILIES, "JambaForCausalLM", {"vocab_size": 5}) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 200_000, "Llama" + "xy" * 100_000, "x" * 200_000 + "ForCausalLM"])
+def test_a_name_without_end_is_refused_at_once_and_in_a_short_sentence(name: str) -> None:
+    began = time.process_time()
+    said = undeclared([name], {"model_type": name, "hidden_size": 64})
+    assert time.process_time() - began < 1
+    assert len(said) < 3000
+    assert "the nearest by its" in said
