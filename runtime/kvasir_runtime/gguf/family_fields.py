@@ -33,6 +33,8 @@ def fields(file: GgufFile, arch: str, *, head_dim: int) -> dict[str, Any]:
     for field, key in _NUMBERS.get(arch, {}).items():
         if (value := file.number(f"{arch}.{key}", 0.0)) > 0:
             found[field] = value
+    if arch == "command-r":  # R+ has norms of queries and keys, and no key that says so
+        found["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
     window = file.integer(f"{arch}.attention.sliding_window", 0) if arch in _WITH_WINDOW else 0
     if window:
         found["sliding_window"] = window

@@ -51,7 +51,7 @@ def _products(file: GgufFile) -> list[list[TensorEntry]]:
     products = defaultdict[str, list[TensorEntry]](list)
     for name, entry in file.tensors.items():
         matrix = _MATRIX.fullmatch(name)
-        if matrix is None or matrix[2] in _ROUTERS or len(entry.shape) < 2:
+        if matrix is None or matrix[2] in _ROUTERS or matrix[2].endswith("_norm") or len(entry.shape) < 2:
             continue
         shared = _TOGETHER.fullmatch(matrix[2])
         products[matrix[1] + (f"{matrix[2][:4]}{shared[1] or ''}" if shared else matrix[2])].append(entry)

@@ -151,7 +151,9 @@ def llama3_factors(head_dim: int, theta: float) -> np.ndarray[Any, np.dtype[np.f
     return np.array(factors, np.float32)
 
 
-@pytest.mark.parametrize("name", ["phi3", "phi4-mini", "granite", "glm4", "olmo2", "command-r", "starcoder2"])
+@pytest.mark.parametrize(
+    "name", ["phi3", "phi4-mini", "granite", "glm4", "olmo2", "command-r", "command-r-plus", "starcoder2"]
+)
 def test_answers_of_other_families_are_those_of_the_checkpoint(tmp_path: Path, name: str) -> None:
     judge = family_checkpoints.write(tmp_path / "model", name)
     stream = Stream(prompt=tuple(range(3, 60)))
