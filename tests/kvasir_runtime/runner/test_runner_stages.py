@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
@@ -141,6 +142,24 @@ def test_requests_that_are_aborted_in_flight_change_no_other(root: Path) -> None
         together, *_ = story_of(folder, requests, group=group, stages=2, num_blocks=22, aborts=aborts)
     assert len(together) < len(alone)
     assert heard(together) == {name: told(alone[name])[:4] for name in together}
+
+
+def test_a_head_of_many_rows_is_sent_when_no_pass_waits_for_the_first_rank(tmp_path: Path) -> None:
+    """What rank 0 broadcasts and what the last stage sends are each more than their pipes have room for."""
+    folder = checkpoints.write(tmp_path / "wide", Shape(hidden_size=16384))
+    with group_of(4, 1, 2) as group:
+        runner = runner_of(folder, max_sequences=200, ops=cpu_ops(), group=group, num_stages=2)
+        scheduler = scheduler_of(runner, budget=200, stages=2)
+        for number in range(200):
+            assert scheduler.submit(replace(request(number, max_tokens=4), prompt=(number, 3)), 0.0) is None
+        stuck = threading.Timer(30, group[0].abort, ["two ranks wait for each other"])
+        stuck.start()
+        try:
+            story = served(runner, [], depth=2, scheduler=scheduler)
+        finally:
+            stuck.cancel()
+    assert {len(told(events)[0]) for events in story.values()} == {4}
+    assert len(story) == 200
 
 
 class Overlaps:
