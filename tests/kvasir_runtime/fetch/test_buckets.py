@@ -2,13 +2,10 @@
 
 import base64
 import hashlib
-import urllib.request
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
-from fakes import file_server, source_secret
+from fakes import file_server, s3_api, source_secret
 from kvasir_api import model_uri
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
@@ -31,23 +28,13 @@ SECRET_KEY = "secret-not-to-be-shown"
 @pytest.fixture(scope="module")
 def bucket():
     """The URL of an S3 API with the bucket `bucket`."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "testing")
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        try:
-            host, port = server.get_host_and_port()
-            yield f"http://{host}:{port}"
-        finally:
-            server.stop()
+    with s3_api.serving() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def client(bucket):
-    found = boto3.client(
-        "s3", endpoint_url=bucket, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
-    )
+    found = s3_api.client(bucket)
     found.create_bucket(Bucket="bucket")
     for key, content in FILES.items():
         found.put_object(Bucket="bucket", Key=key, Body=content)
@@ -187,20 +174,11 @@ def test_what_cannot_be_had_is_one_line_with_what_to_do(found, fault, says):
 
 def test_keys_that_the_bucket_does_not_know_are_refused(found, bucket):
     """With a real check of signatures and policies."""
-
-    def allowed(requests: int) -> None:
-        body = str(requests).encode()
-        asked = urllib.request.Request(
-            f"{bucket}/moto-api/reset-auth", body, {"Content-Type": "text/plain"}, method="POST"
-        )
-        urllib.request.urlopen(asked).close()
-
-    allowed(0)
-    try:
-        with pytest.raises(ModelUnavailableError, match="the bucket refuses access"):
-            fetched("s3://bucket/models/tiny")
-    finally:
-        allowed(10**9)
+    with (
+        s3_api.keys_checked(bucket),
+        pytest.raises(ModelUnavailableError, match=r"refuses access \(InvalidAccessKeyId\)"),
+    ):
+        fetched("s3://bucket/models/tiny")
 
 
 @pytest.mark.parametrize(
