@@ -31,12 +31,18 @@ Loaded = TypeVar("Loaded")
 class Shards(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of files with weights that are not there, by name. headers: their beginning, of safetensors length
     and JSON, with what a GGUF file has before its tensors. sizes: bytes. partials: where their bytes come, relative to
-    the folder; it only grows, or becomes another file. first: the GGUF file to load, empty for a checkpoint."""
+    the folder; it only grows, or becomes another file, in its own place where it is unpacked. rest: what else of the
+    folder is there, None for all that is in it. first: the GGUF file to load, empty for a checkpoint."""
 
     headers: dict[str, bytes]
     sizes: dict[str, int]
     partials: dict[str, str] = {}
+    rest: list[str] | None = None
     first: str = ""
+
+    def grows_in_place(self, name: str) -> bool:
+        """Whether a shard that is in the folder need not be whole."""
+        return self.partials.get(name) == name
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +69,7 @@ class ArrivingFolder:
         self._read = dict[str, BinaryIO]()
         weakref.finalize(self, _remove, self._folder, self._read)
         for there in self._real.iterdir():
-            if there.name not in shards.headers:
+            if there.name not in shards.headers and (shards.rest is None or there.name in shards.rest):
                 (self._folder / there.name).symlink_to(there)
         for name, header in shards.headers.items():
             (self._folder / name).write_bytes(header)
@@ -109,13 +115,23 @@ class ArrivingFolder:
         real, new = self._real / name, self._folder / f".{name}.new"
         try:
             with real.open("rb") as stream:
-                is_other = stream.read(len(header)) != header or not _is_same(self._read.get(name), stream)
+                is_other = stream.read(len(header)) != header or not self._is_what_came(name, stream)
         except FileNotFoundError:
             is_other = True
         if is_other:
             _note_of(self._folder / name).touch()
         new.symlink_to(real)
         new.replace(self._folder / name)
+
+    def _is_what_came(self, name: str, whole: BinaryIO) -> bool:
+        """Whether bytes that came are of the file that is whole, or none were shown. Of one that grows in its place
+        they were, unless it was removed before it was opened: then its header and the rest are of another download."""
+        if (read := self._read.get(name)) is None:
+            return not self._shards.grows_in_place(name)
+        try:
+            return os.path.sameopenfile(read.fileno(), whole.fileno())
+        except OSError:  # of a network file system, on which another machine has removed it
+            return False
 
     def _write_mark(self) -> None:
         new = self._folder / f"{_MARK}.new"
@@ -222,14 +238,6 @@ def _remove(folder: Path, opened: dict[str, BinaryIO]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for stream in opened.values():
         stream.close()
-
-
-def _is_same(read: BinaryIO | None, whole: BinaryIO) -> bool:
-    """Whether bytes that came are of the file that is whole, or none were shown."""
-    try:
-        return read is None or os.path.sameopenfile(read.fileno(), whole.fileno())
-    except OSError:  # of a network file system, on which another machine has removed it
-        return False
 
 
 def _folder(model: Path) -> Path:

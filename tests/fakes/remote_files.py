@@ -4,9 +4,10 @@ import contextlib
 import hashlib
 import io
 import tarfile
+import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from kvasir_runtime.fetch.model_files import BrokenTransferError, Checksum, RemoteFile, RemoteModel, Transfer
 
@@ -68,6 +69,18 @@ def packed(entries: Mapping[str, bytes | None], kind: Literal["w", "w:gz", "w:xz
     return stream.getvalue()
 
 
+class Entries(dict[str, bytes | None]):
+    """Of an archive in which a name may stand twice."""
+
+    def __init__(self, pairs: Sequence[tuple[str, bytes | None]]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def items(self) -> Any:
+        """In order."""
+        return self._pairs
+
+
 def zipped(entries: Mapping[str, bytes]) -> bytes:
     """A zip archive. entries: content by name."""
     stream = io.BytesIO()
@@ -75,3 +88,11 @@ def zipped(entries: Mapping[str, bytes]) -> bytes:
         for name, content in entries.items():
             archive.writestr(name, content)
     return stream.getvalue()
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """What a thread that fetches or unpacks does."""
+    deadline = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -139,6 +139,22 @@ def test_what_is_not_shown_while_it_comes_is_read_when_it_is_whole(real):
     arriving.confirm(made.path)
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_of_a_file_that_grows_in_its_place_bytes_were_shown_from_the_beginning(real, is_seen):
+    """One that was removed before it was opened is of another download, and so is what lies beside it."""
+    grows = Shards(headers={"a": HEADER}, sizes={"a": 9}, partials={"a": "a"}, rest=["config.json"])
+    (real / "tokenizer.json").write_text("half")
+    made = ArrivingFolder(real, grows)
+    (real / "a").write_bytes(HEADER)
+    if is_seen:
+        made.comes("a")
+    with (real / "a").open("ab") as stream:
+        stream.write(b"1")
+    made.arrived("a")
+    assert not (made.path / "tokenizer.json").exists()
+    assert arriving.is_confirmed(made.path) == is_seen
+
+
 def test_a_gguf_file_is_loaded_from_the_folder(real):
     made = ArrivingFolder(real, Shards(headers={"a": HEADER}, sizes={"a": 20}, first="a"))
     assert made.path.read_bytes() == HEADER

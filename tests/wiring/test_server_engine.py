@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import pytest
 from fakes import checkpoints, file_server, ggufs, hub
 from fakes.api_process import HERE, ApiProcess, api_process
 from fakes.remote_files import packed
-from kvasir_api.names import DEVICE_FAULT, ENV_MODEL_CACHE, EXIT_DEVICE, REFUSAL_PREFIX
+from kvasir_api.names import DEVICE_FAULT, ENV_MODEL_CACHE, ENV_MODEL_CACHE_READ_ONLY, EXIT_DEVICE, REFUSAL_PREFIX
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+PULL = (sys.executable, "-m", "kvasir_runtime", "pull")
 MAX_LEN = 65_536
 """Of the fake model: an answer of so many tokens outlasts any pause of this process."""
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens "
@@ -307,28 +309,44 @@ def test_an_engine_loads_what_is_there_while_the_rest_comes(tmp_path, published,
                 assert document["downloaded_bytes"] == document["download_bytes"] == said["download_bytes"]
 
 
-def test_an_engine_loads_an_archive_while_it_comes(tmp_path):
-    """A layer of an image: the config, weights of several reads, then what is read when all is there."""
-    folder = checkpoints.write(tmp_path / "made", checkpoints.Shape(intermediate_size=4096))
-    files = {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
-    files |= {path.name: path.read_bytes() for path in folder.iterdir()}
-    archive = packed(files)
-    with file_server.serving(fault="held", at_once=len(archive) * 3 // 4) as found:
-        layer = found.layer("org/name", archive, "application/vnd.oci.image.layer.v1.tar+gzip")
-        found.push("org/name", "v1", {"schemaVersion": 2, "layers": [layer]})
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory) -> tuple[Path, str]:
+    """A model of weights of several reads, and what it says."""
+    folder = checkpoints.write(tmp_path_factory.mktemp("archived") / "made", checkpoints.Shape(intermediate_size=4096))
+    return folder, served_text(folder)
+
+
+@pytest.mark.parametrize("is_read_only", [False, True], ids=["layers of an image", "a cache that another pod fills"])
+def test_an_engine_loads_archives_while_they_come(tmp_path, archived, is_read_only):
+    """The config, weights of several reads, then what is read when all is there."""
+    folder, text = archived
+    rest = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = {name: rest.pop(name) for name in ("config.json", "model.safetensors")}
+    layers = [packed({"config.json": files["config.json"]}), packed(files | rest)]
+    size = sum(map(len, layers))
+    with file_server.serving(fault="held", at_once=len(layers[-1]) * 3 // 4) as found, contextlib.ExitStack() as stack:
+        kind = "application/vnd.oci.image.layer.v1.tar+gzip"
+        pushed = [found.layer("org/name", layer, kind) for layer in layers]
+        found.push("org/name", "v1", {"schemaVersion": 2, "layers": pushed})
         env, uri = {ENV_MODEL_CACHE: str(tmp_path / "cache")}, f"oci://{found.url.removeprefix('http://')}/org/name:v1"
+        if is_read_only:
+            (tmp_path / "cache").mkdir()
+            pull = [*PULL, "--record", env[ENV_MODEL_CACHE], uri]
+            pulling = stack.enter_context(subprocess.Popen(pull, env=os.environ | env, stdout=subprocess.DEVNULL))
+            stack.callback(pulling.kill)
+            env = {ENV_MODEL_CACHE_READ_ONLY: env[ENV_MODEL_CACHE]}
         with api_process(uri, "--log-format", "json", command=REAL, env=env, wait="listening") as server:
             server.until("it loads", lambda: server.state()["phase"] == "loading")
             server.until("half is read", lambda: server.state()["progress_fraction"] > 0.3)
             state = server.until("bytes are counted", lambda: (at := server.state())["downloaded_bytes"] and at)
-            assert (state["phase"], state["download_bytes"]) == ("loading", len(archive))
-            assert state["downloaded_bytes"] < len(archive)
+            assert (state["phase"], state["download_bytes"]) == ("loading", size)
+            assert state["downloaded_bytes"] < size
             found.open.set()
             server.wait_ready()
             given = server.ask("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}).json
-            assert server.state()["downloaded_bytes"] == len(archive)
-        assert found.parts(f"/v2/org/name/blobs/{layer['digest']}") == [""]
-    assert given["choices"][0]["text"] == served_text(folder)
+            assert server.state()["downloaded_bytes"] == size
+        assert [found.parts(f"/v2/org/name/blobs/{layer['digest']}") for layer in pushed] == [[""], [""]]
+    assert given["choices"][0]["text"] == text
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -1,8 +1,10 @@
-"""Which checkpoint comes in an archive, from the files that are unpacked of it: a start loads from it as soon as the
+"""Which checkpoint comes in archives, from the files that are unpacked of them: a start loads from it as soon as the
 header of the last shard is there. Called by `model_store`, in the thread that unpacks, and when all was compared.
+
+What comes later may replace or remove what a start has read, in a layer of an image above all: that is known when all
+was unpacked, and what was loaded is void then.
 """
 
-import json
 import struct
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,9 +12,8 @@ from typing import Final
 
 from kvasir_runtime.arriving import Shards
 from kvasir_runtime.fetch.arrival import MOST_HEADER_BYTES, Arrival
+from kvasir_runtime.fetch.model_folder import INDEX, shards
 
-_ONE_FILE: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
 _READ_LATER: Final = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "generation_config.json"),
     *("chat_template*", "preprocessor_config.json", "processor_config.json"),
@@ -21,7 +22,7 @@ _READ_LATER: Final = (
 
 
 class ArchiveArrival:
-    """Of an archive that is all of a model."""
+    """Of archives that are all of a model."""
 
     def __init__(self, arrival: Arrival) -> None:
         self._arrival = arrival
@@ -35,14 +36,23 @@ class ArchiveArrival:
         if self._folder is not None:
             if path not in self._headers:
                 self._late.add(path)
-        elif path.name == _INDEX:
+        elif path.name == INDEX:
             self._expected = None
         elif path.suffix == ".safetensors" and path not in self._headers and (header := _header(path, size)):
             self._headers[path], self._sizes[path] = header, size
             self._begin(path.parent)
 
+    def removed(self, path: Path) -> None:
+        """A file is there no more."""
+        if self._folder is not None:
+            self._late.add(path)
+        elif path.name == INDEX:
+            self._expected = None
+        else:
+            self._headers.pop(path, None)
+
     def compared(self, found: Path) -> None:
-        """All of the archive is there, has its checksum and is unpacked. found: the model's folder. Raises OSError."""
+        """All of the archives is there, has its checksum and is unpacked. found: the model's folder. Raises OSError."""
         if (folder := self._folder) is None:
             return
         late = {path.relative_to(folder).as_posix() for path in self._late if path.is_relative_to(folder)}
@@ -59,28 +69,19 @@ class ArchiveArrival:
         if len(names) < len(self._headers) or not (folder / "config.json").is_file():
             return
         if self._expected is None:  # an index of many tensors takes long to read
-            self._expected = _expected(folder)
+            self._expected = shards(folder)
         if names != self._expected:
             return
         self._folder = folder
-        shards = Shards(
+        coming = Shards(
             headers={path.name: header for path, header in self._headers.items()},
             sizes={path.name: size for path, size in self._sizes.items()},
             partials={name: name for name in names},
+            rest=[path.name for path in folder.iterdir() if path.name not in names],
         )
-        self._arrival.expect(folder, shards)
+        self._arrival.expect(folder, coming)
         for name in sorted(names):
             self._arrival.comes(name)
-
-
-def _expected(folder: Path) -> set[str]:
-    """The shards of a checkpoint by its index, the one file without one."""
-    if not (folder / _INDEX).is_file():
-        return {_ONE_FILE}
-    try:
-        return set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return set()  # it is refused when it is loaded
 
 
 def _header(path: Path, size: int) -> bytes:

@@ -31,9 +31,6 @@ class Arrival:
         self._on_begun, self._abandoned = on_begun, False
         self._folder: ArrivingFolder | None = None
 
-    loads_archives = True
-    """Whether a model may be loaded while it is unpacked: no other process has to be told of it."""
-
     @property
     def loads_meanwhile(self) -> bool:
         """Whether files are loaded while others come."""

@@ -1,6 +1,11 @@
-"""Where in a folder that was fetched or mounted the checkpoint is. Called by `source` and `model_store`."""
+"""Where in a folder that was fetched or mounted the checkpoint is, and which files of it are to be there."""
 
+import json
 from pathlib import Path
+from typing import Final
+
+INDEX: Final = "model.safetensors.index.json"
+_ONE_FILE: Final = "model.safetensors"
 
 
 def model_folder(folder: Path) -> Path:
@@ -9,3 +14,14 @@ def model_folder(folder: Path) -> Path:
         return folder
     found = sorted(folder.rglob("config.json"), key=lambda path: len(path.parts))
     return found[0].parent if found else folder
+
+
+def shards(folder: Path) -> set[str]:
+    """The files with weights of a checkpoint by its index, the one file without one; none by an index that is broken,
+    which is refused when it is loaded."""
+    if not (folder / INDEX).is_file():
+        return {_ONE_FILE}
+    try:
+        return set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return set()

@@ -134,9 +134,9 @@ class ModelStore:
                 self._arrival.arrived(file.name)
 
     def _archive_arrival(self, model: RemoteModel) -> ArchiveArrival | None:
-        """Of a start that may load from the one archive that a model is, while it is unpacked."""
+        """Of a start that may load from the archives that a model is, while they are unpacked."""
         arrival = self._arrival
-        if arrival is None or not (arrival.loads_meanwhile and arrival.loads_archives) or len(model.files) > 1:
+        if arrival is None or not arrival.loads_meanwhile or not all(file.archive for file in model.files):
             return None
         return ArchiveArrival(arrival)
 
@@ -150,8 +150,8 @@ class ModelStore:
 
         def unpack_to(file: RemoteFile, stream: IO[bytes]) -> None:
             assert file.archive
-            on_grown = begun.grown if begun is not None else _unseen
-            unpack(stream, file.archive, self._folder, given, lambda more: self._reserve(more, model), on_grown)
+            seen = () if begun is None else (begun.grown, begun.removed)
+            unpack(stream, file.archive, self._folder, given, lambda more: self._reserve(more, model), *seen)
 
         return [
             ComingArchive(path=self._places(file)[1], size=file.size, unpack=partial(unpack_to, file))
@@ -197,10 +197,6 @@ class ModelStore:
         """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""
         check_space(self._uri, self._root, num_bytes + (coming.size - self._held(coming) if coming else 0))
         cache_limit.make_room(self._folder, num_bytes)
-
-
-def _unseen(_: Path, __: int) -> None:
-    """No start waits for the files of an archive."""
 
 
 def _given(files: Sequence[RemoteFile]) -> set[str]:

@@ -8,7 +8,7 @@ shards of a checkpoint still come, which these are, so that processes that read 
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -43,6 +43,14 @@ class ExpectedShards(msgspec.Struct, frozen=True, kw_only=True):
     shards: Shards
 
 
+class LateFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Of archives what was unpacked when a start could load already, see `Arrival.grown`. It lies with the model, since
+    it is of the process that has unpacked it."""
+
+    names: list[str] = []
+    is_void: bool = True
+
+
 class Recorder:
     """Writes the record of one model. root: the cache. name: as processes that only read it are given."""
 
@@ -66,6 +74,16 @@ class Recorder:
             self._expected = ExpectedShards(path=self._within(folder), shards=shards)
             self._write_expected(self._expected)
 
+    def grown(self, names: Sequence[str], *, is_void: bool) -> None:
+        """See `Arrival.grown`. Without it, as on a full disk, what readers have loaded does not count."""
+        if self._expected is None:
+            return
+        with suppress(OSError):
+            _replace(
+                _late_place(self._root, self._expected.path),
+                msgspec.json.encode(LateFiles(names=[*names], is_void=is_void)),
+            )
+
     def whole(self, path: Path) -> None:
         """All files are there. path: what was fetched, in the cache. Raises OSError, ValueError for one outside."""
         self._write(msgspec.structs.replace(self._last, path=self._within(path)))
@@ -85,8 +103,6 @@ class Recorder:
 class RecordedArrival(Arrival):
     """Of a process that fetches for others, which load while shards come."""
 
-    loads_archives = False
-
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(lambda _: None)
         self._recorder = recorder
@@ -94,6 +110,10 @@ class RecordedArrival(Arrival):
     def expect(self, folder: Path, shards: Shards) -> None:
         """See Recorder."""
         self._recorder.expect(folder, shards)
+
+    def grown(self, names: Sequence[str], *, is_void: bool) -> None:
+        """See Recorder."""
+        self._recorder.grown(names, is_void=is_void)
 
 
 def read_only(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -138,7 +158,7 @@ class _ShardWatch:
     def __init__(self, root: Path, name: str, arrival: Arrival) -> None:
         self._root, self._name, self._arrival = root, name, arrival
         self._folder: Path | None = None
-        self._first = ""
+        self._shards = Shards(headers={}, sizes={})
         self._missing = set[str]()
         self._may_begin = arrival.loads_meanwhile
 
@@ -157,7 +177,7 @@ class _ShardWatch:
         for shard in sorted(self._missing):
             try:
                 self._arrival.comes(shard)
-                if (folder / shard).exists():
+                if (folder / shard).exists() and not self._shards.grows_in_place(shard):
                     self._arrival.arrived(shard)
                     self._missing.discard(shard)
             except OSError as error:
@@ -166,11 +186,21 @@ class _ShardWatch:
                 ) from error
 
     def ended(self, whole: Path) -> None:
-        """All of the model is there. Raises ModelUnavailableError where a start loads from another folder."""
+        """All of the model is there. Raises ModelUnavailableError where a start loads from another folder, which of
+        what comes in an archive is known only then."""
         if self._folder is None:
             return
         self.look(may_begin=False)
-        if self._missing or whole != self._folder / self._first:
+        if all(map(self._shards.grows_in_place, self._shards.headers)):
+            late = _late(self._root, self._folder)
+            self._arrival.grown(
+                [name for name in late.names if is_inside(name) and "/" not in name], is_void=late.is_void
+            )
+            if whole != self._folder:
+                self._arrival.moved(whole)
+            for shard in sorted(self._missing):
+                self._arrival.arrived(shard)
+        elif self._missing or whole != self._folder / self._shards.first:
             raise ModelUnavailableError(
                 f"model {self._name} has become another one while it was fetched and loaded; start again"
             )
@@ -184,7 +214,7 @@ class _ShardWatch:
         except OSError:  # it is loaded when all is there; each try would hold the folder once more
             self._may_begin = False
         else:
-            self._folder, self._first, self._missing = folder, expected.shards.first, {*expected.shards.sizes}
+            self._folder, self._shards, self._missing = folder, expected.shards, {*expected.shards.sizes}
 
 
 def _expected(root: Path, name: str) -> ExpectedShards | None:
@@ -218,6 +248,17 @@ def _read(root: Path, name: str) -> Record | None:
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(_place(root, name).read_bytes(), type=Record)
     return None
+
+
+def _late(root: Path, folder: Path) -> LateFiles:
+    """Of a model that is whole; void where that is not known."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(_late_place(root, folder.relative_to(root)).read_bytes(), type=LateFiles)
+    return LateFiles()
+
+
+def _late_place(root: Path, within: Path | str) -> Path:
+    return root / Path(within).parts[0] / ".late"
 
 
 def _expected_place(record: Path) -> Path:

@@ -95,14 +95,15 @@ def unpack(
     given: Collection[str],
     reserve: Callable[[int], None],
     on_grown: Callable[[Path, int], None] = lambda _, __: None,
+    on_removed: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write the files of an archive that serving needs, and no links, devices or paths that lead elsewhere.
 
     What it says is removed of the layers below (whiteouts) is removed, whatever its order, after the OCI image format
     specification 1.1, section Layer. given: paths in the folder that are no archive's and stay as they are. reserve:
-    takes the bytes that a file adds, before they are written. on_grown: takes a file that has more bytes now, and how
-    many it will have. After an error none of its files is there. Raises BrokenArchiveError, and what these functions
-    and the disk raise.
+    takes the bytes that a file adds, before they are written. on_grown: takes a file that is begun or has more bytes
+    now, and how many it will have. on_removed: one that is removed. After an error none of its files is there. Raises
+    BrokenArchiveError, and what these functions and the disk raise.
     """
     written = set[str]()
     try:
@@ -110,7 +111,8 @@ def unpack(
             parent, slash, last = name.rpartition("/")
             if last.startswith(_WHITEOUT) and _checked(name):
                 removed = parent if last == _OPAQUE else _checked(parent + slash + last.removeprefix(_WHITEOUT))
-                _remove(folder, folder / removed, {*written, *given})
+                for path in _remove(folder, folder / removed, {*written, *given}):
+                    on_removed(path)
             elif is_unpacked(name) and name not in given:
                 path = folder / _checked(name)
                 reserve(size - (path.stat().st_size if path.exists() else 0))
@@ -174,12 +176,16 @@ def _checked(name: str) -> str:
     return name
 
 
-def _remove(folder: Path, place: Path, kept: Collection[str]) -> None:
-    """Remove what layers below wrote at a place in the folder and under it."""
-    for path in (place, *place.rglob("*")):
-        within = path.relative_to(folder).as_posix()
-        if is_unpacked(within) and within not in kept and path.is_file():
-            path.unlink()
+def _remove(folder: Path, place: Path, kept: Collection[str]) -> list[Path]:
+    """Remove what layers below wrote at a place in the folder and under it, and return those files."""
+    found = [
+        path
+        for path in (place, *place.rglob("*"))
+        if is_unpacked(within := path.relative_to(folder).as_posix()) and within not in kept and path.is_file()
+    ]
+    for path in found:
+        path.unlink()
+    return found
 
 
 def _write(path: Path, content: IO[bytes], on_grown: Callable[[], None]) -> None:
@@ -187,6 +193,7 @@ def _write(path: Path, content: IO[bytes], on_grown: Callable[[], None]) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with path.open("wb") as stream:
+        on_grown()
         while piece := content.read(_READ_BYTES):
             stream.write(piece)
             stream.flush()

@@ -61,7 +61,7 @@ def test_an_index_that_is_none_is_left_to_who_loads(tmp_path, begun, arrival, in
 def test_an_index_is_read_once(tmp_path, begun, arrival, monkeypatch):
     read = []
     monkeypatch.setattr(
-        archive_arrival, "_expected", lambda folder: read.append(folder) or {"1.safetensors", "2.safetensors"}
+        archive_arrival, "shards", lambda folder: read.append(folder) or {"1.safetensors", "2.safetensors"}
     )
     (tmp_path / "config.json").write_bytes(b"{}")
     found = ArchiveArrival(arrival)
