@@ -22,6 +22,7 @@ from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL, not_stored
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
+from kvasir_runtime.fetch.model_folder import missing
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
 from kvasir_runtime.hub_cache import COMMIT, HubCache, HubFile, HubListing, checked_snapshot, repository_folder
@@ -258,10 +259,14 @@ def _checked(name: HubName, root: Path) -> Path | None:
         return None
     snapshot, lost = found
     if lost:
-        raise ModelUnavailableError(
-            f"model {name.repository} lacks {lost} in the cache, {snapshot}; it is fetched when the hub is reached"
-        )
+        raise _lacking(name, snapshot, lost)
     return _path(name, snapshot)
+
+
+def _lacking(name: HubName, snapshot: Path, lost: str) -> ModelUnavailableError:
+    return ModelUnavailableError(
+        f"model {name.repository} lacks {lost} in the cache, {snapshot}; it is fetched when the hub is reached"
+    )
 
 
 def _kept(name: HubName, root: Path, refusal: Exception) -> Path:
@@ -278,12 +283,18 @@ def _kept(name: HubName, root: Path, refusal: Exception) -> Path:
     except OSError as absent:  # the library's own LocalEntryNotFoundError among them
         answered = isinstance(refusal, (errors.HfHubHTTPError, ModelUnavailableError))
         raise _unavailable(name, refusal if answered else absent) from refusal
+    except ModelUnavailableError as lacking:
+        said, why = (
+            str(error).removeprefix(names.MODEL_UNAVAILABLE) for error in (lacking, _unavailable(name, refusal))
+        )
+        raise ModelUnavailableError(f"{said}: {why}") from refusal
     LOG.warning("model %s is used as it is in the cache, %s: %s", name.repository, found, _unavailable(name, refusal))
     return found
 
 
 def _stored(name: HubName) -> Path:
-    """What the library finds on this machine. Raises its LocalEntryNotFoundError."""
+    """What the library finds on this machine, of which no list of files is known. Raises its LocalEntryNotFoundError,
+    and ModelUnavailableError where the files that are there name one that is not."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     revision = name.revision or None
@@ -292,7 +303,7 @@ def _stored(name: HubName) -> Path:
         first, *_ = [hf_hub_download(name.repository, part, revision=revision, local_files_only=True) for part in parts]
         return Path(first)
     allowed, ignored = map(list, PATTERNS)
-    return Path(
+    snapshot = Path(
         snapshot_download(
             name.repository,
             revision=revision,
@@ -301,6 +312,9 @@ def _stored(name: HubName) -> Path:
             ignore_patterns=ignored,
         )
     )
+    if lost := missing(snapshot):
+        raise _lacking(name, snapshot, lost)
+    return snapshot
 
 
 def _configure(environment: MutableMapping[str, str]) -> None:

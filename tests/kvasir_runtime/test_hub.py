@@ -1,6 +1,7 @@
 """A download that goes wrong: what is tried again, what is said, and that a token goes nowhere else."""
 
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -279,6 +280,32 @@ def test_a_model_that_is_not_whole_any_more_is_not_used_without_the_hub(tmp_path
             used.unlink()
         said = fetched(found, tmp_path, revision=revision, code=AT_ONCE + CODE)
         assert said.startswith(f"refused: ModelUnavailable: model org/name lacks config.json in the cache, {folder}; ")
+
+
+SHARDED = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}',
+    "1.safetensors": b"first",
+    "2.safetensors": b"second",
+}
+
+
+@pytest.mark.parametrize("lost", ["config.json", "2.safetensors", ""])
+def test_a_cache_that_another_program_has_filled_is_used_if_all_that_it_names_is_there(tmp_path, lost):
+    """There is no list of the files that came."""
+    with hub.serving(files=SHARDED) as found:
+        folder = Path(fetched(found, tmp_path, revision=hub.COMMIT))
+        shutil.rmtree(folder.parents[1] / ".checked")
+        (folder / lost).unlink() if lost else None
+        found.fault = "busy"
+        said = fetched(found, tmp_path, revision=hub.COMMIT, code=AT_ONCE + CODE)
+    if lost:
+        says = (
+            f"model org/name lacks {lost} in the cache, {folder}; it is fetched when the hub is reached: model org/name"
+        )
+        assert said.startswith(f"refused: ModelUnavailable: {says} could not be fetched from the hub: ")
+    else:
+        assert said == str(folder)
 
 
 def test_a_model_that_is_used_without_the_hub_stays_in_a_cache_with_a_limit(tmp_path):

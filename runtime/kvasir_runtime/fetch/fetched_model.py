@@ -119,6 +119,13 @@ def fetch(
         if known and (there := _held(ModelStore(root, uri, known))):
             LOG.warning("the version that was fetched last is used, %s: %s", there, error)
             return there
+        held = ModelStore(root, uri, version or known)
+        if lost := held.lost():
+            why = str(error).removeprefix(names.MODEL_UNAVAILABLE)
+            raise ModelUnavailableError(
+                f"model {model_uri.unpinned(uri)} lacks {lost} in the cache, {held.entry}; it is fetched when its"
+                f" source is reached: {why}"
+            ) from error
         raise
     store = ModelStore(root, uri, found.version, sleep, arrival)
     if _held(store) is None:

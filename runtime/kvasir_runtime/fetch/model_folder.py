@@ -6,6 +6,7 @@ from typing import Final
 
 INDEX: Final = "model.safetensors.index.json"
 _ONE_FILE: Final = "model.safetensors"
+_OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf")
 
 
 def model_folder(folder: Path) -> Path:
@@ -25,3 +26,13 @@ def shards(folder: Path) -> set[str]:
         return set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError):
         return set()
+
+
+def missing(folder: Path) -> str:
+    """The first file that a checkpoint needs and that is not in its folder, empty where these are there. Weights of
+    another kind than safetensors are left to who loads."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    if not (folder / INDEX).is_file() and any(path.suffix in _OTHER_WEIGHTS for path in folder.iterdir()):
+        return ""
+    return next((name for name in sorted(map(str, shards(folder))) if not (folder / name).is_file()), "")

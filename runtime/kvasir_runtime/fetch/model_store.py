@@ -60,7 +60,15 @@ class ModelStore:
 
     def whole(self) -> Path | None:
         """The directory with the model, None where it is not fetched yet."""
-        return model_folder(self._folder) if (self._folder / WHOLE).is_file() else None
+        return model_folder(self._folder) if (self._folder / WHOLE).is_file() and not self.lost() else None
+
+    def lost(self) -> str:
+        """The first file that was there when all were, and is not any more; empty for one that was never whole."""
+        try:
+            names = (self._folder / WHOLE).read_text().splitlines()
+        except FileNotFoundError:
+            return ""
+        return next((name for name in names if not (self._folder / name).is_file()), "")
 
     def fetched(self, model: RemoteModel, on_bytes: OnBytes | None = None) -> Path:
         """The directory with the model after a download of what is missing. Raises ModelUnavailableError."""
@@ -75,7 +83,7 @@ class ModelStore:
                     with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
                         self._fetch_all(model.files)
                         self._unpack(model.files, are_there=are_unpacked())
-                (self._folder / WHOLE).touch()
+                (self._folder / WHOLE).write_text("".join(f"{name}\n" for name in self._names()))
                 if begun is not None:
                     begun.compared(model_folder(self._folder))
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -107,7 +115,12 @@ class ModelStore:
 
     def _held(self, model: RemoteModel) -> int:
         """Bytes that are there, of other processes too."""
-        return model.size if (self._folder / WHOLE).exists() else sum(map(self._held_of, model.files))
+        return model.size if self.whole() is not None else sum(map(self._held_of, model.files))
+
+    def _names(self) -> list[str]:
+        """Of the files that are fetched or unpacked."""
+        found = (path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file())
+        return sorted(path.as_posix() for path in found if path.parts[0][0] != ".")
 
     def _held_of(self, file: RemoteFile) -> int:
         place, partial = self._places(file)

@@ -95,7 +95,7 @@ def files(folder: Path) -> list[Path]:
         raise ModelError(
             f"{folder} has only pickled weights ({pickled[0]}), which can run code; convert them to safetensors"
         )
-    raise ModelError(f"{folder} has neither {_ONE_FILE} nor {_INDEX}")
+    raise ModelError(f"{folder} has neither {_ONE_FILE} nor {_INDEX}; put the weights there")
 
 
 def stored(path: Path) -> list[CheckpointTensor]:
@@ -252,5 +252,7 @@ def _sharded(folder: Path) -> list[Path]:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"{path}: {name!r} is not the name of a safetensors file in this directory")
         if not (folder / name).exists():
-            raise ModelError(f"{folder / name}, named by the index, does not exist")
+            raise ModelError(
+                f"{folder / name}, named by the index, does not exist; put the file there, or fetch the model again"
+            )
     return [folder / name for name in names]

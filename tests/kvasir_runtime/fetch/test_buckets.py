@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 
 import pytest
 
@@ -88,6 +89,25 @@ def test_a_listing_is_a_version_and_its_config_is_read_alone(found, client):
     folder = fetched(pinned)
     found.fault = "busy"
     assert fetched(pinned) == folder == fetched("s3://bucket/models/tiny")
+
+
+def test_a_file_that_is_gone_from_the_cache_is_fetched_again_or_named(found, secret):
+    pinned = model_uri.pinned("s3://bucket/models/tiny", fetched_model.listing("s3://bucket/models/tiny").version)
+    folder = fetched(pinned)
+    (folder / "model.safetensors").unlink()
+    asked = len(found.parts("/bucket/models/tiny/config.json"))
+    assert fetched(pinned) == folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(found.parts("/bucket/models/tiny/config.json")) == asked, "only that file is fetched"
+    (folder / "model.safetensors").unlink()
+    (secret / "offline").write_text("true")
+    says = (
+        f"model s3://bucket/models/tiny lacks model.safetensors in the cache, {folder}; it is fetched when its source"
+        " is reached: no source is asked for model s3://bucket/models/tiny, as key offline of the Secret"
+    )
+    for uri in (pinned, "s3://bucket/models/tiny"):
+        with pytest.raises(ModelUnavailableError, match=re.escape(says)):
+            fetched(uri)
 
 
 def test_an_object_that_changes_meanwhile_is_not_mixed(found, client):
