@@ -11,6 +11,7 @@ bits is its largest number.
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Final
@@ -27,6 +28,7 @@ from kvasir_runtime.weights.checkpoint_tensor import (
     expect_dtype,
     expect_matrix,
     whole,
+    whole_of_each,
     widest_group,
 )
 
@@ -61,11 +63,17 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     """Tensors with each matrix of bitsandbytes as one. Raises ModelError."""
     named = {one.name: one for one in stored}
     states = {name.partition(_STATE)[0]: one for name, one in named.items() if _STATE in name}
+    places = {name: _beside(named, named[name], "quant_map") for name in states if name in named}
+    for state in states.values():
+        expect_dtype(state, torch.uint8)
+    for one in places.values():
+        _expect(one, 16)
+    read = whole_of_each([*states.values(), *places.values()])
     found = list[CheckpointTensor]()
     for name, one in named.items():
         scales = named.get(name.removesuffix("weight") + "SCB")
         if name in states:
-            found.append(_of_blocks(named, one, states[name]))
+            found.append(_of_blocks(named, one, _said(states[name], read), read[places[name].name].float()))
         elif scales is not None and one.dtype == torch.int8:
             found.append(_of_rows(one, scales))
         elif not name.endswith(_BESIDE_ROWS) and f"{name.partition('.weight.')[0]}.weight" not in states:
@@ -73,50 +81,52 @@ def joined(stored: Iterable[CheckpointTensor]) -> list[CheckpointTensor]:
     return found
 
 
-def _of_blocks(named: Named, values: CheckpointTensor, state: CheckpointTensor) -> CheckpointTensor:
-    """A matrix of 4 bits."""
-    expect_dtype(state, torch.uint8)
+def _said(state: CheckpointTensor, read: Mapping[str, Tensor]) -> _State:
+    """Raises ModelError."""
     try:
-        said = msgspec.json.decode(whole(state).numpy().tobytes(), type=_State)
+        return msgspec.json.decode(read[state.name].numpy().tobytes(), type=_State)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{state.path}: tensor {state.name}: {error}") from error
+
+
+def _of_blocks(named: Named, values: CheckpointTensor, said: _State, places: Tensor) -> CheckpointTensor:
+    """A matrix of 4 bits. places: (16,) float32, the values."""
     (rows, columns), size = said.shape, said.blocksize
     if columns % 2 or values.dtype != torch.uint8 or values.num_bytes != rows * columns // 2:
         raise ModelError(
             f"{values.path}: tensor {values.name} has shape {list(values.shape)} of"
             f" {str(values.dtype).removeprefix('torch.')}, expected {rows * columns // 2} bytes of uint8"
         )
-    absmax, places = (_beside(named, values, part) for part in ("absmax", "quant_map"))
+    absmax = _beside(named, values, "absmax")
     _expect(absmax, -(-rows * columns // size))
-    _expect(places, 16)
     is_nested = absmax.dtype == torch.uint8
     if is_nested:
         blocks, list_ = (_beside(named, values, part) for part in ("nested_absmax", "nested_quant_map"))
         _expect(blocks, -(-absmax.shape[0] // said.nested_blocksize))
         _expect(list_, 256)
 
-    def scales() -> Tensor:
-        """(blocks,) float32."""
+    def scales(begin: int, end: int) -> Tensor:
+        """(blocks,) float32, of some blocks."""
+        own = whole(absmax.with_rows(begin, end - begin))
         if not is_nested:
-            return whole(absmax).float()
-        outer = whole(blocks).float()[torch.arange(absmax.shape[0]) // said.nested_blocksize]
-        return whole(list_).float()[whole(absmax).long()] * outer + said.nested_offset
+            return own.float()
+        outer = whole(blocks).float()[torch.arange(begin, end) // said.nested_blocksize]
+        return whole(list_).float()[own.long()] * outer + said.nested_offset
 
     def decoded(first: int, raw: Tensor, count: int) -> Tensor:
         """High halves are first."""
         q = torch.stack((raw >> 4, raw & 15), dim=1).flatten().long()
-        begin = first * columns
-        block = torch.arange(begin, begin + count * columns) // size
-        scale = scales()[block].to(raw.device)
-        return (whole(places).float().to(raw.device)[q] * scale).view(count, columns)
+        begin, end = first * columns, (first + count) * columns
+        block = torch.arange(begin, end) // size - begin // size
+        scale = scales(begin // size, -(-end // size))[block].to(raw.device)
+        return (places.to(raw.device)[q] * scale).view(count, columns)
 
-    format_ = _format(whole(places).float(), columns, size)
+    format_ = _format(tuple(places.tolist()), columns, size)
 
     def kept(first: int, raw: Tensor, count: int) -> QuantizedWeight:
         assert format_ is not None
-        begin, times = first * columns // size, size // format_.group
-        largest = scales()[begin : begin + count * columns // size].to(raw.device)
-        each = (largest / max(CODEBOOKS[format_.codebook])).repeat_interleave(times).view(count, -1)
+        largest = scales(first * columns // size, (first + count) * columns // size).to(raw.device)
+        each = (largest / max(CODEBOOKS[format_.codebook])).repeat_interleave(size // format_.group).view(count, -1)
         return QuantizedWeight(
             format=format_, values=((raw >> 4) | (raw << 4)).view(count, -1), scales=each, minima=None
         )
@@ -131,10 +141,15 @@ def _of_blocks(named: Named, values: CheckpointTensor, state: CheckpointTensor) 
     return replace(part, part=of)
 
 
-def _format(places: Tensor, columns: int, size: int) -> QuantFormat | None:
+@functools.lru_cache(maxsize=64)
+def _format(places: tuple[float, ...], columns: int, size: int) -> QuantFormat | None:
     """Of rows of whole blocks of so many numbers, which are places in a list of `_VALUES`; None of others."""
     width = 0 if columns % size else widest_group(columns, size)
-    book = next((name for name, values in _VALUES.items() if torch.allclose(places, torch.tensor(values))), None)
+    alike = {
+        name: all(math.isclose(*pair, rel_tol=1e-5, abs_tol=1e-8) for pair in zip(places, values, strict=True))
+        for name, values in _VALUES.items()
+    }
+    book = next((name for name, is_alike in alike.items() if is_alike), None)
     return QuantFormat(bits=4, group=width, wide=True, codebook=book) if width and book else None
 
 

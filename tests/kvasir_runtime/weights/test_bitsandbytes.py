@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from fakes import bitsandbytes_checkpoints, checkpoints, loaded_weights
 from fakes.checkpoints import Shape
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights import bitsandbytes, quant_formats, safetensors_checkpoint
 
 SHAPE = Shape(hidden_size=128, num_layers=1, head_dim=32, intermediate_size=192)
 OUTPUT = "model.layers.0.self_attn.o_proj.weight"
@@ -74,6 +76,20 @@ def test_on_cards_and_of_blocks_that_rows_cut_they_are_rounded_to_eight_bits(tmp
     found = loaded(tmp_path, "auto", device=quant_formats.PROCESSORS)["layers.0.output.weight"]
     assert isinstance(found, QuantizedWeight)
     assert found.format == quant_formats.ROUNDED
+
+
+def test_a_file_is_opened_once_for_what_describes_its_matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bitsandbytes_checkpoints.convert(checkpoints.write(tmp_path, SHAPE), "nf4-nested")
+    opened, real = list[Path](), arriving.opened
+
+    def counted(path: Path, end: int) -> BinaryIO:
+        opened.append(path)
+        return real(path, end)
+
+    found = safetensors_checkpoint.stored(tmp_path / "model.safetensors")
+    monkeypatch.setattr(arriving, "opened", counted)
+    assert len([one for one in bitsandbytes.joined(found) if one.kind is not None]) > 4
+    assert opened == [tmp_path / "model.safetensors"]
 
 
 def test_a_list_of_other_values_is_decoded(tmp_path: Path) -> None:
