@@ -106,8 +106,9 @@ def config_file(name: HubName, commit: str) -> Path:
             try:
                 hf_hub_download(name.repository, QUANTIZATION_FILE, revision=path.parent.name)
             except errors.EntryNotFoundError as error:
-                if isinstance(error, errors.LocalEntryNotFoundError):  # the hub did not say so
-                    raise
+                answer = getattr(error.__cause__, "response", None)
+                if isinstance(error, errors.LocalEntryNotFoundError) and getattr(answer, "status_code", 0) != 404:
+                    raise  # the hub did not say so
     except Exception as error:
         raise _unavailable(name, error, file="config.json") from error
     return path

@@ -62,7 +62,7 @@ class Hub:
     "stalls" the second half is sent then. What "trickles" comes byte by byte until `open` is set, behind the bytes that
     come `at_once`. weights: the file that all of this is about. damaged: the byte of it that is wrong in what is
     "damaged", by default the last one. times: what happens "once" happens so often. silent: a file of which the hub
-    says nothing, and closes the connection.
+    says nothing, and closes the connection. plain: what it lacks it refuses as a mirror does, without the hub's code.
     """
 
     url: str
@@ -79,6 +79,7 @@ class Hub:
     damaged: int = -1
     times: int = 1
     silent: str = ""
+    plain: bool = False
 
     def env(self, home: Path) -> dict[str, str]:
         """What leads the hub's library here. home: where it keeps what it fetched."""
@@ -114,7 +115,7 @@ class _Handler(HubHandler):
             self.close_connection = True
             return None
         if name not in hub.files:
-            return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": self._commit()})
+            return self._refuse(404, "" if hub.plain else "EntryNotFound", {"X-Repo-Commit": self._commit()})
         if of_weights and body and hub.fault != "trickles":
             hub.open.wait(100)
         if of_weights and hub.fault == "circle":

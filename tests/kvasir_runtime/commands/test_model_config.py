@@ -90,6 +90,14 @@ def test_a_hub_that_does_not_say_whether_the_second_file_is_there_is_no_answer(t
         assert hub.planned(found, tmp_path / "home", *asked).stdout == first.stdout  # it said so before
 
 
+def test_a_mirror_that_refuses_the_second_file_without_the_code_of_the_hub_has_said_so(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", SHAPE)
+    with hub.serving(files=content(folder)) as found:
+        found.plain = True
+        done = hub.planned(found, tmp_path / "home", "hf://org/name", "--memory", "4Gi", "--device", "cuda", "--json")
+        assert (done.stderr, json.loads(done.stdout)["stored_sixteenths"]) == ("", 0)
+
+
 def test_a_model_that_is_whole_in_the_cache_needs_no_hub_for_the_second_file(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "model", SHAPE)
     asked = ("hf://org/name", "--memory", "4Gi", "--device", "cuda", "--json")
