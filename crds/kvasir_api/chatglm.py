@@ -20,6 +20,7 @@ BASE: Final = 10_000.0
 MOST_RATIO: Final = 2**20
 _VOCABULARY: Final = 65_024
 """Of ChatGLM 2 and 3; the others have larger ones."""
+_ROTARY: Final = ("rope_theta", "rope_scaling")
 _DIVIDES, _MULTIPLIES = "chatglm2", "chatglm3"
 """In names of models: `rope_ratio` divides positions in ChatGLM 2, and multiplies the base in those behind it."""
 
@@ -30,14 +31,16 @@ def usual(document: dict[str, Any]) -> dict[str, Any]:
     """
     if document.get("architectures") in _NAMES_OF_ALL:
         document["architectures"] = ["ChatGLMForCausalLM"]
-    found = document | {"vocab_size": document.get("padded_vocab_size") or document.get("vocab_size")}
+    found = {name: value for name, value in document.items() if name not in _ROTARY or value is not None}
+    found["vocab_size"] = document.get("padded_vocab_size") or document.get("vocab_size")
     ratio, names = document.get("rope_ratio", 1), _names(document)
     is_ratio = isinstance(ratio, int | float) and 0 < ratio <= MOST_RATIO
     if not is_ratio:
         return found  # which is refused as none
-    if ratio != 1 and _DIVIDES in names:
+    divides, multiplies = (name in names for name in (_DIVIDES, _MULTIPLIES))
+    if ratio != 1 and divides and not multiplies:
         return {"rope_theta": BASE, "rope_scaling": {"rope_type": "linear", "factor": ratio}} | found
-    if ratio != 1 and found["vocab_size"] == _VOCABULARY and _MULTIPLIES not in names:
+    if ratio != 1 and found["vocab_size"] == _VOCABULARY and divides == multiplies:
         return found
     return {"rope_theta": BASE * ratio} | found
 

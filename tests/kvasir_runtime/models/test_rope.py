@@ -11,6 +11,7 @@ import torch
 from fakes.checkpoints import Shape, config_json
 from fakes.family_configs import MODELS, SIZES
 from fakes.mixture_configs import LONGROPE_OF_PHIMOE
+from kvasir_api import chatglm as chatglm_fields
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers import rotary
 from kvasir_runtime.layers.spec import RopeSpec
@@ -145,8 +146,15 @@ def test_a_ratio_of_chatglm_2_divides_positions(
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
+def test_a_rotary_field_of_chatglm_that_is_null_is_none() -> None:
+    document = {"rope_ratio": 16, "_name_or_path": "chatglm2-6b-32k", "rope_theta": None, "rope_scaling": None}
+    read = chatglm_fields.usual(document)
+    assert (read["rope_theta"], read["rope_scaling"]) == (10_000, {"rope_type": "linear", "factor": 16})
+
+
 def test_a_ratio_of_chatglm_that_could_be_either_is_refused_with_what_settles_it(tmp_path: Any) -> None:
-    for changes in ({}, {"_name_or_path": "./out"}, {"auto_map": {"AutoModel": "modeling_chatglm.X"}}):
+    both = {"_name_or_path": "/models/chatglm2-old/chatglm3-6b-32k"}
+    for changes in ({}, {"_name_or_path": "./out"}, {"auto_map": {"AutoModel": "modeling_chatglm.X"}}, both):
         with pytest.raises(ModelError, match="rope_ratio 16 multiplies the base in ChatGLM 3 and divides") as refused:
             chatglm(tmp_path, {"rope_ratio": 16, "padded_vocab_size": 65_024} | changes)
         for overrides in re.findall(r"'(.*?)'", str(refused.value))[:2]:
