@@ -1,5 +1,6 @@
 """The CustomResourceDefinitions, built from the models. Pure; written to files by generate.py."""
 
+import re
 from typing import Any, Final
 
 from kvasir_api import names
@@ -154,7 +155,8 @@ def _schema() -> dict[str, Any]:
 
 
 def _strip_spec(node: dict[str, Any], path: str) -> None:
-    """A stored spec has what its author wrote; the operator knows the defaults, and the descriptions name them.
+    """A stored spec has what its author wrote; the operator knows the defaults, and the descriptions name them. Where a
+    name ends in the unit, they do not name that again.
 
     Items of lists keep theirs, since the API server merges some by a field that has one.
     """
@@ -162,6 +164,8 @@ def _strip_spec(node: dict[str, Any], path: str) -> None:
         here = f"{path}.{name}"
         if here not in FILLED_IN:
             child.pop("default", None)
+        if unit := re.search(r" Unit: (\w+)\.", text := child.get("description", "")):
+            child["description"] = text.replace(unit[0], "") if name.lower().endswith(unit[1]) else text
         _strip_spec(child, here)
 
 
@@ -198,4 +202,5 @@ def _columns() -> list[dict[str, Any]]:
 
 
 def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
-    return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1 if wide else 0}
+    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return {**column, "priority": 1} if wide else column

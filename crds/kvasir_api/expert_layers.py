@@ -59,18 +59,6 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     )
 
 
-def of_data_rank(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The flattened config.json of what one of so many data-parallel ranks holds: as many experts as the one with most has,
-    and its part of the vocabulary; all else is on each. Raises ValueError for a model without experts.
-    """
-    field = _number_field(config)
-    if not field:
-        raise ValueError(
-            f"dataParallelSize {ranks}: the model has no experts that ranks could share: let several replicas serve it"
-        )
-    return dict(config) | {name: -(-count(config, name) // ranks) for name in (field, "vocab_size")}
-
-
 def _number_field(config: Mapping[str, Any]) -> str:
     """Where the number of experts is; empty without."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")

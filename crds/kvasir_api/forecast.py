@@ -55,7 +55,7 @@ class ModelShape:
     """Sizes of a decoder. parameters counts every weight once (tied embeddings once); active are those that a token is computed with.
 
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
-    layer, and those of them that a token goes to; 0 without, or where that was not told.
+    layer, and those of them that a token goes to; 0 without, or where that was not told. routed: numbers of all these experts.
     attentions: one for each cache group; group_layers: how many layers each has. state_bytes: of the state of a layer that has one in
     place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
@@ -81,6 +81,7 @@ class ModelShape:
     group_layers: tuple[int, ...]
     experts: int = 0
     chosen_experts: int = 0
+    routed: int = 0
     state_bytes: int = 0
     latent_row: int = 0
     stored_plain: int = 0
@@ -238,9 +239,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     kv_heads = count(config, "num_key_value_heads", heads)
     head_dim = count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
-    compressed = compressed_attention.weights(config, groups)
+    compressed, family = compressed_attention.weights(config, groups), str(config.get("model_type", ""))
     attending = layers - compressed.layers
-    family = str(config.get("model_type", ""))
     gate = query if family in layer_types.DELTAS else 0
     rows_of = {"query": query, "gate": gate, "key": key, "head_dim": head_dim}
     dense = dense_layers.of(config, hidden=hidden, intermediate=intermediate, **rows_of)
@@ -281,6 +281,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         dtype=_dtype(config),
         experts=experts.number,
         chosen_experts=experts.chosen,
+        routed=routed,
         attentions=tuple(group.attention for group in groups),
         group_layers=tuple(len(group.layers) for group in groups),
         state_bytes=compressed.state_bytes,

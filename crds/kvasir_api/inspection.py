@@ -12,14 +12,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvasir_api import forecast, hf_config, state_copies, stored_bits
+from kvasir_api import forecast, hf_config, layouts, state_copies, stored_bits
 from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 from kvasir_api.stored_bits import Compute
 
-SCHEMA: Final = 8
+SCHEMA: Final = 9
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
 
 MOST_PARAMETERS: Final = 10**15
@@ -32,6 +32,7 @@ _AMOUNTS: Final = (
     "head",
     "experts",
     "chosen_experts",
+    "routed",
     "state_bytes",
     "latent_row",
     "stored_plain",
@@ -205,10 +206,10 @@ def predicted(
     dtype = dtype_of(facts, options, device)
     if device == "cpu":  # which the runtime refuses: nothing would be saved there
         options = options.model_copy(update={"weights_host_bytes": 0})
-    if options.kv_cache_tokens and not facts.shape.keeps_nothing:
-        held = _of_a_fixed_cache(facts, options, dtype, device, memory_bytes)
-    else:
-        held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
+    try:
+        held = _of_all_ranks(facts, options, dtype, device, memory_bytes)
+    except ValueError as error:
+        return Prediction(verdict="Unknown", message=str(error))
     known = roofline(facts, options, card, device) if card else None
     return _with_speeds(held, known, options) if known and held.kv_tokens else held
 
@@ -238,6 +239,25 @@ def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> 
         stream_tokens_per_s=known.stream_tokens_per_s(longest),
         batch_tokens_per_s=known.batch_tokens_per_s(rows=rows, kv_tokens=rows * context),
     )
+
+
+def _of_all_ranks(
+    facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
+) -> Prediction:
+    """Of data-parallel ranks each has an equal part of the memory, and a cache of its own: no request is in two of them.
+    Raises ValueError for a model that they cannot share.
+    """
+    ranks = options.data_parallel_size
+    if ranks > 1:
+        part = layouts.of_data_rank(facts.shape, ranks, whole_experts=options.enable_expert_parallel)
+        facts = msgspec.structs.replace(facts, shape=part)
+        options = options.model_copy(update={"kv_cache_tokens": -(-options.kv_cache_tokens // ranks)})
+    fixed = options.kv_cache_tokens and not facts.shape.keeps_nothing
+    held = (_of_a_fixed_cache if fixed else _of_what_is_left)(facts, options, dtype, device, memory_bytes // ranks)
+    if ranks == 1:
+        return held
+    of_all = {name: getattr(held, name) * ranks for name in ("weights_bytes", "kv_tokens", "requests")}
+    return replace(held, **of_all, message=f"at each of {ranks} ranks {held.message}")
 
 
 def _of_what_is_left(
@@ -336,7 +356,7 @@ def _fit(
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
     batch_tokens = _batch_tokens(shape, options, device) if device else 0
-    process_bytes = options.ranks * forecast.PROCESS_BYTES[device] if device else 0
+    process_bytes = options.sharing_ranks * forecast.PROCESS_BYTES[device] if device else 0
     longest = max(options.max_model_len - 1, _block_size(shape, options))
     return forecast.fit(
         shape,

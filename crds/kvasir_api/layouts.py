@@ -122,6 +122,36 @@ def beside_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
     return only.weights_bytes(dtype, quantization)
 
 
+def of_data_rank(shape: ModelShape, ranks: int, *, whole_experts: bool) -> ModelShape:
+    """What one of so many data-parallel ranks holds: its part of the experts, of whole ones as many as the rank with most, and
+    of the vocabulary; all else is on each. Raises ValueError for a model without experts.
+    """
+    if not shape.routed or not shape.experts:
+        raise ValueError(
+            f"dataParallelSize {ranks}: the model has no experts that ranks could share: let several replicas serve it"
+        )
+    experts = -(-shape.experts // ranks) if whole_experts else shape.experts
+    routed = shape.routed * experts // shape.experts if whole_experts else -(-shape.routed // ranks)
+    vocabulary, chosen = -(-shape.vocabulary // ranks), min(shape.chosen_experts, experts)
+    tables = 2 if shape.head and not shape.tied else 1
+    fewer = shape.routed - routed
+    matrices = max(shape.matrices - fewer, 1)
+    parameters = shape.parameters - fewer - (shape.vocabulary - vocabulary) * shape.hidden * tables
+    return replace(
+        shape,
+        vocabulary=vocabulary,
+        parameters=parameters,
+        active_parameters=parameters - routed * (experts - chosen) // experts,
+        matrices=matrices,
+        head=vocabulary * shape.hidden if shape.head else 0,
+        experts=experts,
+        chosen_experts=chosen,
+        routed=routed,
+        held=shape.held.with_experts(routed / matrices),
+        cpu_held=shape.cpu_held.with_experts(routed / matrices),
+    )
+
+
 def kv_tokens(shape: ModelShape, wanted: Wanted, layout: Layout) -> int:
     """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most.
 

@@ -10,14 +10,19 @@ from kvasir_api.speculation import draft_model
 
 RULES: Final[tuple[dict[str, Any], ...]] = (
     {
-        "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) == 1",
-        "message": "runtime.kvHostBytes needs one rank",
+        "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?prefixCache.orValue(true) && self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) * self.?dataParallelSize.orValue(1) == 1",
+        "message": "runtime.kvHostBytes needs runtime.prefixCache and one rank",
         "fieldPath": ".kvHostBytes",
     },
     {
         "rule": "self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) <= 8 && (self.?pipelineParallelSize.orValue(1) == 1 ? self.?tensorParallelSize.orValue(1) % self.?nnodes.orValue(1) == 0 : self.?nnodes.orValue(1) in [1, self.pipelineParallelSize])",
         "message": "at most 8 ranks; runtime.nnodes must divide tensorParallelSize, or be pipelineParallelSize",
         "fieldPath": ".nnodes",
+    },
+    {
+        "rule": "self.?dataParallelSize.orValue(1) == 1 || (self.?tensorParallelSize.orValue(1) * self.?pipelineParallelSize.orValue(1) * self.?nnodes.orValue(1) == 1 && (!has(self.speculation) || !self.speculation.contains('/')))",
+        "message": "runtime.dataParallelSize goes with no other ranks, nodes or draft model",
+        "fieldPath": ".dataParallelSize",
     },
 )
 """What the custom resource says of several ranks."""

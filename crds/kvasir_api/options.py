@@ -39,11 +39,6 @@ class RuntimeOptions(OptionsBase):
                     "fieldPath": ".maxBatchTokens",
                 },
                 RULE,
-                {
-                    "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?prefixCache.orValue(true)",
-                    "message": "runtime.kvHostBytes needs runtime.prefixCache",
-                    "fieldPath": ".kvHostBytes",
-                },
                 *multi_node.RULES,
             ]
         }
@@ -81,6 +76,7 @@ class RuntimeOptions(OptionsBase):
     )
     tensor_parallel_size: int = multi_node.TENSOR_PARALLEL_SIZE
     pipeline_parallel_size: int = multi_node.PIPELINE_PARALLEL_SIZE
+    data_parallel_size: int = multi_node.DATA_PARALLEL_SIZE
     enable_expert_parallel: bool = multi_node.ENABLE_EXPERT_PARALLEL
     nnodes: int = multi_node.NNODES
     memory_percent: int = option(
@@ -214,6 +210,11 @@ class RuntimeOptions(OptionsBase):
     @property
     def ranks(self) -> int:
         """Processes that compute the model together."""
+        return self.sharing_ranks * self.data_parallel_size
+
+    @property
+    def sharing_ranks(self) -> int:
+        """Ranks that have a part each of the same KV cache."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -235,7 +236,9 @@ class RuntimeOptions(OptionsBase):
 
     @model_validator(mode="after")
     def _nodes_divide_the_ranks(self) -> Self:
-        multi_node.check(self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes)
+        sizes = self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes
+        multi_node.check(*sizes)
+        multi_node.check_data(self.data_parallel_size, *sizes, self.speculation)
         return self
 
     @model_validator(mode="after")
@@ -267,7 +270,6 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
-    data_parallel_size: int = multi_node.DATA_PARALLEL_SIZE
     node_rank: int = multi_node.NODE_RANK
     master_addr: str = multi_node.MASTER_ADDR
     master_port: int = multi_node.MASTER_PORT
@@ -383,14 +385,3 @@ class ServeOptions(RuntimeOptions):
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
-
-    @property
-    def ranks(self) -> int:
-        """Those of data parallelism too."""
-        return super().ranks * self.data_parallel_size
-
-    @model_validator(mode="after")
-    def _data_parallelism_is_possible(self) -> Self:
-        sizes = self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes
-        multi_node.check_data(self.data_parallel_size, *sizes, self.speculation)
-        return self

@@ -334,7 +334,7 @@ class InferenceServiceSpec(CrdObject):
             ".replicas",
         ),
         (
-            "self.?runtime.?tensorParallelSize.orValue(1) * self.?runtime.?pipelineParallelSize.orValue(1) == 1 || (self.?resources.?accelerator.?count.orValue(0) == 0 && self.?resources.?resourceClaims.orValue([]).size() == 0)",
+            "self.?runtime.?tensorParallelSize.orValue(1) * self.?runtime.?pipelineParallelSize.orValue(1) * self.?runtime.?dataParallelSize.orValue(1) == 1 || (self.?resources.?accelerator.?count.orValue(0) == 0 && self.?resources.?resourceClaims.orValue([]).size() == 0)",
             "several ranks are for replicas on CPUs: resources must name no accelerator and no claims",
             ".runtime",
         ),

@@ -5,7 +5,7 @@ Pure, for the forecast; the runtime refuses what it cannot read by itself.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 Compute = Literal["cpu", "cuda"]
@@ -39,12 +39,18 @@ class HeldBits:
     """Sixteenths of a byte that a number of a model's matrices takes on a device.
 
     stored: as the checkpoint has it; 0 where that has them in full. kept: the same with each quantization that leaves some numbers
-    as such a checkpoint has them. int8: of a number that is rounded to 8 bits.
+    as such a checkpoint has them. int8: of a number that is rounded to 8 bits. only_experts: whether numbers outside of
+    experts are in 16 bits.
     """
 
     stored: float = 0
     kept: tuple[tuple[str, float], ...] = ()
     int8: float = ROUNDED
+    only_experts: bool = False
+
+    def with_experts(self, fraction: float) -> "HeldBits":
+        """Those of a model with another part of its matrices' numbers in experts, 0..1."""
+        return replace(self, stored=_of_experts(fraction)) if self.only_experts else self
 
 
 IN_FULL: Final = HeldBits()
@@ -53,7 +59,13 @@ IN_FULL: Final = HeldBits()
 def held(config: object, experts_fraction: float, columns: Iterable[int], device: Compute) -> HeldBits:
     """All of it, by a quantization_config; the arguments are those of `sixteenths`."""
     given = (config, experts_fraction, tuple(columns), device)
-    return HeldBits(stored=sixteenths(*given), kept=kept(*given), int8=own_eight_bits(given[2], device))
+    only_experts = isinstance(config, Mapping) and config.get("quant_method") == "mxfp4"
+    return HeldBits(
+        stored=sixteenths(*given),
+        kept=kept(*given),
+        int8=own_eight_bits(given[2], device),
+        only_experts=only_experts,
+    )
 
 
 def own_eight_bits(columns: Iterable[int], device: Compute) -> float:
@@ -73,10 +85,15 @@ def sixteenths(
         return 0
     method = config.get("quant_method")
     if method == "mxfp4":
-        return math.ceil(MXFP4 * experts_fraction + SIXTEEN_BITS * (1 - experts_fraction))
+        return _of_experts(experts_fraction)
     if method == "gguf":
         return _counted(config, OF_FILE[device])
     return max((one.held for one in _each(config, columns, device)), default=0)
+
+
+def _of_experts(fraction: float) -> int:
+    """Where only they are in 4 bits."""
+    return math.ceil(MXFP4 * fraction + SIXTEEN_BITS * (1 - fraction))
 
 
 def kept(

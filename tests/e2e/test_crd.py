@@ -128,8 +128,29 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
         ),
         (
             {**MODEL, "runtime": {"tensorParallelSize": 2, "kvHostBytes": 1}},
-            "kvHostBytes needs one rank",
+            "kvHostBytes needs runtime.prefixCache and one rank",
         ),
+        (
+            {**MODEL, "runtime": {"dataParallelSize": 2, "kvHostBytes": 1}},
+            "spec.runtime.kvHostBytes: Invalid value",
+        ),
+        (
+            {**MODEL, "runtime": {"prefixCache": False, "kvHostBytes": 1}},
+            "kvHostBytes needs runtime.prefixCache and one rank",
+        ),
+        (
+            {**MODEL, "runtime": {"dataParallelSize": 2}, "resources": {"accelerator": {"count": 1}}},
+            "several ranks are for replicas on CPUs",
+        ),
+        (
+            {**MODEL, "runtime": {"dataParallelSize": 2, "tensorParallelSize": 2}},
+            "spec.runtime.dataParallelSize: Invalid value",
+        ),
+        (
+            {**MODEL, "runtime": {"dataParallelSize": 2, "speculation": "hf://org/small"}},
+            "runtime.dataParallelSize goes with no other ranks, nodes or draft model",
+        ),
+        ({**MODEL, "runtime": {"dataParallelSize": 9}}, "should be less than or equal to 8"),
         ({**MODEL, "runtime": {"blockSize": 17}}, "Unsupported value: 17"),
         ({**MODEL, "resources": {"memory": "lots"}}, "spec.resources.memory"),
         ({**MODEL, "replicas": -1}, "spec.replicas"),
@@ -159,7 +180,7 @@ def test_scale_works_by_hand_and_explains_itself_under_autoscaling(kubectl: Kube
 
 def test_kubectl_explains_and_lists(kubectl: Kubectl) -> None:
     explained = kubectl("explain", "infsvc.spec.autoscaling.kvTargetPercent").stdout
-    assert "Unit: percent. Range: 10 to 95. Default: 85." in " ".join(explained.split())
+    assert "Range: 10 to 95. Default: 85." in " ".join(explained.split())
     assert "Default: 16." in " ".join(kubectl("explain", "infsvc.spec.runtime").stdout.split())
     assert "Default: 600." in " ".join(kubectl("explain", "infsvc.spec.drain").stdout.split())
     assert kubectl.apply(MODEL).returncode == 0

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.weightsHostBytes": (0, 8_589_934_592),
     "runtime.tensorParallelSize": (1, 2),
     "runtime.pipelineParallelSize": (1, 2),
+    "runtime.dataParallelSize": (1, 2),
     "runtime.enableExpertParallel": (
         {"tensorParallelSize": 2},
         {"tensorParallelSize": 2, "enableExpertParallel": True},

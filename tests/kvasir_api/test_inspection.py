@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes.models import LLAMA_8B, facts
-from kvasir_api import forecast, inspection
+from fakes.models import LLAMA_8B, QWEN3_30B, facts
+from kvasir_api import forecast, inspection, layouts
 from kvasir_api.inspection import ModelFacts, Prediction, predicted
 from kvasir_api.options import RuntimeOptions
 
@@ -42,12 +42,13 @@ def test_anything_else_is_refused(document: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("schema", 1, "schema 1, expected 8"),
+        ("schema", 1, "schema 1, expected 9"),
         ("layers", 0, "without layers"),
         ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
         ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
         ("held", {"kept": [["int4", 0]]}, "of which 1 to 64 are possible"),
         ("cpu_held", {"stored": 1e300}, "of which 1 to 64 are possible"),
+        ("routed", -1, "routed is -1, expected at least 0"),
         ("held", {"int8": 0.5}, "of which 1 to 64 are possible"),
         ("attentions", [], "0 attentions for 1 groups"),
         ("group_layers", [], "1 attentions for 0 groups"),
@@ -104,6 +105,62 @@ def test_numbers_of_a_refusal_are_those_that_count() -> None:
         "the weights (14.96 GiB) and the KV cache of one request of 16 tokens (2 MiB) take 14.96 GiB;"
         " 7.20 GiB of 8.00 GiB may be used"
     )
+
+
+def of_mixture(memory_gib: float, ranks: int, **options: Any) -> Prediction:
+    read = facts(architecture="Qwen3MoeForCausalLM", shape=forecast.shape(QWEN3_30B))
+    given = {"dtype": "bfloat16", "data_parallel_size": ranks, "max_model_len": 8192, **options}
+    return judged(memory_gib, "cpu", of=read, **given)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "ranks", "options", "verdict", "weights_gib", "kv_tokens", "requests"),
+    [
+        # 80 x 0.9 - 56.87 - 0.34 of the process - 0.07 of 512 tokens = 14.72 GiB
+        (80, 1, {}, "Fits", 56.87, 160_750, 19),
+        # each has 36 GiB - 27 of experts - 0.58 of table and head - 1.71 - 0.41: 6.30 GiB
+        (80, 2, {}, "Fits", 58.58, 2 * 68_780, 2 * 8),
+        (80, 2, {"enable_expert_parallel": True}, "Fits", 58.58, 2 * 68_780, 2 * 8),
+        # of 128 experts over three ranks one has 43, and takes more than a third
+        (80, 3, {}, "Fits", 60.29, 3 * 38_120, 3 * 4),
+        (80, 3, {"enable_expert_parallel": True}, "Fits", 60.71, 3 * 36_590, 3 * 4),
+        (80, 2, {"kv_cache_tokens": 20_001}, "Fits", 58.58, 20_032, 2),
+        # what one process holds, two do not, which have attention twice
+        (66, 1, {}, "Fits", 56.87, 23_150, 2),
+        (66, 2, {}, "TooSmall", 58.58, 0, 0),
+    ],
+)
+def test_ranks_with_requests_of_their_own_have_a_cache_each(
+    memory_gib: float,
+    ranks: int,
+    options: dict[str, Any],
+    verdict: str,
+    weights_gib: float,
+    kv_tokens: int,
+    requests: int,
+) -> None:
+    found = of_mixture(memory_gib, ranks, **options)
+    assert found.weights_bytes / GIB == pytest.approx(weights_gib, abs=0.02)
+    assert (found.verdict, found.requests) == (verdict, requests)
+    assert found.kv_tokens == pytest.approx(kv_tokens, rel=0.002)
+    assert found.message.startswith(f"at each of {ranks} ranks ") == (ranks > 1)
+
+
+def test_ranks_of_a_model_without_experts_are_not_forecast() -> None:
+    found = judged(64, "cpu", data_parallel_size=2)
+    assert found.verdict == "Unknown"
+    assert found.message.startswith("dataParallelSize 2: the model has no experts that ranks could share")
+
+
+def test_what_ranks_hold_each_keeps_its_bits() -> None:
+    """Experts in 4 bits beside attention in 16: one of two ranks has fewer numbers, more bytes for each."""
+    few = QWEN3_30B | {"num_experts": 16, "quantization_config": {"quant_method": "mxfp4"}}
+    shape = forecast.shape(few)
+    half = forecast.shape(few | {"num_experts": 8, "vocab_size": 75_968})
+    for whole_experts in (False, True):
+        part = layouts.of_data_rank(shape, 2, whole_experts=whole_experts)
+        assert (shape.held.stored, part.held.stored) == (14, 17)
+        assert part.weights_bytes("bfloat16") == pytest.approx(half.weights_bytes("bfloat16"), rel=0.001)
 
 
 def test_a_cache_of_a_fixed_size_is_that_size() -> None:

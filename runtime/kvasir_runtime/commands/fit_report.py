@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir_api import expert_layers, forecast, hf_config, inspection, weight_offload
-from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_api import forecast, inspection, layouts, weight_offload
+from kvasir_api.options import RuntimeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, reads_own_layer
 from kvasir_runtime.commands import host_resources, model_facts
 
@@ -66,11 +66,10 @@ def fit_report(
     longest = options.max_model_len or shape.max_positions
     beside = _drafter_size(config, drafter, shape, device, options)
     batch_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
-    data_ranks = options.data_parallel_size if isinstance(options, ServeOptions) else 1
-    part = shape if data_ranks == 1 else _of_data_rank(config, device, data_ranks)
-    fit = _fit(
-        part, options, memory_bytes // data_ranks, dtype, device, beside, options.ranks // data_ranks, shared=shared
-    )
+    data_ranks, part = options.data_parallel_size, shape
+    if data_ranks > 1:
+        part = layouts.of_data_rank(shape, data_ranks, whole_experts=options.enable_expert_parallel)
+    fit = _fit(part, options, memory_bytes // data_ranks, dtype, device, beside, shared=shared)
     return FitReport(
         model=model,
         architecture=architecture,
@@ -102,11 +101,10 @@ def _fit(
     dtype: str,
     device: host_resources.Device,
     beside: DraftModelSize,
-    processes: int,
     *,
     shared: bool,
 ) -> forecast.MemoryFit:
-    """Of processes that share weights and cache."""
+    """Of the processes that share a cache."""
     copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
     return forecast.fit(
         shape,
@@ -115,7 +113,7 @@ def _fit(
         dtype=dtype,
         max_model_len=options.max_model_len,
         max_batch_tokens=options.max_batch_tokens or forecast.BATCH_TOKENS[device],
-        process_bytes=processes * forecast.PROCESS_BYTES[device] + copies_bytes,
+        process_bytes=options.sharing_ranks * forecast.PROCESS_BYTES[device] + copies_bytes,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
         weights_host_bytes=options.weights_host_bytes,
@@ -123,12 +121,6 @@ def _fit(
         drafter=beside,
         max_sequences=options.max_sequences,
     )
-
-
-def _of_data_rank(config: dict[str, Any], device: host_resources.Device, data_ranks: int) -> forecast.ModelShape:
-    """What one of several data-parallel ranks holds of a model. Raises ValueError for one without experts."""
-    part = expert_layers.of_data_rank(hf_config.flattened(config), data_ranks)
-    return inspection.held_on(model_facts.shape_of(part), device)
 
 
 def _of_all(fit: forecast.MemoryFit, ranks: int) -> forecast.MemoryFit:

@@ -25,13 +25,14 @@ TAKEN = frozenset(
         "weights_host_bytes",
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "data_parallel_size",
         "enable_expert_parallel",
         "nnodes",
         "speculation",
         "ttft_milliseconds",
     }
 )
-OF_SERVE = frozenset({"revision", "data_parallel_size"})
+OF_SERVE = frozenset({"revision"})
 HARDWARE = tuple(str(option.name) for option in plan_hardware.OPTIONS)
 
 

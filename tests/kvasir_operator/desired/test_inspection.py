@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 
 from fakes.manifests import service
-from fakes.models import words
-from fakes.stages import resolved
-from kvasir_api import names
+from fakes.models import QWEN3_30B, words
+from fakes.stages import pod_template, resolved
+from kvasir_api import forecast, names
 from kvasir_api.inspection import SCHEMA
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import placement
@@ -299,6 +299,28 @@ def test_on_a_processor_the_memory_is_the_requested_one():
     assert resolved(small, SETTINGS).violation.reason == "TooSmall"
     assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: the weights (29.92 GiB)")
     assert resolved(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS).violation is None
+
+
+def test_of_ranks_with_requests_of_their_own_weights_and_caches_of_all_count():
+    """The pod requests 80Gi, of which each of two ranks has half; with 66Gi one process has room and two have not."""
+    mixture = ModelStatus(uri=URI, inspected_at=TIME, facts=words(shape=forecast.shape(QWEN3_30B)))
+    runtime = {"dtype": "bfloat16", "maxModelLen": 8192}
+
+    def found(memory, ranks, model=mixture):
+        given = {"runtime": {**runtime, "dataParallelSize": ranks}, "resources": {"memory": memory}}
+        return resolved(world(model=model, inspect="Always", **given), SETTINGS)
+
+    alone, both = (found("80Gi", ranks) for ranks in (1, 2))
+    tokens = [one.placement.forecast.kv_tokens for one in (alone, both)]
+    assert tokens == [pytest.approx(160_750, rel=0.002), pytest.approx(2 * 68_780, rel=0.002)]
+    assert both.revision.inputs["runtime"]["dataParallelSize"] == 2
+    (container,) = pod_template(both.observed, "rev", SETTINGS)["spec"]["containers"]
+    at = container["args"].index("--data-parallel-size")
+    assert container["args"][at + 1] == "2"
+    assert found("66Gi", 1).violation is None
+    assert found("66Gi", 2).violation.message.startswith("spec.resources.memory: at each of 2 ranks the weights (29.29")
+    dense = found("66Gi", 2, READ)
+    assert (dense.violation, dense.placement.forecast.verdict) == (None, "Unknown")
 
 
 def test_on_processors_of_several_pods_the_memory_is_that_of_all():

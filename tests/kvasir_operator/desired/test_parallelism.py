@@ -78,6 +78,7 @@ def test_a_model_that_no_number_of_pods_holds_is_refused_with_the_numbers_or_red
     [
         ({"resources": {"accelerator": {"count": 1, "minMemory": "1Gi"}}}, "spec.resources: "),
         ({"runtime": {"tensorParallelSize": 2}}, "spec.runtime: "),
+        ({"runtime": {"dataParallelSize": 2}}, "spec.runtime: "),
         ({"runtime": {"kvHostBytes": 1_000_000_000}}, "spec.runtime.kvHostBytes: "),
         ({"runtime": {"speculation": "/model/small"}}, "spec.runtime.speculation: "),
     ],

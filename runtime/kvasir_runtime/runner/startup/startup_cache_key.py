@@ -31,7 +31,7 @@ def key(
     options: ServeOptions, model: Path, ops: Ops, device: torch.device, drafter: Path | None = None
 ) -> dict[str, str]:
     """Everything that the memory of a step depends on, by name. drafter: of a draft model, if there is one."""
-    shared = {name: getattr(options, name) for name in (*RuntimeOptions.model_fields, "data_parallel_size")}
+    shared = {name: getattr(options, name) for name in RuntimeOptions.model_fields}
     return {
         "model": model_of(model),
         "draft model": "" if drafter is None else model_of(drafter),
