@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, ModelShape
+from kvasir_api.forecast import BYTES, PROCESS_BYTES, MemoryFit, ModelShape
 from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline
-from kvasir_api.stage_cut import stage_layers
+from kvasir_api.stage_cut import Cut, LayerCosts, StageRoom, balanced_stages, unread_experts
 from kvasir_api.stored_bits import Compute
 
 PROMPT_TOKENS: Final = 1024
@@ -65,13 +65,16 @@ class LayoutForecast:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """room_bytes: of one device, for weights and cache. one: the forecast of one device. beside_bytes: of its weights, those of no
-    layer. max_sequences: that run at once. longest: tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device. network_bytes_per_s: of a node of
-    so many devices, in one direction.
+    layer; head_bytes: of these, what each step reads; unread_bytes: of layers, what a step of few requests does not read. max_sequences:
+    that run at once. longest: tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device.
+    network_bytes_per_s: of a node of so many devices, in one direction.
     """
 
     room_bytes: int
     one: MemoryFit
     beside_bytes: int
+    head_bytes: int
+    unread_bytes: int
     max_sequences: int
     longest: int
     ttft_s: float = 0.0
@@ -122,6 +125,25 @@ def beside_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
     return only.weights_bytes(dtype, quantization)
 
 
+def head_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
+    """Of these, the head, which a step reads whole; a table is looked up for a few tokens."""
+    table = shape.vocabulary * shape.hidden * BYTES[dtype]
+    return (beside_bytes(shape, dtype, quantization) - table or table) if shape.head else 0
+
+
+def unread_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
+    """Of the experts of all layers, those that no request of the step goes to that stages are balanced for."""
+    held = shape.held.with_experts(1.0)
+    only = replace(shape, parameters=shape.routed, matrices=shape.routed, head=0, stored_plain=0, held=held)
+    return int(only.weights_bytes(dtype, quantization) * unread_experts(shape.chosen_experts, shape.experts))
+
+
+def stage_room(shape: ModelShape, one: MemoryFit, room_bytes: int, tensor: int) -> StageRoom:
+    """Of a stage of so many ranks. one: the forecast of one device, with the tokens that the cache has to hold. room_bytes: of each."""
+    cache_bytes = one.sequence_tokens * one.kv_bytes_per_token * _cache_copies(shape, tensor)
+    return StageRoom(num_bytes=room_bytes * tensor, layer_cache_bytes=-(-int(cache_bytes) // shape.layers))
+
+
 def of_data_rank(shape: ModelShape, ranks: int, *, whole_experts: bool) -> ModelShape:
     """What one of so many data-parallel ranks holds: its part of the experts, of whole ones as many as the rank with most, and
     of the vocabulary; all else is on each. Raises ValueError for a model without experts.
@@ -155,15 +177,29 @@ def of_data_rank(shape: ModelShape, ranks: int, *, whole_experts: bool) -> Model
 def kv_tokens(shape: ModelShape, wanted: Wanted, layout: Layout) -> int:
     """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most.
 
-    Layers count as equals, cut as the runtime cuts them.
+    Layers count as equals.
     """
-    each = -(-max(wanted.one.weights_bytes - wanted.beside_bytes, 0) // shape.layers)
-    counts = [len(stage) for stage in stage_layers([each] * shape.layers, wanted.beside_bytes, layout.stages)]
-    heaviest = max(counts[0] * each + wanted.beside_bytes, max(counts) * each)
-    weights = min(heaviest, wanted.one.weights_bytes) // layout.tensor
-    shared = max(1 / layout.tensor, 1 / shape.kv_heads) if not shape.latent_row else 1.0
-    token_bytes = wanted.one.kv_bytes_per_token * max(counts) * shared / shape.layers
+    held, cut = _cut(shape, wanted, layout)
+    weights = min(held.most(cut), wanted.one.weights_bytes) // layout.tensor
+    shared = _cache_copies(shape, layout.tensor) / layout.tensor
+    token_bytes = wanted.one.kv_bytes_per_token * max(map(len, cut)) * shared / shape.layers
     return max(int((wanted.room_bytes - weights) / token_bytes), 0) if token_bytes else 0
+
+
+def _cache_copies(shape: ModelShape, tensor: int) -> float:
+    """How often ranks of a stage have the cache of a token together: key heads that they share count on each."""
+    return tensor if shape.latent_row else max(1.0, tensor / shape.kv_heads)
+
+
+def _cut(shape: ModelShape, wanted: Wanted, layout: Layout) -> tuple[LayerCosts, Cut]:
+    """As the runtime cuts, and what layers hold."""
+    layers_bytes = max(wanted.one.weights_bytes - wanted.beside_bytes, 0)
+    each = -(-layers_bytes // shape.layers)
+    held = LayerCosts(layers=[each] * shape.layers, first=wanted.beside_bytes)
+    read_bytes = max(layers_bytes - wanted.unread_bytes, 0) // shape.layers
+    read = LayerCosts(layers=[read_bytes] * shape.layers, first=wanted.head_bytes)
+    room = stage_room(shape, wanted.one, wanted.room_bytes, layout.tensor)
+    return held, balanced_stages(read, held, layout.stages, room)
 
 
 def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofline | None) -> LayoutForecast:

@@ -1,54 +1,143 @@
 """Between which layers a model is cut into stages, consecutive layers for each of several processes or pods.
 
-The runtime cuts by it, and the forecast counts by it what a cut leaves for the cache. It follows from the model alone, never from a
-measurement, so that all ranks cut alike. Pure.
+The runtime cuts by it, and the forecast counts by it what a cut leaves for the cache. It follows from the model, the options and the
+memory of a device, never from a measurement, so that all ranks cut alike, at every start. Pure.
 """
 
 from bisect import bisect_left
-from collections.abc import Container, Sequence
-from itertools import pairwise
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+BALANCED_ROWS: Final = 8
+"""Requests of the step that stages are balanced for: of experts it reads those that some of them go to."""
+SLOWER: Final = 20
+"""The slowest stage may read one part in so many more than it has to, where that makes the largest stage smaller."""
+SPARE: Final = 8
+"""A cut by what is read leaves one part in so many of the room: what a step takes is only measured once weights are loaded."""
+
+Cut = tuple[range, ...]
 
 
-def stage_layers(
-    layer_bytes: Sequence[int], first_bytes: int, count: int, joined: Container[int] = ()
-) -> tuple[range, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """What each layer takes, and what the first stage takes besides; bytes that are held, or that a step reads."""
+
+    layers: Sequence[int]
+    first: int = 0
+
+    def most(self, cut: Cut) -> int:
+        """Of the stage with most."""
+        return max(sum(self.layers[stage.start : stage.stop]) + (0 if stage.start else self.first) for stage in cut)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRoom:
+    """num_bytes: that all ranks of a stage have for weights and cache. layer_cache_bytes: what the cache has to hold takes in a layer."""
+
+    num_bytes: int
+    layer_cache_bytes: int
+
+    def holds(self, held: LayerCosts, cut: Cut, spare_bytes: int = 0) -> bool:
+        """Whether the weights of the heaviest stage and the cache of the longest leave so much."""
+        return held.most(cut) + max(map(len, cut)) * self.layer_cache_bytes + spare_bytes <= self.num_bytes
+
+
+def unread_experts(chosen: int, experts: int) -> float:
+    """Share of the experts of a layer, 0..1, that no request of a balanced step goes to. chosen: by each of them, all alike."""
+    return (1 - chosen / experts) ** BALANCED_ROWS if experts > chosen else 0.0
+
+
+def balanced_stages(
+    read: LayerCosts, held: LayerCosts, count: int, room: StageRoom, joined: Container[int] = ()
+) -> Cut:
+    """Layers of each of count stages: the slowest reads as little as possible in a step of decoding, and nearly so where that makes the
+    largest smaller. Where memory does not hold that, as `stage_layers`; where it does not hold that either, any cut that it holds.
+
+    joined: layers that no stage begins with. Raises ValueError where there are more stages than layers.
+    """
+    lightest = stage_layers(held.layers, held.first, count, joined)
+    fastest = _fastest(read, held, count, joined, read.most(lightest))
+    if room.holds(held, fastest, room.num_bytes // SPARE):
+        return fastest
+    if room.holds(held, lightest):
+        return lightest
+    bounds, sums = _units((held, _ones(held)), joined)
+    for most in range(1, len(held.layers) + 1):
+        limits = room.num_bytes - most * room.layer_cache_bytes, most
+        if starts := _starts(sums, (held.first, 0), count, limits):
+            return _ranges(bounds, starts)
+    return lightest
+
+
+def stage_layers(layer_bytes: Sequence[int], first_bytes: int, count: int, joined: Container[int] = ()) -> Cut:
     """Layers of each of count stages: the heaviest has as few bytes as possible, and the longest as few layers as that permits.
 
     layer_bytes: of the weights of each layer. first_bytes: what the first stage has besides. joined: layers that no stage begins with.
     Where several cuts remain, early stages have fewer layers, since the first samples tokens. Raises ValueError where there are more
     stages than layers.
     """
-    bounds = [*(layer for layer in range(len(layer_bytes)) if layer not in joined), len(layer_bytes)]
-    units = [(sum(layer_bytes[start:end]), end - start) for start, end in pairwise(bounds)]
-    if len(units) < count:
-        raise ValueError(f"{len(units)} layers are fewer than {count} stages")
-    every, total = len(layer_bytes), sum(layer_bytes) + first_bytes
-    most_bytes = bisect_left(range(total), True, key=lambda most: bool(_starts(units, first_bytes, count, most, every)))
-    most_layers = bisect_left(
-        range(every), True, key=lambda most: bool(_starts(units, first_bytes, count, most_bytes, most))
-    )
-    starts = _starts(units, first_bytes, count, most_bytes, most_layers)
-    return tuple(range(bounds[start], bounds[end]) for start, end in pairwise((*starts, len(units))))
+    held = LayerCosts(layers=layer_bytes, first=first_bytes)
+    costs = held, _ones(held)
+    return _least(costs, count, joined, [sum(one.layers) + one.first for one in costs])
+
+
+def _fastest(read: LayerCosts, held: LayerCosts, count: int, joined: Container[int], most_read: int) -> Cut:
+    """most_read: by the slowest stage of another cut, which this one does not exceed."""
+    costs = read, held, _ones(held)
+    limits = [sum(one.layers) + one.first for one in costs]
+    least = read.most(_least(costs[:1], count, joined, limits[:1]))
+    return _least(costs[1:] + costs[:1], count, joined, [*limits[1:], min(least + least // SLOWER, most_read)])
+
+
+def _least(costs: Sequence[LayerCosts], count: int, joined: Container[int], limits: list[int]) -> Cut:
+    """Within the limits, one for each cost: the stage with most of the first cost has as little of it as possible, then of the next."""
+    bounds, sums = _units(costs, joined)
+    if len(bounds) <= count:
+        raise ValueError(f"{len(bounds) - 1} layers are fewer than {count} stages")
+    first = tuple(one.first for one in costs)
+    for index in range(len(limits)):
+
+        def can_be(most: int, index: int = index) -> bool:
+            return bool(_starts(sums, first, count, (*limits[:index], most, *limits[index + 1 :])))
+
+        limits[index] = bisect_left(range(limits[index]), True, key=can_be)
+    return _ranges(bounds, _starts(sums, first, count, limits))
+
+
+def _units(costs: Sequence[LayerCosts], joined: Container[int]) -> tuple[list[int], list[list[int]]]:
+    """Where layers may be cut, and of each cost what the layers before each of these places cost."""
+    num_layers = len(costs[0].layers)
+    bounds = [*(layer for layer in range(num_layers) if layer not in joined), num_layers]
+    before = [[0, *accumulate(one.layers)] for one in costs]
+    return bounds, [[one[bound] for bound in bounds] for one in before]
+
+
+def _ones(held: LayerCosts) -> LayerCosts:
+    return LayerCosts(layers=[1] * len(held.layers))
+
+
+def _ranges(bounds: Sequence[int], starts: Iterable[int]) -> Cut:
+    return tuple(range(bounds[start], bounds[end]) for start, end in pairwise((*starts, len(bounds) - 1)))
 
 
 def _starts(
-    units: Sequence[tuple[int, int]], first_bytes: int, count: int, most_bytes: int, most_layers: int
+    sums: Sequence[Sequence[int]], first: tuple[int, ...], count: int, limits: Sequence[int]
 ) -> tuple[int, ...]:
-    """Where stages begin that are within both limits, each filled from the last on; () where there are none.
+    """Where stages begin that are within all limits, each filled from the last on; () where there are none.
 
-    units: bytes and number of layers that stay together.
+    sums: as of `_units`. first: what the first stage has besides.
     """
     starts: list[int] = []
-    start = len(units)
-    for stage in range(count - 1, -1, -1):
-        size, layers = (0, 0) if stage else (first_bytes, 0)
-        end = start
-        while (
-            start > stage and size + units[start - 1][0] <= most_bytes and layers + units[start - 1][1] <= most_layers
-        ):
-            start -= 1
-            size, layers = size + units[start][0], layers + units[start][1]
-        if start == end:
+    end = len(sums[0]) - 1
+    for stage in range(count - 1, 0, -1):
+        within = (bisect_left(one, one[end] - limit) for one, limit in zip(sums, limits, strict=True))
+        start = max(stage, *within)
+        if start >= end:
             return ()
         starts.append(start)
-    return () if start else tuple(reversed(starts))
+        end = start
+    if any(more + one[end] > limit for more, one, limit in zip(first, sums, limits, strict=True)):
+        return ()
+    return 0, *reversed(starts)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_api.stage_cut import stage_layers
+from kvasir_api.stage_cut import SLOWER, SPARE, LayerCosts, StageRoom, balanced_stages, stage_layers
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,70 @@ def test_of_the_lightest_cuts_none_has_a_shorter_longest_stage(
     assert all(found)
     assert not joined & set(ends)
     assert judged(ends) == min(map(judged, combinations(places, count - 1)))
+
+
+AMPLE = StageRoom(num_bytes=1 << 40, layer_cache_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("read", "head", "held", "beside", "room", "want"),
+    [
+        pytest.param(10, 80, 10, 200, AMPLE, [8, 16], id="a table is not read"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=320, layer_cache_bytes=0), [8, 16], id="a spare eighth"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=318, layer_cache_bytes=0), [2, 22], id="too little room"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=375, layer_cache_bytes=3), [8, 16], id="room for the cache"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=375, layer_cache_bytes=5), [2, 22], id="a larger cache"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=464, layer_cache_bytes=12), [12, 12], id="no room by bytes"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=9, layer_cache_bytes=6), [2, 22], id="no room at all"),
+        pytest.param(4, 80, 10, 90, AMPLE, [3, 21], id="experts that no request goes to"),
+    ],
+)
+def test_stages_are_cut_by_what_a_step_reads_while_memory_allows(
+    read: int, head: int, held: int, beside: int, room: StageRoom, want: list[int]
+) -> None:
+    of_read, of_held = (LayerCosts(layers=[each] * 24, first=first) for each, first in ((read, head), (held, beside)))
+    assert [len(stage) for stage in balanced_stages(of_read, of_held, 2, room)] == want
+
+
+def test_a_stage_that_is_hardly_slower_is_taken_where_the_largest_is_smaller() -> None:
+    """With 20 of 41 layers the first stage reads as much as the second; with 19 a twentieth less, and holds less."""
+    read, held = LayerCosts(layers=[20] * 41, first=20), LayerCosts(layers=[20] * 41, first=40)
+    assert [len(stage) for stage in balanced_stages(read, held, 2, AMPLE)] == [20, 21]
+    held = LayerCosts(layers=[20] * 41, first=70)
+    assert [len(stage) for stage in balanced_stages(read, held, 2, AMPLE)] == [19, 22]
+
+
+@given(
+    layers=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
+    first=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    count=st.integers(1, 8),
+    joined=st.sets(st.integers(1, 7), max_size=2),
+    room=st.builds(StageRoom, num_bytes=st.integers(0, 90), layer_cache_bytes=st.integers(0, 9)),
+)
+def test_a_cut_fits_where_any_does_and_reads_no_more_than_that_by_bytes(
+    layers: list[tuple[int, int]], first: tuple[int, int], count: int, joined: set[int], room: StageRoom
+) -> None:
+    places = [place for place in range(1, len(layers)) if place not in joined]
+    read, held = (LayerCosts(layers=[one[of] for one in layers], first=first[of]) for of in (0, 1))
+    if count > len(places) + 1:
+        with pytest.raises(ValueError, match="layers are fewer than"):
+            balanced_stages(read, held, count, room, joined)
+        return
+    found = balanced_stages(read, held, count, room, joined)
+    assert [layer for stage in found for layer in stage] == list(range(len(layers)))
+    assert len(found) == count
+    assert all(found)
+    assert not joined & {stage.start for stage in found}
+    every = [
+        tuple(range(start, end) for start, end in pairwise((0, *ends, len(layers))))
+        for ends in combinations(places, count - 1)
+    ]
+    lightest = stage_layers(held.layers, held.first, count, joined)
+    assert room.holds(held, found) == any(room.holds(held, one) for one in every)
+    if room.holds(held, lightest):
+        assert read.most(found) <= read.most(lightest)
+    least = min(read.most(one) for one in every)
+    near = min(least + least // SLOWER, read.most(lightest))
+    best = min((held.most(one), max(map(len, one)), read.most(one)) for one in every if read.most(one) <= near)
+    if best[0] + best[1] * room.layer_cache_bytes + room.num_bytes // SPARE <= room.num_bytes:
+        assert (held.most(found), max(map(len, found)), read.most(found)) == best

@@ -108,9 +108,10 @@ def _built(
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
     if weight_copies is None and device.type == "cuda":
         weight_copies = CudaCopyStream(device)
+    rank_bytes = rank_processes.rank_memory(options, ops.collectives)
     loaded = arriving.loaded(
         source.resolve(options.model),
-        lambda folder: load_model(options, folder, device, ops, on_progress, weight_copies),
+        lambda folder: load_model(options, folder, device, ops, on_progress, weight_copies, rank_bytes=rank_bytes),
     )
     folder = loaded.folder
     facts = _facts(options, folder, loaded, ops, device)

@@ -84,10 +84,12 @@ def load_model(
     on_progress: Callable[[Progress], None],
     copies: CopyStream | None = None,
     beside_bytes: int = 0,
+    rank_bytes: int = 0,
 ) -> LoadedModel:
     """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit.
 
     copies: for weights that stay on the host, None where that is the device. beside_bytes: weights of another model.
+    rank_bytes: memory of a rank, which decides where stages begin.
     """
     if load_transformers.is_chosen(options, folder):
         return _through_transformers(options, folder, device, ops, on_progress, copies, beside_bytes)
@@ -95,7 +97,8 @@ def load_model(
     document = read_document(folder, options.hf_overrides)
     limit = _sequence_limit(options, folder, family, document)
     dtype = placement.dtype_of(options, config.dtype or config.torch_dtype, device, packs_bfloat16=ops.packs_bfloat16)
-    part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, cuda=device.type == "cuda")
+    room = model_parts.stage_room(options, sizes := _sizes(document), dtype, rank_bytes)
+    part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, room, cuda=device.type == "cuda")
     spec, formats, total_bytes = part.spec, part.formats, part.num_bytes
     _check_options(options, dtype, ops, spec, pins=copies is not None)
     shapes = parameter_shapes(spec)
@@ -104,7 +107,6 @@ def load_model(
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
     here_bytes = part.host_bytes(options)
-    sizes = _sizes(document)
     if ops.collectives is None or ops.collectives.rank % options.local_ranks == 0:
         # Before the others on this host have taken theirs.
         check_memory(weights_bytes - total_bytes + here_bytes, device, folder)

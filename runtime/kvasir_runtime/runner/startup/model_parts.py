@@ -2,14 +2,16 @@
 `load_model`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from kvasir_api import layouts, pod_layouts
+from kvasir_api.forecast import ModelShape
 from kvasir_api.options import ServeOptions
-from kvasir_api.stage_cut import stage_layers
+from kvasir_api.stage_cut import LayerCosts, StageRoom, balanced_stages, stage_layers, unread_experts
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
@@ -74,10 +76,13 @@ def part_of(
     config: ModelConfig,
     ops: Ops,
     element_bytes: int,
+    room: StageRoom | None,
     *,
     cuda: bool,
 ) -> ModelPart:
-    """This process's. Raises StartError where the model cannot be divided so."""
+    """This process's. room: of each stage; None where it is not known. Raises StartError where the model cannot be
+    divided so.
+    """
     whole = family.spec(config)
     rank, stage = _rank(options, ops)
     part, places = _divided(family, whole, rank)
@@ -86,7 +91,7 @@ def part_of(
     formats = _formats(options, kinds, whole, part, places, device)
     specs = [part]
     if options.pipeline_parallel_size > 1:
-        specs = _stages(options, kinds, family, whole, part, element_bytes)
+        specs = _stages(options, kinds, family, whole, part, element_bytes, room)
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
     sizes = [quant_formats.num_bytes(*pair, element_bytes, device) for pair in zip(shapes, of_stages, strict=True)]
@@ -99,6 +104,18 @@ def part_of(
         stages=tuple(specs),
         stage_bytes=tuple(sizes),
     )
+
+
+def stage_room(
+    options: ServeOptions, sizes: ModelShape | None, dtype: torch.dtype, rank_bytes: int
+) -> StageRoom | None:
+    """What memory of so many bytes for each rank leaves for the weights and the cache of a stage, as forecast. None of
+    a model that is not forecast, and without stages.
+    """
+    if sizes is None or options.pipeline_parallel_size == 1:
+        return None
+    one, room_bytes = pod_layouts.of_one(sizes, options, str(dtype).removeprefix("torch."), rank_bytes)
+    return layouts.stage_room(sizes, one, room_bytes, options.tensor_parallel_size)
 
 
 def block_size(options: ServeOptions, spec: DecoderSpec, cache_dtype: torch.dtype) -> int:
@@ -129,7 +146,13 @@ def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpe
 
 
 def _stages(
-    options: ServeOptions, kinds: Kinds, family: Family, whole: DecoderSpec, part: DecoderSpec, element_bytes: int
+    options: ServeOptions,
+    kinds: Kinds,
+    family: Family,
+    whole: DecoderSpec,
+    part: DecoderSpec,
+    element_bytes: int,
+    room: StageRoom | None,
 ) -> list[DecoderSpec]:
     """Of a rank in each stage. All ranks cut between the same layers: by the bytes of whole ones. Raises StartError."""
     shapes = parameter_shapes(whole)
@@ -138,9 +161,36 @@ def _stages(
     beside = quant_formats.num_bytes(shapes, formats, element_bytes, PROCESSORS) - sum(of_layers)
     count = options.pipeline_parallel_size
     try:
-        return [stages.staged(part, layers) for layers in stage_layers(of_layers, beside, count, whole.joined)]
+        if room is None:
+            cut = stage_layers(of_layers, beside, count, whole.joined)
+        else:
+            read = _read(whole, shapes, formats, element_bytes, of_layers)
+            cut = balanced_stages(read, LayerCosts(layers=of_layers, first=beside), count, room, whole.joined)
+        return [stages.staged(part, layers) for layers in cut]
     except ValueError as error:
         raise StartError(f"--pipeline-parallel-size {count} is not possible: {error}") from error
+
+
+def _read(
+    spec: DecoderSpec,
+    shapes: Shapes,
+    formats: Mapping[str, QuantFormat],
+    element_bytes: int,
+    of_layers: Sequence[int],
+) -> LayerCosts:
+    """Bytes of weights that a step of a few requests reads: some of the experts, the whole head, and no table."""
+    head = 0
+    if spec.head == "vocabulary":
+        chosen = {name: format_ for name, format_ in formats.items() if name == quant_formats.HEAD}
+        shape = shapes.get(quant_formats.HEAD, shapes[quant_formats.TABLE])
+        head = quant_formats.num_bytes({quant_formats.HEAD: shape}, chosen, element_bytes, PROCESSORS)
+    if spec.experts is None:
+        return LayerCosts(layers=of_layers, first=head)
+    unread = unread_experts(spec.experts.top_k, spec.experts.num_experts)
+    names = {name: shape for name, shape in shapes.items() if ".experts." in name}
+    of_experts = quant_formats.layer_bytes(names, formats, element_bytes, spec.num_layers, PROCESSORS)
+    layers = [int(size - unread * own) for size, own in zip(of_layers, of_experts, strict=True)]
+    return LayerCosts(layers=layers, first=head)
 
 
 def _of_stage(formats: Mapping[str, QuantFormat], spec: DecoderSpec) -> dict[str, QuantFormat]:

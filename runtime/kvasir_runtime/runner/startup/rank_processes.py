@@ -21,11 +21,11 @@ from kvasir_runtime import source
 from kvasir_runtime.engine_reports import Progress
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import backends
-from kvasir_runtime.kernels.collectives import Collectives
+from kvasir_runtime.kernels.collectives import Collectives, StageCollectives
 from kvasir_runtime.kernels.node_collectives import NodeCollectives
 from kvasir_runtime.kernels.node_stages import NodeStages
 from kvasir_runtime.nodes.rendezvous import NodeLinks
-from kvasir_runtime.runner.startup import node_group
+from kvasir_runtime.runner.startup import host_resources, node_group
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.startup.rank_worker")
 LAST_WORDS_BYTES: Final = 4096
@@ -76,6 +76,28 @@ def node_collectives(options: ServeOptions, local: Collectives | None, links: No
     """A rank's part of a group over nodes, by its part in the group of its node. links: at the first rank of a node."""
     kind = NodeStages if options.pipeline_parallel_size > 1 else NodeCollectives
     return kind(local, links, node=options.node_rank, nodes=options.nnodes)
+
+
+def rank_memory(options: ServeOptions, group: Collectives | None) -> int:
+    """Most memory that a rank may use on the node where that is least, the same on all ranks. All call it before they
+    load the model. Raises RankLostError.
+    """
+    return least_memory(group, host_resources.memory_limit_bytes() // options.local_ranks)
+
+
+def least_memory(group: Collectives | None, own_bytes: int) -> int:
+    """The least that ranks of the stages of a group have. own_bytes: of this one. It goes from stage to stage, and back
+    to rank 0, which sends it to all.
+    """
+    if not isinstance(group, StageCollectives):
+        return own_bytes
+    least = torch.tensor([own_bytes])
+    if group.rank >= group.ranks // group.stages:
+        least = torch.minimum(least, group.receive(torch.zeros_like(least)))
+    group.send(least)
+    if not group.rank:
+        least = group.receive(torch.zeros_like(least))
+    return int(group.broadcast(b"" if group.rank else str(int(least)).encode()))
 
 
 def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives], Collectives]) -> Collectives:

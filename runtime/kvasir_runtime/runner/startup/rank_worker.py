@@ -73,7 +73,10 @@ def compute(
     assert ops.collectives is not None
     device = placement.choose_device("cpu")
     host_resources.use(threads, ops)
-    loaded = arriving.loaded(folder, lambda folder: load_model(options, folder, device, ops, on_progress))
+    rank_bytes = rank_processes.rank_memory(options, ops.collectives)
+    loaded = arriving.loaded(
+        folder, lambda folder: load_model(options, folder, device, ops, on_progress, rank_bytes=rank_bytes)
+    )
     host_resources.return_memory()
 
     def allocate(made: NewCache) -> KvCache:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream
 from fakes.checkpoints import Shape
 from fakes.mixtures import WISHES, request, served
+from fakes.ranks import group_of
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import rank_states
 from kvasir_runtime.errors import RankLostError, StartError
@@ -160,3 +162,13 @@ def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path, option: s
     with pytest.raises(StartError, match=rf"^--{named} 2 is not possible on CUDA yet: ranks compute on CPUs"):
         rank_processes.start(options, torch.device("cuda"), 1, lambda _: None)
     assert children() == before
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "stages"), [(2, 2, 2), (3, 3, 3), (4, 2, 2), (4, 1, 2), (2, 1, 1)])
+def test_all_ranks_cut_by_the_memory_of_the_smallest_node(ranks: int, nodes: int, stages: int) -> None:
+    """Each node has less than the one before it, and ranks of one layer are on nodes of their own memory."""
+    each = ranks // stages
+    with group_of(ranks, nodes, stages) as group, ThreadPoolExecutor(ranks) as pool:
+        least = pool.map(lambda rank: rank_processes.least_memory(group[rank], 2**40 - rank // each), range(ranks))
+        assert list(least) == [2**40 - stages + 1] * ranks
+    assert rank_processes.least_memory(None, 7) == 7
