@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvasir_api import names
 from kvasir_api.hf_config import QUANTIZATION_FILE
 from kvasir_api.model_uri import HUB as SCHEME
-from kvasir_runtime import gguf
+from kvasir_runtime import gguf, hub_cache
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.arrival import Arrival
@@ -25,7 +25,7 @@ from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, Remo
 from kvasir_runtime.fetch.model_folder import missing
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
-from kvasir_runtime.hub_cache import COMMIT, HubCache, HubFile, HubListing, checked_snapshot, repository_folder
+from kvasir_runtime.hub_cache import COMMIT, HubCache, HubFile, HubListing
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -102,7 +102,7 @@ def config_file(name: HubName, commit: str) -> Path:
     try:
         SourceSettings.of().check_online(name.repository)
         path = Path(hf_hub_download(name.repository, "config.json", revision=commit or name.revision or None))
-        if not _has_no_second_file(name, path.parent):
+        if not hub_cache.is_settled(name.repository, QUANTIZATION_FILE, path.parent.name):
             try:
                 hf_hub_download(name.repository, QUANTIZATION_FILE, revision=path.parent.name)
             except errors.EntryNotFoundError as error:
@@ -112,17 +112,6 @@ def config_file(name: HubName, commit: str) -> Path:
     except Exception as error:
         raise _unavailable(name, error, file="config.json") from error
     return path
-
-
-def _has_no_second_file(name: HubName, snapshot: Path) -> bool:
-    """Whether it is known without the hub that a commit has no file of its quantization beside those in the cache: the
-    hub said so before, or all files of the commit came. Offline it has what the cache has, as for a start."""
-    from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
-
-    if is_offline_mode() or try_to_load_from_cache(name.repository, QUANTIZATION_FILE, revision=snapshot.name):
-        return True  # also of one that is there
-    whole = checked_snapshot(Path(constants.HF_HUB_CACHE), name.repository, snapshot.name)
-    return whole is not None and not whole[1]
 
 
 def gguf_config(name: HubName, found: HubListing, timeout_s: float = _SILENCE_S) -> dict[str, Any]:
@@ -195,7 +184,7 @@ def fetch(
     from huggingface_hub import constants
 
     root = Path(constants.HF_HUB_CACHE)
-    cache_limit.hold(repository_folder(root, name.repository))
+    cache_limit.hold(hub_cache.repository_folder(root, name.repository))
     if COMMIT.fullmatch(name.revision):
         with suppress(ModelUnavailableError):
             if there := _checked(name, root):
@@ -255,7 +244,7 @@ def _checked(name: HubName, root: Path) -> Path | None:
     ModelUnavailableError where one of them is not there any more."""
     from huggingface_hub import constants
 
-    found = checked_snapshot(root, name.repository, name.revision or constants.DEFAULT_REVISION, name.file)
+    found = hub_cache.checked_snapshot(root, name.repository, name.revision or constants.DEFAULT_REVISION, name.file)
     if found is None:
         return None
     snapshot, lost = found

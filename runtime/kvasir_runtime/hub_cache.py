@@ -269,6 +269,18 @@ def checked_snapshot(root: Path, repository: str, revision: str, file: str = "")
     return (snapshot, next(lost, "")) if listed else None
 
 
+def is_settled(repository: str, file: str, commit: str) -> bool:
+    """Whether it is known without the hub if a commit has a file: it is there, the hub said before that it is not, or
+    all files of the commit came. Offline it has what the cache has, as for a start.
+    """
+    from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
+
+    if is_offline_mode() or try_to_load_from_cache(repository, file, revision=commit):
+        return True
+    whole = checked_snapshot(Path(constants.HF_HUB_CACHE), repository, commit)
+    return whole is not None and not whole[1]
+
+
 def _list(repository: Path, commit: str, file: str) -> Path:
     """Where names, sizes and digests are kept of the files that came of a commit, by what was wanted of it. Raises
     ValueError for what is no commit."""

@@ -32,7 +32,9 @@ _PIECE: Final = 1 << 18
 
 
 def reference(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
-    """By torch's operations, on the device where the rows are. Raises ValueError for numbers of a table, which are only read."""
+    """By torch's operations, on the device where the rows are. Raises ValueError for numbers of a table, which are only
+    read.
+    """
     if format.table is not None:
         raise ValueError(f"no weight is rounded to {format.name}")
     weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
