@@ -321,8 +321,8 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     wide = QuantFormat(bits=4, wide=True)
     larger = (replace(wide, group=128), replace(wide, group=64, ordered=True))
     listed = (QuantFormat(bits=4, codebook="iq4"), QuantFormat(bits=4, codebook="nf4", group=64, wide=True))
-    formats = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128), *larger, MXFP4, NVFP4)
-    formats += listed
+    plain = (QuantFormat(bits=8), QuantFormat(bits=4), wide, FP8, replace(FP8, group=128))
+    formats = (*plain, *larger, MXFP4, NVFP4, *listed)
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
         for format_ in formats:
             if not format_.fits(columns):
