@@ -50,6 +50,7 @@ class ArchiveArrival:
             self._expected = None
         else:
             self._headers.pop(path, None)
+            self._sizes.pop(path, None)
 
     def compared(self, found: Path) -> None:
         """All of the archives is there, has its checksum and is unpacked. found: the model's folder. Raises OSError."""
@@ -75,7 +76,7 @@ class ArchiveArrival:
         self._folder = folder
         coming = Shards(
             headers={path.name: header for path, header in self._headers.items()},
-            sizes={path.name: size for path, size in self._sizes.items()},
+            sizes={path.name: self._sizes[path] for path in self._headers},
             partials={name: name for name in names},
             rest=[path.name for path in folder.iterdir() if path.name not in names],
         )

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from kvasir_runtime import arriving
 from kvasir_runtime.fetch import archive_arrival
 from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
 from kvasir_runtime.fetch.arrival import Arrival
@@ -69,3 +70,18 @@ def test_an_index_is_read_once(tmp_path, begun, arrival, monkeypatch):
         (tmp_path / name).write_bytes(HEADER)
         found.grown(tmp_path / name, SIZE)
     assert len(begun) == len(read) == 1
+
+
+def test_a_shard_that_a_layer_removes_is_not_awaited(tmp_path, begun, arrival):
+    old, shard = tmp_path / "old.safetensors", tmp_path / "model.safetensors"
+    found = ArchiveArrival(arrival)
+    old.write_bytes(HEADER)
+    found.grown(old, SIZE)
+    old.unlink()
+    found.removed(old)
+    (tmp_path / "config.json").write_bytes(b"{}")
+    shard.write_bytes(HEADER)
+    found.grown(shard, SIZE)
+    (view,) = begun
+    assert arriving.size(view / "model.safetensors") == SIZE
+    assert arriving.is_here(view / "old.safetensors")
