@@ -21,6 +21,8 @@ _SAFETENSORS: Final = ".safetensors"
 MOST_HEADER_BYTES: Final = 100_000_000
 """As the library that reads such files has it."""
 _FILES_AT_ONCE: Final = 8
+LATE: Final = ".late"
+"""A file of a model in a cache: what `Arrival.grown` was told."""
 
 
 class Arrival:

@@ -21,7 +21,7 @@ from kvasir_api import model_uri
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
 from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
-from kvasir_runtime.fetch.arrival import Arrival, has_weights
+from kvasir_runtime.fetch.arrival import LATE, Arrival, has_weights
 from kvasir_runtime.fetch.file_transfer import FileTransfer, check_space, not_stored
 from kvasir_runtime.fetch.model_files import RemoteFile, RemoteModel
 from kvasir_runtime.fetch.model_folder import model_folder
@@ -77,8 +77,10 @@ class ModelStore:
             with watched(lambda: self._held(model), model.size, on_bytes), self._locked():
                 if (there := self.whole()) is not None:
                     return there
+                self._forget_unpacked()
                 with self._cleared(model.files):
-                    check_space(self._uri, self._root, model.unpacked_bytes - self._held(model))
+                    rest_bytes = model.unpacked_bytes - self._held(model) - self._cleared_later(model.files)
+                    check_space(self._uri, self._root, rest_bytes)
                     begun = self._archive_arrival(model)
                     with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
                         self._fetch_all(model.files)
@@ -154,10 +156,14 @@ class ModelStore:
         return ArchiveArrival(arrival)
 
     def _coming(self, model: RemoteModel, begun: ArchiveArrival | None) -> list[ComingArchive]:
-        """The archives that are unpacked while they come: all, or none where one has its table at its end, or where a
-        process before this one has unpacked some."""
+        """The archives that are unpacked while they come: all, or none where one has its table at its end, where a
+        process before this one has unpacked some, or where others may use what was whole."""
         archives = [file for file in model.files if file.archive]
-        if not archives or any(file.archive == "zip" or self._places(file)[0].exists() for file in archives):
+        if (
+            not archives
+            or self._was_whole
+            or any(file.archive == "zip" or self._places(file)[0].exists() for file in archives)
+        ):
             return []
         given = _given(model.files)
 
@@ -176,7 +182,9 @@ class ModelStore:
         while they came."""
         given = _given(files)
         left = [file for file in files if file.archive and not self._places(file)[0].exists()]
-        if not are_there:
+        if left and not are_there:
+            for name in (WHOLE, LATE):
+                (self._folder / name).unlink(missing_ok=True)
             self._clear(files)  # what was sent before may have been of another content
         for file in left:
             mark, archive = self._places(file)
@@ -203,8 +211,23 @@ class ModelStore:
     def _clear(self, files: Sequence[RemoteFile]) -> None:
         """Remove what archives wrote, where none is known to be whole."""
         archives = [file for file in files if file.archive]
-        if archives and not any(self._places(file)[0].exists() for file in archives):
+        if archives and not self._was_whole and not any(self._places(file)[0].exists() for file in archives):
             clear(self._folder, _given(files))
+
+    @property
+    def _was_whole(self) -> bool:
+        """Whether all was there, though files are lost since: the others stay until what replaces them has come."""
+        return (self._folder / WHOLE).exists()
+
+    def _forget_unpacked(self) -> None:
+        """Of a process that died when all was there, archives are known to be unpacked of which files are lost."""
+        for mark in self._partial.glob("*.unpacked") if self._was_whole else ():
+            mark.unlink()
+
+    def _cleared_later(self, files: Sequence[RemoteFile]) -> int:
+        """Bytes that archives wrote and that give way to what is unpacked."""
+        names = {*self._names()} - _given(files) if any(file.archive for file in files) else set[str]()
+        return sum((self._folder / name).stat().st_size for name in names)
 
     def _reserve(self, num_bytes: int, coming: RemoteModel | None = None) -> None:
         """Raises ModelUnavailableError without the room. coming: of which the rest is to be stored, too."""

@@ -19,7 +19,7 @@ from kvasir_api import names
 from kvasir_runtime.arriving import Shards
 from kvasir_runtime.errors import ModelUnavailableError
 from kvasir_runtime.fetch import cache_limit
-from kvasir_runtime.fetch.arrival import Arrival, is_shard
+from kvasir_runtime.fetch.arrival import LATE, Arrival, is_shard
 from kvasir_runtime.fetch.model_files import is_inside
 from kvasir_runtime.fetch.progress import OnBytes
 
@@ -258,7 +258,7 @@ def _late(root: Path, folder: Path) -> LateFiles:
 
 
 def _late_place(root: Path, within: Path | str) -> Path:
-    return root / Path(within).parts[0] / ".late"
+    return root / Path(within).parts[0] / LATE
 
 
 def _expected_place(record: Path) -> Path:

@@ -150,3 +150,49 @@ def test_what_was_unpacked_ahead_takes_no_disk_of_the_next_try(store, monkeypatc
 def test_what_is_no_archive_is_named(store, archive):
     with pytest.raises(ModelUnavailableError, match=r"tiny\.tar cannot be unpacked: "):
         store.fetched(model(Source(b"<html>" * 999).file("tiny.tar", archive=archive)))
+
+
+def test_what_replaces_a_model_that_lost_a_file_is_not_used_before_all_is_there(store, monkeypatch):
+    """Others may still use the other files."""
+    folder = store.fetched(model(Source(packed(ENTRIES)).file("tiny.tar", archive="tar")))
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelUnavailableError):
+        store.fetched(model(Source(packed(ENTRIES), stated="0" * 64).file("tiny.tar", archive="tar")))
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert store.lost() == "tiny/config.json"
+    unpack, seen = model_store.unpack, []
+
+    class Watched(Source):
+        def pieces(self, start):
+            yield from super().pieces(start)
+            assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+    def unpacked(*given):
+        unpack(*given)
+        seen.append(((folder / "config.json").exists(), store.whole()))
+
+    monkeypatch.setattr(model_store, "unpack", unpacked)
+    assert store.fetched(model(Watched(packed(ENTRIES)).file("tiny.tar", archive="tar"))) == folder
+    assert seen == [(True, None)]
+    assert store.whole() == folder
+
+
+def test_a_file_that_was_lost_comes_though_its_archive_was_unpacked(store):
+    """By a process that died when all was there."""
+    file = Source(packed(ENTRIES)).file("tiny.tar", archive="tar")
+    folder = store.fetched(model(file))
+    (store.entry / ".partial").mkdir()
+    (store.entry / ".partial" / f"{hashlib.sha256(b'tiny.tar').hexdigest()[:16]}.unpacked").touch()
+    (folder / "config.json").unlink()
+    assert store.fetched(model(file)) == folder
+    assert (folder / "config.json").read_bytes() == b"{}"
+
+
+def test_a_file_that_was_lost_takes_no_more_disk_than_the_model(store, monkeypatch):
+    file = Source(packed(ENTRIES)).file("tiny.tar", archive="tar")
+    folder = store.fetched(model(file))
+    (folder / "config.json").unlink()
+    seen = []
+    monkeypatch.setattr(model_store, "check_space", lambda *given: seen.append(given[2]))
+    store.fetched(model(file))
+    assert seen[0] == 3 * file.size - len(WEIGHTS)
