@@ -30,6 +30,7 @@ class ArchiveArrival:
         self._folder: Path | None = None
         self._late = set[Path]()
         self._expected: set[str] | None = None
+        self._is_given_up = False
 
     def grown(self, path: Path, size: int) -> None:
         """A file has more bytes now; it will have so many. Files come one after the other. Raises OSError."""
@@ -52,13 +53,19 @@ class ArchiveArrival:
             self._headers.pop(path, None)
             self._sizes.pop(path, None)
 
+    def given_up(self) -> None:
+        """What was unpacked while it came is removed, and all is unpacked once more when it is there."""
+        self._is_given_up = True
+        self._arrival.withdrawn()
+
     def compared(self, found: Path) -> None:
         """All of the archives is there, has its checksum and is unpacked. found: the model's folder. Raises OSError."""
         if (folder := self._folder) is None:
             return
         late = {path.relative_to(folder).as_posix() for path in self._late if path.is_relative_to(folder)}
         are_read_later = all(any(fnmatch(name, pattern) for pattern in _READ_LATER) for name in late)
-        self._arrival.grown(sorted({name.partition("/")[0] for name in late}), is_void=not are_read_later)
+        is_void = self._is_given_up or not are_read_later
+        self._arrival.grown(sorted({name.partition("/")[0] for name in late}), is_void=is_void)
         if found != folder:  # the first one was of a part of the model
             self._arrival.moved(found)
         for path in self._headers:

@@ -78,6 +78,9 @@ class Arrival:
         if self._folder is not None:
             self._folder.grown(names, is_void=is_void)
 
+    def withdrawn(self) -> None:
+        """No other start is to begin with what was expected."""
+
     def moved(self, folder: Path) -> None:
         """The model is in this folder, and not in that which a start was given."""
         if self._folder is not None:

@@ -84,7 +84,9 @@ class ModelStore:
                     begun = self._archive_arrival(model)
                     with unpacked_ahead(self._coming(model, begun)) as are_unpacked:
                         self._fetch_all(model.files)
-                        self._unpack(model.files, are_there=are_unpacked())
+                        if not (are_there := are_unpacked()) and begun is not None:
+                            begun.given_up()
+                        self._unpack(model.files, are_there=are_there)
                 (self._folder / WHOLE).write_text("".join(f"{name}\n" for name in self._names()))
                 if begun is not None:
                     begun.compared(model_folder(self._folder))

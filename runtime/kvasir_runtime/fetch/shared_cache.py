@@ -58,6 +58,7 @@ class Recorder:
         """A download begins: what an earlier one expected counts no more."""
         self._root, self._place, self._last = root, _place(root, name), Record()
         self._expected: ExpectedShards | None = None
+        self._is_withdrawn = False
         with suppress(OSError):
             _expected_place(self._place).unlink(missing_ok=True)
 
@@ -65,7 +66,7 @@ class Recorder:
         """A disk without room for that is reported by the download."""
         with suppress(OSError):
             self._write(Record(done_bytes=done_bytes, total_bytes=total_bytes))
-            if self._expected is not None and not _expected_place(self._place).exists():
+            if self._expected is not None and not self._is_withdrawn and not _expected_place(self._place).exists():
                 self._write_expected(self._expected)  # another pod has begun to fetch the model, and waits for this one
 
     def expect(self, folder: Path, shards: Shards) -> None:
@@ -83,6 +84,12 @@ class Recorder:
                 _late_place(self._root, self._expected.path),
                 msgspec.json.encode(LateFiles(names=[*names], is_void=is_void)),
             )
+
+    def withdrawn(self) -> None:
+        """See `Arrival.withdrawn`."""
+        self._is_withdrawn = True
+        with suppress(OSError):
+            _expected_place(self._place).unlink(missing_ok=True)
 
     def whole(self, path: Path) -> None:
         """All files are there. path: what was fetched, in the cache. Raises OSError, ValueError for one outside."""
@@ -114,6 +121,10 @@ class RecordedArrival(Arrival):
     def grown(self, names: Sequence[str], *, is_void: bool) -> None:
         """See Recorder."""
         self._recorder.grown(names, is_void=is_void)
+
+    def withdrawn(self) -> None:
+        """See Recorder."""
+        self._recorder.withdrawn()
 
 
 def read_only(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -229,6 +240,7 @@ def _expected(root: Path, name: str) -> ExpectedShards | None:
     )
     are_inside = all((folder / partial).resolve().is_relative_to(inside) for partial in shards.partials.values())
     has_rest = bool(shards.first) or (folder / "config.json").is_file()
+    has_rest = has_rest and all((folder / name).exists() for name in shards.rest or ())
     return found if are_shards and are_inside and has_rest else None
 
 

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from kvasir_runtime import arriving
+from kvasir_runtime.errors import ModelError
 from kvasir_runtime.fetch import archive_arrival
 from kvasir_runtime.fetch.archive_arrival import ArchiveArrival
 from kvasir_runtime.fetch.arrival import Arrival
@@ -85,3 +86,14 @@ def test_a_shard_that_a_layer_removes_is_not_awaited(tmp_path, begun, arrival):
     (view,) = begun
     assert arriving.size(view / "model.safetensors") == SIZE
     assert arriving.is_here(view / "old.safetensors")
+
+
+def test_what_is_unpacked_twice_is_void(tmp_path, begun, arrival):
+    (tmp_path / "config.json").write_bytes(b"{}")
+    shard, found = tmp_path / "model.safetensors", ArchiveArrival(arrival)
+    shard.write_bytes(HEADER)
+    found.grown(shard, SIZE)
+    found.given_up()
+    found.compared(tmp_path)
+    with pytest.raises(ModelError):
+        arriving.confirm(begun[0])

@@ -1,17 +1,20 @@
 """A start that loads from an archive which another pod of its node unpacks into a cache."""
 
 import contextlib
+import hashlib
 import random
 import struct
 import threading
 
 import pytest
 
+from fakes import cache_reader
 from fakes.cache_reader import NAME
 from fakes.remote_files import URI, VERSION, Entries, Source, model, packed, wait_until
 from kvasir_runtime import arriving
+from kvasir_runtime.arriving import Shards
 from kvasir_runtime.errors import ModelError, ModelUnavailableError
-from kvasir_runtime.fetch import shared_cache
+from kvasir_runtime.fetch import model_store, shared_cache
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.model_store import ModelStore
 from kvasir_runtime.fetch.shared_cache import RecordedArrival, Recorder
@@ -174,3 +177,54 @@ def test_without_a_word_on_what_came_late_all_is_void(tmp_path):
     with pytest.raises(ModelError):
         arriving.confirm(reading.begun[0])
     assert arriving.real(reading.begun[0]) == fetcher.folder
+
+
+def test_no_replica_begins_while_an_archive_is_unpacked_a_second_time(tmp_path, monkeypatch):
+    """The first bytes of it had another checksum."""
+    right = packed(CONFIG | WEIGHTS | BEHIND, "w")
+    wrong = packed(CONFIG | {"t/model.safetensors": SHARD[:-1] + b"!"} | BEHIND, "w")
+    recorder, expected, seen = Recorder(tmp_path, NAME), lambda: [*tmp_path.glob(".records/*.shards")], []
+    unpack = model_store.unpack
+
+    class Mended(Source):
+        def pieces(self, start):
+            if len(self.starts) == 1:
+                *most, last = super().pieces(start)
+                yield from most
+                wait_until(expected)
+                yield last
+            else:
+                self.content = right
+                yield from super().pieces(start)
+
+    def unpacked(*given):
+        unpack(*given)
+        recorder.progress(len(seen) + 2, len(right))
+        seen.append(expected())
+
+    source = Mended(wrong, stated=hashlib.sha256(right).hexdigest())
+    monkeypatch.setattr(model_store, "unpack", unpacked)
+    store = ModelStore(tmp_path, URI, VERSION, sleep=lambda _: None, arrival=RecordedArrival(recorder))
+    folder = store.fetched(model(source.file("tiny.tar", archive="tar")))
+    assert (folder / "model.safetensors").read_bytes() == SHARD
+    assert seen[-1] == []
+
+
+def test_a_replica_does_not_begin_without_a_file_that_was_there(tmp_path):
+    folder, recorder, begun = cache_reader.folder(tmp_path), Recorder(tmp_path, NAME), []
+    shard, name = folder / "model.safetensors", "model.safetensors"
+    shard.write_bytes(SHARD)
+    recorder.progress(1, 2)
+    rest = ["config.json", "tokenizer.json"]
+    recorder.expect(
+        folder, Shards(headers={name: SHARD[:10]}, sizes={name: len(SHARD)}, partials={name: name}, rest=rest)
+    )
+
+    def comes():
+        assert begun == []
+        (folder / "tokenizer.json").write_text("[]")
+
+    naps = cache_reader.Naps(comes, lambda: recorder.whole(folder))
+    arrival = Arrival(begun.append)
+    assert shared_cache.awaited(tmp_path, NAME, None, naps, arrival) == folder
+    assert (begun[0] / "tokenizer.json").read_text() == "[]"
