@@ -22,7 +22,7 @@ from kvasir_runtime.fetch import cache_limit, gguf_headers
 from kvasir_runtime.fetch.arrival import Arrival
 from kvasir_runtime.fetch.file_transfer import DISK_IS_FULL, not_stored
 from kvasir_runtime.fetch.model_files import PATTERNS, BrokenTransferError, RemoteFile, Transfer, is_inside, is_needed
-from kvasir_runtime.fetch.model_folder import missing
+from kvasir_runtime.fetch.model_folder import gguf_models, missing
 from kvasir_runtime.fetch.progress import OnBytes, watched
 from kvasir_runtime.fetch.settings import SECRET, SourceSettings
 from kvasir_runtime.hub_cache import COMMIT, HubCache, HubFile, HubListing
@@ -210,8 +210,7 @@ def _asked(name: HubName, timeout_s: float = _LISTING_S) -> "ModelInfo":
     from huggingface_hub import HfApi
 
     SourceSettings.of().check_online(name.repository)
-    revision = name.revision or None
-    return HfApi().model_info(name.repository, revision=revision, files_metadata=True, timeout=timeout_s)
+    return HfApi().model_info(name.repository, revision=name.revision or None, files_metadata=True, timeout=timeout_s)
 
 
 def _listed(name: HubName, found: "ModelInfo") -> HubListing:
@@ -293,15 +292,12 @@ def _stored(name: HubName) -> Path:
         first, *_ = [hf_hub_download(name.repository, part, revision=revision, local_files_only=True) for part in parts]
         return Path(first)
     allowed, ignored = map(list, PATTERNS)
-    snapshot = Path(
-        snapshot_download(
-            name.repository,
-            revision=revision,
-            local_files_only=True,
-            allow_patterns=allowed,
-            ignore_patterns=ignored,
-        )
+    found = snapshot_download(
+        name.repository, revision=revision, local_files_only=True, allow_patterns=allowed, ignore_patterns=ignored
     )
+    snapshot = Path(found)
+    if named := " or ".join(f"{name.repository}/{file}" for file in gguf_models(snapshot)):
+        raise ModelUnavailableError(f"model {name.repository} has no checkpoint in the cache, {snapshot}; name {named}")
     if lost := missing(snapshot):
         raise _lacking(name, snapshot, lost)
     return snapshot

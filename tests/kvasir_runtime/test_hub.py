@@ -308,6 +308,22 @@ def test_a_cache_that_another_program_has_filled_is_used_if_all_that_it_names_is
         assert said == str(folder)
 
 
+def test_gguf_files_in_the_cache_are_named_where_there_is_no_checkpoint(tmp_path):
+    with hub.serving(files=SHARDED) as found:
+        folder = Path(fetched(found, tmp_path, revision=hub.COMMIT))
+        shutil.rmtree(folder.parents[1] / ".checked")
+        for file in folder.iterdir():
+            file.unlink()
+        for name in ("b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+            (folder / name).write_bytes(b"GGUF")
+        found.fault = "busy"
+        said = fetched(found, tmp_path, revision=hub.COMMIT, code=AT_ONCE + CODE)
+    assert said.startswith(
+        f"refused: ModelUnavailable: model org/name has no checkpoint in the cache, {folder}; name"
+        " org/name/a-00001-of-00002.gguf or org/name/b.gguf: model org/name could not be"
+    )
+
+
 def test_a_model_that_is_used_without_the_hub_stays_in_a_cache_with_a_limit(tmp_path):
     limit = {names.ENV_MODEL_CACHE_BYTES: str(2 * hub.LARGE)}
     with hub.serving() as found:

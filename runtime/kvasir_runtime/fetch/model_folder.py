@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from kvasir_runtime import gguf
+
 INDEX: Final = "model.safetensors.index.json"
 _ONE_FILE: Final = "model.safetensors"
 _OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf")
@@ -26,6 +28,14 @@ def shards(folder: Path) -> set[str]:
         return set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError):
         return set()
+
+
+def gguf_models(folder: Path) -> list[str]:
+    """The first files of the GGUF models in a folder that has nothing of a checkpoint."""
+    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors")):
+        return []
+    found = (path.name for path in folder.iterdir() if path.suffix.lower() == gguf.SUFFIX and path.is_file())
+    return sorted({gguf.parts(name)[0] for name in found})
 
 
 def missing(folder: Path) -> str:
