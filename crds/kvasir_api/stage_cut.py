@@ -16,6 +16,8 @@ SLOWER: Final = 20
 """The slowest stage may read one part in so many more than it has to, where that makes the largest stage smaller."""
 SPARE: Final = 8
 """A cut by what is read leaves one part in so many of the room: what a step takes is only measured once weights are loaded."""
+FEWER_TOKENS: Final = 4
+"""Nor may it leave the cache fewer tokens than the cut by bytes by more than one in so many."""
 
 Cut = tuple[range, ...]
 
@@ -43,6 +45,11 @@ class StageRoom:
         """Whether the weights of the heaviest stage and the cache of the longest leave so much."""
         return held.most(cut) + max(map(len, cut)) * self.layer_cache_bytes + spare_bytes <= self.num_bytes
 
+    def caches_as_much(self, held: LayerCosts, cut: Cut, other: Cut) -> bool:
+        """Whether a cut leaves the cache as many tokens as another, but for one in so many."""
+        own, theirs = ((self.num_bytes - held.most(one), max(map(len, one))) for one in (cut, other))
+        return own[0] * theirs[1] * FEWER_TOKENS >= theirs[0] * own[1] * (FEWER_TOKENS - 1)
+
 
 def unread_experts(chosen: int, experts: int) -> float:
     """Share of the experts of a layer, 0..1, that no request of a balanced step goes to. chosen: by each of them, all alike."""
@@ -59,7 +66,7 @@ def balanced_stages(
     """
     lightest = stage_layers(held.layers, held.first, count, joined)
     fastest = _fastest(read, held, count, joined, read.most(lightest))
-    if room.holds(held, fastest, room.num_bytes // SPARE):
+    if room.holds(held, fastest, room.num_bytes // SPARE) and room.caches_as_much(held, fastest, lightest):
         return fastest
     if room.holds(held, lightest):
         return lightest

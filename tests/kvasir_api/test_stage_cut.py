@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_api.stage_cut import SLOWER, SPARE, LayerCosts, StageRoom, balanced_stages, stage_layers
+from kvasir_api.stage_cut import FEWER_TOKENS, SLOWER, SPARE, LayerCosts, StageRoom, balanced_stages, stage_layers
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ AMPLE = StageRoom(num_bytes=1 << 40, layer_cache_bytes=0)
     ("read", "head", "held", "beside", "room", "want"),
     [
         pytest.param(10, 80, 10, 200, AMPLE, [8, 16], id="a table is not read"),
-        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=320, layer_cache_bytes=0), [8, 16], id="a spare eighth"),
-        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=318, layer_cache_bytes=0), [2, 22], id="too little room"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=352, layer_cache_bytes=0), [8, 16], id="a smaller cache"),
+        pytest.param(10, 80, 10, 200, StageRoom(num_bytes=351, layer_cache_bytes=0), [2, 22], id="too small a cache"),
         pytest.param(10, 80, 10, 200, StageRoom(num_bytes=375, layer_cache_bytes=3), [8, 16], id="room for the cache"),
         pytest.param(10, 80, 10, 200, StageRoom(num_bytes=375, layer_cache_bytes=5), [2, 22], id="a larger cache"),
         pytest.param(10, 80, 10, 200, StageRoom(num_bytes=464, layer_cache_bytes=12), [12, 12], id="no room by bytes"),
@@ -93,6 +93,16 @@ def test_a_stage_that_is_hardly_slower_is_taken_where_the_largest_is_smaller() -
     assert [len(stage) for stage in balanced_stages(read, held, 2, AMPLE)] == [20, 21]
     held = LayerCosts(layers=[20] * 41, first=70)
     assert [len(stage) for stage in balanced_stages(read, held, 2, AMPLE)] == [19, 22]
+
+
+def test_a_cut_that_would_leave_the_cache_half_as_many_tokens_is_not_taken() -> None:
+    """Of 28 layers in four stages, the first with a table: by bytes 1, 9, 9 and 9, by what is read 4, 8, 8 and 8."""
+    read, held = LayerCosts(layers=[10] * 28, first=40), LayerCosts(layers=[10] * 28, first=80)
+    counts = {
+        room: [len(stage) for stage in balanced_stages(read, held, 4, StageRoom(num_bytes=room, layer_cache_bytes=0))]
+        for room in (140, 10_000)
+    }
+    assert counts == {140: [1, 9, 9, 9], 10_000: [4, 8, 8, 8]}
 
 
 @given(
@@ -127,5 +137,7 @@ def test_a_cut_fits_where_any_does_and_reads_no_more_than_that_by_bytes(
     least = min(read.most(one) for one in every)
     near = min(least + least // SLOWER, read.most(lightest))
     best = min((held.most(one), max(map(len, one)), read.most(one)) for one in every if read.most(one) <= near)
-    if best[0] + best[1] * room.layer_cache_bytes + room.num_bytes // SPARE <= room.num_bytes:
+    of_lightest = (room.num_bytes - held.most(lightest)) / max(map(len, lightest))
+    leaves = (room.num_bytes - best[0]) / best[1] >= of_lightest * (1 - 1 / FEWER_TOKENS) - 1e-9
+    if leaves and best[0] + best[1] * room.layer_cache_bytes + room.num_bytes // SPARE <= room.num_bytes:
         assert (held.most(found), max(map(len, found)), read.most(found)) == best

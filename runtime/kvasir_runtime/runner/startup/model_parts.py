@@ -11,6 +11,7 @@ import torch
 from kvasir_api import layouts, pod_layouts
 from kvasir_api.forecast import ModelShape
 from kvasir_api.options import ServeOptions
+from kvasir_api.speculation import draft_model
 from kvasir_api.stage_cut import LayerCosts, StageRoom, balanced_stages, stage_layers, unread_experts
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
@@ -110,9 +111,9 @@ def stage_room(
     options: ServeOptions, sizes: ModelShape | None, dtype: torch.dtype, rank_bytes: int
 ) -> StageRoom | None:
     """What memory of so many bytes for each rank leaves for the weights and the cache of a stage, as forecast. None of
-    a model that is not forecast, and without stages.
+    a model that is not forecast, without stages, and beside a draft model, whose weights rank 0 has as well.
     """
-    if sizes is None or options.pipeline_parallel_size == 1:
+    if sizes is None or options.pipeline_parallel_size == 1 or draft_model(options.speculation):
         return None
     one, room_bytes = pod_layouts.of_one(sizes, options, str(dtype).removeprefix("torch."), rank_bytes)
     return layouts.stage_room(sizes, one, room_bytes, options.tensor_parallel_size)

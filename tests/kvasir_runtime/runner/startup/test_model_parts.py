@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part(
-    folder: Path, stages: int, quantization: str, rank_bytes: int = 1 << 40
+    folder: Path, stages: int, quantization: str, rank_bytes: int = 1 << 40, speculation: str = "off"
 ) -> tuple[model_parts.ModelPart, ServeOptions]:
     """rank_bytes: memory of a rank."""
     options = ServeOptions.model_validate(
@@ -35,6 +35,7 @@ def part(
             "device": "cpu",
             "dtype": "float32",
             "quantization": quantization,
+            "speculation": speculation,
             "pipeline_parallel_size": stages,
             "block_size": BLOCK,
             "max_model_len": 64,
@@ -96,8 +97,9 @@ def test_the_head_counts_and_the_table_does_not_where_memory_allows(folder: Path
     model = checkpoints.Shape(num_layers=16, vocab_size=1024)
     checkpoints.write(folder, model)
 
-    def lengths(rank_bytes: int) -> list[int]:
-        return [len(spec.stage or ()) for spec in part(folder, 2, "none", rank_bytes)[0].stages]
+    def lengths(rank_bytes: int, speculation: str = "off") -> list[int]:
+        return [len(spec.stage or ()) for spec in part(folder, 2, "none", rank_bytes, speculation)[0].stages]
 
     assert lengths(1 << 40) == [7, 9]
     assert lengths(1) == [6, 10]
+    assert lengths(1 << 40, "org/draft") == [6, 10], "rank 0 has another model beside"
