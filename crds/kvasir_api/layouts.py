@@ -63,18 +63,27 @@ class LayoutForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightParts:
+    """Of the weights of one device, in bytes. beside: the table of embeddings and the head as they are held, which the first of several
+    stages has beside its layers. head: of these what each step reads whole; a table is looked up for a few tokens. unread: of the
+    experts of all layers those that no request of the step goes to that stages are balanced for.
+    """
+
+    beside: int
+    head: int
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """room_bytes: of one device, for weights and cache. one: the forecast of one device. beside_bytes: of its weights, those of no
-    layer; head_bytes: of these, what each step reads; unread_bytes: of layers, what a step of few requests does not read. max_sequences:
-    that run at once. longest: tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device.
+    """room_bytes: of one device, for weights and cache. one: the forecast of one device. parts: of its weights. max_sequences: that run
+    at once. longest: tokens of a request. ttft_s, tpot_s: the objectives, 0 for none. price_per_hour: of one device.
     network_bytes_per_s: of a node of so many devices, in one direction.
     """
 
     room_bytes: int
     one: MemoryFit
-    beside_bytes: int
-    head_bytes: int
-    unread_bytes: int
+    parts: WeightParts
     max_sequences: int
     longest: int
     ttft_s: float = 0.0
@@ -118,24 +127,20 @@ def forecasts(
     return tuple(replace(one, chosen=one is best) for one in found)
 
 
-def beside_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
-    """Of the table of embeddings and of the head, as they are held: what the first of several stages has beside its layers."""
-    table = shape.vocabulary * shape.hidden
-    only = replace(shape, parameters=table + (0 if shape.tied else shape.head), matrices=0, stored_plain=0)
-    return only.weights_bytes(dtype, quantization)
-
-
-def head_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
-    """Of these, the head, which a step reads whole; a table is looked up for a few tokens."""
-    table = shape.vocabulary * shape.hidden * BYTES[dtype]
-    return (beside_bytes(shape, dtype, quantization) - table or table) if shape.head else 0
-
-
-def unread_bytes(shape: ModelShape, dtype: str, quantization: str) -> int:
-    """Of the experts of all layers, those that no request of the step goes to that stages are balanced for."""
-    held = shape.held.with_experts(1.0)
-    only = replace(shape, parameters=shape.routed, matrices=shape.routed, head=0, stored_plain=0, held=held)
-    return int(only.weights_bytes(dtype, quantization) * unread_experts(shape.chosen_experts, shape.experts))
+def weight_parts(shape: ModelShape, dtype: str, quantization: str) -> WeightParts:
+    """As they are held."""
+    table, plain = shape.vocabulary * shape.hidden, replace(shape, stored_plain=0)
+    outside = replace(plain, parameters=table + (0 if shape.tied else shape.head), matrices=0)
+    of_experts = replace(
+        plain, parameters=shape.routed, matrices=shape.routed, head=0, held=shape.held.with_experts(1.0)
+    )
+    beside, table_bytes = outside.weights_bytes(dtype, quantization), table * BYTES[dtype]
+    unread = unread_experts(shape.chosen_experts, shape.experts)
+    return WeightParts(
+        beside=beside,
+        head=(beside - table_bytes or table_bytes) if shape.head else 0,
+        unread=int(of_experts.weights_bytes(dtype, quantization) * unread),
+    )
 
 
 def stage_room(shape: ModelShape, one: MemoryFit, room_bytes: int, tensor: int) -> StageRoom:
@@ -193,11 +198,11 @@ def _cache_copies(shape: ModelShape, tensor: int) -> float:
 
 def _cut(shape: ModelShape, wanted: Wanted, layout: Layout) -> tuple[LayerCosts, Cut]:
     """As the runtime cuts, and what layers hold."""
-    layers_bytes = max(wanted.one.weights_bytes - wanted.beside_bytes, 0)
+    layers_bytes = max(wanted.one.weights_bytes - wanted.parts.beside, 0)
     each = -(-layers_bytes // shape.layers)
-    held = LayerCosts(layers=[each] * shape.layers, first=wanted.beside_bytes)
-    read_bytes = max(layers_bytes - wanted.unread_bytes, 0) // shape.layers
-    read = LayerCosts(layers=[read_bytes] * shape.layers, first=wanted.head_bytes)
+    held = LayerCosts(layers=[each] * shape.layers, first=wanted.parts.beside)
+    read_bytes = max(layers_bytes - wanted.parts.unread, 0) // shape.layers
+    read = LayerCosts(layers=[read_bytes] * shape.layers, first=wanted.parts.head)
     room = stage_room(shape, wanted.one, wanted.room_bytes, layout.tensor)
     return held, balanced_stages(read, held, layout.stages, room)
 

@@ -31,9 +31,7 @@ def over_pods(facts: ModelFacts, options: RuntimeOptions, memory_bytes: int) -> 
     wanted = Wanted(
         room_bytes=room_bytes,
         one=one,
-        beside_bytes=layouts.beside_bytes(shape, dtype, options.quantization),
-        head_bytes=layouts.head_bytes(shape, dtype, options.quantization),
-        unread_bytes=layouts.unread_bytes(shape, dtype, options.quantization),
+        parts=layouts.weight_parts(shape, dtype, options.quantization),
         max_sequences=options.max_sequences,
         longest=options.max_model_len or shape.max_positions,
     )

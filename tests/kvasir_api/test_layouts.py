@@ -38,11 +38,8 @@ def wanted(room_bytes: int, **given: float) -> Wanted:
     one = forecast.fit(
         SHAPE, memory_bytes=room_bytes, memory_fraction=1, dtype="bfloat16", max_model_len=0, max_batch_tokens=512
     )
-    beside = layouts.beside_bytes(SHAPE, "bfloat16", "auto")
-    head = layouts.head_bytes(SHAPE, "bfloat16", "auto")
-    unread = layouts.unread_bytes(SHAPE, "bfloat16", "auto")
-    sizes = {"one": one, "beside_bytes": beside, "head_bytes": head, "unread_bytes": unread}
-    return Wanted(room_bytes=room_bytes, **sizes, max_sequences=64, longest=8192, **given)
+    parts = layouts.weight_parts(SHAPE, "bfloat16", "auto")
+    return Wanted(room_bytes=room_bytes, one=one, parts=parts, max_sequences=64, longest=8192, **given)
 
 
 def found(room_bytes: int, count: int = 8, **given: float) -> dict[Layout, LayoutForecast]:

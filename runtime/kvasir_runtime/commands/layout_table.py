@@ -3,16 +3,7 @@
 from typing import Any
 
 from kvasir_api import inspection
-from kvasir_api.layouts import (
-    LayoutForecast,
-    Wanted,
-    beside_bytes,
-    forecasts,
-    head_bytes,
-    possible,
-    room_bytes,
-    unread_bytes,
-)
+from kvasir_api.layouts import LayoutForecast, Wanted, forecasts, possible, room_bytes, weight_parts
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.rank_state import MOST_RANKS
 from kvasir_runtime.commands.fit_report import FitReport
@@ -40,17 +31,14 @@ def of_report(
         raise ValueError("--count: encoders are computed by one process")
     if report.device == "cpu" and devices > MOST_RANKS:
         raise ValueError(f"--count {devices}: at most {MOST_RANKS} ranks compute a model on processors")
-    held = (
-        inspection.held_on(facts.shape, report.device),
-        inspection.dtype_of(facts, options, report.device),
-        options.quantization,
-    )
     wanted = Wanted(
         room_bytes=room_bytes(report.fit, report.device, report.memory_bytes, report.memory_fraction),
         one=report.fit,
-        beside_bytes=beside_bytes(*held),
-        head_bytes=head_bytes(*held),
-        unread_bytes=unread_bytes(*held),
+        parts=weight_parts(
+            inspection.held_on(facts.shape, report.device),
+            inspection.dtype_of(facts, options, report.device),
+            options.quantization,
+        ),
         max_sequences=options.max_sequences,
         longest=report.max_model_len,
         ttft_s=objectives_s[0],

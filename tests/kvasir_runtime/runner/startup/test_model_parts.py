@@ -73,9 +73,7 @@ def test_a_start_cuts_as_forecast_and_has_the_cache_that_was_promised(
     wanted = layouts.Wanted(
         room_bytes=room,
         one=one,
-        beside_bytes=layouts.beside_bytes(shape, "float32", quantization),
-        head_bytes=layouts.head_bytes(shape, "float32", quantization),
-        unread_bytes=layouts.unread_bytes(shape, "float32", quantization),
+        parts=layouts.weight_parts(shape, "float32", quantization),
         max_sequences=8,
         longest=64,
     )
