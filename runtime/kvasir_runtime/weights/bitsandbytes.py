@@ -162,7 +162,7 @@ def _of_rows(values: CheckpointTensor, scales: CheckpointTensor) -> CheckpointTe
     format_ = QuantFormat(bits=8, group=width, wide=True) if width else None
 
     def steps(first: int, raw: Tensor, count: int) -> Tensor:
-        return (whole(scales).float()[first : first + count, None] / 127).to(raw.device)
+        return (whole(scales.with_rows(first, count)).float()[:, None] / 127).to(raw.device)
 
     def decoded(first: int, raw: Tensor, count: int) -> Tensor:
         return raw.view(torch.int8).view(count, columns).float() * steps(first, raw, count)
