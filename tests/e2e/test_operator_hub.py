@@ -2,8 +2,6 @@
 token that appears nowhere, and old replicas that serve while the hub refuses what the spec names next.
 """
 
-from typing import Any
-
 import pytest
 from openai import AsyncOpenAI
 
@@ -24,11 +22,6 @@ def apply(life: Life, uri: str, replicas: int, **more: str) -> None:
     life.apply(model=model, replicas=replicas, autoscaling=None)
 
 
-def status(life: Life) -> dict[str, Any]:
-    (service,) = life.items("infsvc")
-    return service.get("status") or {}
-
-
 async def streamed(life: Life, installed: ControlPlane) -> str:
     address = f"{stack.gateway_url(installed)}/v1"
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=5, timeout=DEADLINE_S) as client:
@@ -45,11 +38,11 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
         life.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": data})
         apply(life, "hf://org/name", 1)
         await life.until(lambda: life.condition("Ready").get("reason") == "ModelDownloading", "it downloads")
-        await life.until(lambda: (status(life).get("counts") or {}).get("downloadedBytes"), "bytes are told")
+        await life.until(lambda: (life.status().get("counts") or {}).get("downloadedBytes"), "bytes are told")
         found.commit = LATER  # main moves on while the first replica starts
         found.open.set()
         await life.until_ready()
-        model = status(life)["model"]
+        model = life.status()["model"]
         assert (model["commit"], model["architecture"]) == (hub.COMMIT, "LlamaForCausalLM")
         assert model["downloadBytes"] == sum(map(len, FILES.values()))
         first = await streamed(life, installed)
@@ -61,7 +54,7 @@ async def test_a_service_is_served_from_a_hub(bare: Life, installed: ControlPlan
         life.put({**kind, "spec": claim})
         apply(life, "hf://org/name", 2, cacheClaim="cache")
         await life.until_ready()
-        assert status(life)["model"]["commit"] == hub.COMMIT
+        assert life.status()["model"]["commit"] == hub.COMMIT
         fetched = found.of("GET").count(f"/org/name/resolve/{hub.COMMIT}/{hub.WEIGHTS}")
         assert fetched <= 2 + 3, "all of it once for the pod alone, and once for all that share the claim"
         revisions = {path.split("/resolve/")[1].split("/")[0] for path in found.of("GET") if "/resolve/" in path}

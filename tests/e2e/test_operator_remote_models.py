@@ -5,7 +5,6 @@ to be had.
 
 import hashlib
 import json
-from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -27,11 +26,6 @@ def secret(life: Life, name: str, **values: str) -> None:
 def apply(life: Life, uri: str, secret_name: str) -> None:
     model = {"uri": uri, "secretName": secret_name, "servedName": life.namespace}
     life.apply(model=model, replicas=1, autoscaling=None)
-
-
-def status(life: Life) -> dict[str, Any]:
-    (service,) = life.items("infsvc")
-    return service.get("status") or {}
 
 
 async def answer(life: Life, installed: ControlPlane) -> str:
@@ -85,7 +79,7 @@ async def test_a_service_is_served_from_a_registry(bare: Life, installed: Contro
         uri = f"oci://{host}/{REPOSITORY}:v1"
         apply(life, uri, "registry")
         await life.until_ready()
-        model = status(life)["model"]
+        model = life.status()["model"]
         assert (f"sha256:{model['commit']}", model["architecture"]) == (digest, "LlamaForCausalLM")
         assert model["downloadBytes"] == sum(layer["size"] for layer in layers)
         first, served = await answer(life, installed), life.uids()
@@ -115,7 +109,7 @@ async def test_a_service_is_served_from_a_bucket(bare: Life, installed: ControlP
             await life.until_ready()
             listed = [(path.name, path.stat().st_size, hashlib.md5(path.read_bytes()).hexdigest()) for path in files]
             lines = "\n".join(f'{name} {size} "{etag}"' for name, size, etag in listed)
-            model = status(life)["model"]
+            model = life.status()["model"]
             assert (model["commit"], model["architecture"]) == (
                 hashlib.sha256(lines.encode()).hexdigest(),
                 "LlamaForCausalLM",

@@ -50,6 +50,10 @@ class Life:
         manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "tiny"}}
         kubectl.apply(self._program, yaml.safe_dump({**manifest, "spec": self._spec}))
 
+    def status(self) -> dict[str, Any]:
+        (service,) = self.items("infsvc")
+        return service.get("status") or {}
+
     def condition(self, kind: str) -> dict[str, Any]:
         """A condition of the present generation, empty when there is none."""
         (service,) = self.items("infsvc")
@@ -66,8 +70,7 @@ class Life:
 
     def ranks(self) -> list[str]:
         """Of the service's replicas, a line for each as the status has it."""
-        (service,) = self.items("infsvc")
-        found: list[str] = (service.get("status") or {}).get("ranks") or []
+        found: list[str] = self.status().get("ranks") or []
         return found
 
     async def until(self, found: Callable[[], Any], what: str) -> Any:
