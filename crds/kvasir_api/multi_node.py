@@ -54,7 +54,7 @@ def check_data(size: int, tensor: int, stages: int, nodes: int, speculation: str
 
 TENSOR_PARALLEL_SIZE: int = option(
     1,
-    "Processes (ranks) that compute each layer together, a part of it each. On CPUs only.",
+    "Processes (ranks) that compute each layer together, a part of it each. With CUDA each has a device.",
     unit="processes",
     ge=1,
     le=8,

@@ -1,4 +1,5 @@
-"""Over how many pods a replica on processors lies: the layouts of stages, of which each pod has one. The operator chooses by it.
+"""Over how many pods a replica on processors lies: the layouts of stages, of which each pod has one; and what ranks devices can have.
+The operator chooses by it.
 
 Stages and not ranks of a layer, since pods exchange by their network: a hidden state for each token and stage, in place of two sums
 for each token and layer. Pure.
@@ -13,6 +14,7 @@ from kvasir_api.inspection import ModelFacts
 from kvasir_api.layouts import Layout, LayoutForecast, Wanted
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.rank_state import MOST_RANKS
+from kvasir_api.stored_bits import Compute
 
 DEVICE: Final = "cpu"
 
@@ -37,6 +39,21 @@ def over_pods(facts: ModelFacts, options: RuntimeOptions, memory_bytes: int) -> 
     )
     stages = [Layout(tensor=1, stages=number) for number in range(1, min(MOST_RANKS, shape.layers) + 1)]
     return layouts.forecasts(shape, wanted, stages, None)
+
+
+def refusal(options: RuntimeOptions, device: Compute) -> str:
+    """Why replicas on such a device cannot have these ranks, behind the name of an option; empty where they can."""
+    if device == "cpu" or options.ranks == 1:
+        return ""
+    if options.ranks != options.tensor_parallel_size:
+        return f"{options.ranks} ranks are not possible on CUDA: devices divide layers, by --tensor-parallel-size alone"
+    if options.nnodes > 1:
+        return f"--nnodes {options.nnodes} is not possible on CUDA: all devices are of one host"
+    if options.enable_expert_parallel:
+        return "--enable-expert-parallel is not possible on CUDA: each device has a part of every expert"
+    if options.weights_host_bytes:
+        return "--weights-host-bytes is not possible beside --tensor-parallel-size"
+    return ""
 
 
 def of_one(shape: ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> tuple[MemoryFit, int]:

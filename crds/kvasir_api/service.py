@@ -26,6 +26,7 @@ from kvasir_api.crd_types import (
 )
 from kvasir_api.option_fields import option
 from kvasir_api.options import Reduction, RuntimeOptions
+from kvasir_api.rank_state import MOST_RANKS
 from kvasir_api.roles import Roles
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
@@ -136,7 +137,11 @@ class Accelerator(CrdObject):
         pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
     )
     count: int = option(
-        0, "GPUs of one replica; 0 serves on the CPU. The engine uses one GPU so far.", unit="devices", ge=0, le=1
+        0,
+        "GPUs of one replica, each with a part of every layer; 0 serves on the CPU.",
+        unit="devices",
+        ge=0,
+        le=MOST_RANKS,
     )
     classes: list[Name] = option(
         [],
@@ -334,8 +339,8 @@ class InferenceServiceSpec(CrdObject):
             ".replicas",
         ),
         (
-            "self.?runtime.?tensorParallelSize.orValue(1) * self.?runtime.?pipelineParallelSize.orValue(1) * self.?runtime.?dataParallelSize.orValue(1) == 1 || (self.?resources.?accelerator.?count.orValue(0) == 0 && self.?resources.?resourceClaims.orValue([]).size() == 0)",
-            "several ranks are for replicas on CPUs: resources must name no accelerator and no claims",
+            "self.?resources.?accelerator.?count.orValue(0) + self.?resources.?resourceClaims.orValue([]).size() == 0 || self.?runtime.?pipelineParallelSize.orValue(1) * self.?runtime.?dataParallelSize.orValue(1) * self.?runtime.?nnodes.orValue(1) == 1",
+            "an accelerator or claims go with tensorParallelSize, not with stages, data ranks or nodes",
             ".runtime",
         ),
     )

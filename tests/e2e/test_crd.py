@@ -119,8 +119,13 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
         ({**MODEL, "runtime": {"speculation": "/model/$(HOME)"}}, "speculation must be off, auto, ngram, suffix"),
         ({**MODEL, "runtime": {"maxBatchTokens": 8}}, "maxBatchTokens must be 0 or at least runtime.blockSize"),
         (
-            {**MODEL, "runtime": {"tensorParallelSize": 2}, "resources": {"accelerator": {"count": 1}}},
-            "several ranks are for replicas on CPUs",
+            {**MODEL, "runtime": {"pipelineParallelSize": 2}, "resources": {"accelerator": {"count": 2}}},
+            "an accelerator or claims go with tensorParallelSize, not with stages, data ranks or nodes",
+        ),
+        ({**MODEL, "resources": {"accelerator": {"count": 9}}}, "should be less than or equal to 8"),
+        (
+            {**MODEL, "runtime": {"tensorParallelSize": 2, "nnodes": 2}, "resources": {"accelerator": {"count": 2}}},
+            "an accelerator or claims go with tensorParallelSize",
         ),
         (
             {**MODEL, "runtime": {"tensorParallelSize": 4, "nnodes": 3}},
@@ -140,7 +145,7 @@ def test_models_may_lie_where_replicas_fetch_them(kubectl: Kubectl) -> None:
         ),
         (
             {**MODEL, "runtime": {"dataParallelSize": 2}, "resources": {"accelerator": {"count": 1}}},
-            "several ranks are for replicas on CPUs",
+            "an accelerator or claims go with tensorParallelSize",
         ),
         (
             {**MODEL, "runtime": {"dataParallelSize": 2, "tensorParallelSize": 2}},

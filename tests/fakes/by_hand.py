@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fakes.recording import Recordings
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.options import Quantization
 from kvasir_api.stage_cut import stage_layers
@@ -28,7 +29,8 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import sharding, stages
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.rank import Rank
-from kvasir_runtime.layers.ranks import LeadingDecoder, NewCache, follow
+from kvasir_runtime.layers.rank_messages import NewCache
+from kvasir_runtime.layers.ranks import LeadingDecoder, follow
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
@@ -212,7 +214,7 @@ def _follow(decoder: Decoder, rank: Collectives) -> None:
         return allocate_cache(decoder.spec, made.num_blocks, made.block_size, getattr(torch, made.dtype), CPU_DEVICE)
 
     try:
-        follow(decoder, rank, allocate)
+        follow(decoder, rank, allocate, Recordings())
     except RankLostError:
         return
     except BaseException as error:

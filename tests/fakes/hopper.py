@@ -36,6 +36,9 @@ class Utils:
         self.loaded.setdefault(name, []).append(binary)
         return 1, 1, 0, 0, 1024
 
+    def unload_module(self, module: int) -> None:
+        """Nothing was loaded."""
+
 
 class Hopper:
     """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name, and

@@ -40,14 +40,16 @@ def facts(seen: Observed) -> ModelFacts | None:
 
 
 def on_class(known: ModelFacts, runtime: RuntimeOptions, accelerator: AcceleratorClassSpec) -> Prediction:
-    """What one replica would hold on a device of that class, and how fast it could be."""
-    card = accelerator.compute.card()
-    return predicted(known, runtime, device="cuda", memory_bytes=_bytes(accelerator.memory), card=card)
+    """What one replica would hold on its devices of that class, and how fast one could be."""
+    card = accelerator.compute.card() if runtime.ranks == 1 else None
+    return predicted(known, runtime, device="cuda", memory_bytes=_of_devices(runtime, accelerator), card=card)
 
 
 def speed_on(known: ModelFacts, runtime: RuntimeOptions, accelerator: AcceleratorClassSpec) -> Roofline | None:
-    """How fast a device of that class could decode; None where the class does not declare what it can."""
-    card = accelerator.compute.card()
+    """How fast a device of that class could decode; None where the class does not declare what it can, or several
+    devices share the layers.
+    """
+    card = accelerator.compute.card() if runtime.ranks == 1 else None
     return None if card is None else roofline(known, runtime, card)
 
 
@@ -62,7 +64,7 @@ def too_small(
 ) -> Mapping[str, str]:
     """Classes that the model does not fit, with the numbers."""
     found = {
-        name: predicted(known, runtime, device="cuda", memory_bytes=_bytes(accelerator.memory))
+        name: predicted(known, runtime, device="cuda", memory_bytes=_of_devices(runtime, accelerator))
         for name, accelerator in classes.items()
     }
     return {name: fit.message for name, fit in found.items() if fit.verdict == "TooSmall"}
@@ -74,6 +76,11 @@ def unknown(seen: Observed) -> Prediction | None:
     if found is None or not inspected(seen.spec) or found.uri != seen.spec.model.uri:
         return None
     return Prediction(verdict="Unknown", message=found.message or "what was read of the model cannot be understood")
+
+
+def _of_devices(runtime: RuntimeOptions, accelerator: AcceleratorClassSpec) -> int:
+    """Memory of all devices of a replica, each of which has a rank."""
+    return min(_bytes(accelerator.memory) * runtime.ranks, MOST)
 
 
 def _bytes(quantity: str) -> int:

@@ -1,13 +1,15 @@
-"""Of how many pods a replica is where spec.parallelism is Auto: the fewest that hold the model. Called by `resolve.py`.
+"""Of how many ranks and pods a replica is. Called by `resolve.py`.
 
-What was chosen holds while there are replicas of it, or nothing is known of the model, as long as the spec requests the
-same pods: a forecast that another version of the operator makes replaces none.
+With accelerators it has a rank for each of them. Where spec.parallelism is Auto it has the fewest pods that hold the
+model. What was chosen holds while there are replicas of it, or nothing is known of the model, as long as the spec
+requests the same pods: a forecast that another version of the operator makes replaces none.
 """
 
 from dataclasses import dataclass, replace
 
 from kvasir_api.layouts import LayoutForecast
-from kvasir_api.pod_layouts import over_pods
+from kvasir_api.options import RuntimeOptions
+from kvasir_api.pod_layouts import over_pods, refusal
 from kvasir_api.quantity import parse
 from kvasir_api.speculation import draft_model
 from kvasir_api.status import MOST
@@ -42,12 +44,12 @@ def layout(seen: Observed, hash_: str) -> PodLayout | None:
 
 
 def obstacle(seen: Observed) -> str:
-    """Why nothing can be chosen for a service, as the path of a field and what is wrong; empty where something can."""
-    runtime = seen.spec.runtime
+    """Why no ranks follow from the spec, as the path of a field and what is wrong; empty where they do."""
+    runtime, devices = seen.spec.runtime, seen.spec.resources.accelerator.count
     if seen.spec.parallelism != "Auto":
-        return ""
+        return _of_devices(runtime, devices) if fit.on_accelerator(seen.spec) else ""
     if fit.on_accelerator(seen.spec):
-        return "resources: with an accelerator one device computes, and spec.parallelism chooses pods on processors"
+        return "resources: spec.parallelism chooses pods on processors; accelerators have resources.accelerator.count"
     if (runtime.ranks, runtime.nnodes) != (1, 1):
         return "runtime: spec.parallelism is Auto and sizes of ranks are set; leave out one of both"
     if runtime.kv_host_bytes:
@@ -55,6 +57,27 @@ def obstacle(seen: Observed) -> str:
     if draft_model(runtime.speculation):
         return "runtime.speculation: a draft model is not divided, and spec.parallelism Auto may choose several pods"
     return ""
+
+
+def _of_devices(runtime: RuntimeOptions, devices: int) -> str:
+    """devices: of a replica, 0 where claims give them."""
+    if devices and runtime.tensor_parallel_size != devices:
+        return (
+            f"runtime.tensorParallelSize: {runtime.tensor_parallel_size} ranks for {devices} devices of an accelerator"
+        )
+    if runtime.ranks > 1 and runtime.kv_host_bytes:
+        return "runtime.kvHostBytes: needs one rank, and each device has one"
+    why = refusal(runtime, "cuda")
+    return f"runtime: {why}" if why else ""
+
+
+def over_devices(seen: Observed) -> Observed:
+    """The service as if its spec had named a rank for each of the accelerators of a replica."""
+    devices, runtime = seen.spec.resources.accelerator.count, seen.spec.runtime
+    if devices < 2 or runtime.tensor_parallel_size > 1:
+        return seen
+    runtime = runtime.model_copy(update={"tensor_parallel_size": devices})
+    return replace(seen, spec=seen.spec.model_copy(update={"runtime": runtime}))
 
 
 def laid_out(seen: Observed, nodes: int | None) -> Observed:

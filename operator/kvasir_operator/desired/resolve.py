@@ -19,6 +19,7 @@ from kvasir_operator.stages import Placement, Resolved, Violation
 
 def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolved:
     """The second stage. now: epoch seconds."""
+    seen = parallelism.over_devices(seen)
     hash_ = fallback.pod_hash(seen.spec)
     rungs = reductions.taken(seen, hash_)
     found = _resolved(reductions.reduced(seen, rungs), settings, hash_, now=now)

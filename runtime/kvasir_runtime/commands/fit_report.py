@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir_api import forecast, inspection, layouts, weight_offload
+from kvasir_api import forecast, inspection, layouts, pod_layouts, weight_offload
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, reads_own_layer
 from kvasir_runtime.commands import host_resources, model_facts
@@ -140,14 +140,8 @@ def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: 
     """Raises ValueError for what the runtime refuses at start."""
     if options.weights_host_bytes and device == "cpu":
         raise ValueError(weight_offload.NOT_ON_CPU)
-    if options.ranks > 1 and device != "cpu":
-        raise ValueError(
-            "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size are for CPUs: on CUDA one device"
-            " computes"
-        )
-    refusal = inspection.cache_refusal(shape, options, device)
-    if refusal:
-        raise ValueError(refusal)
+    if why := pod_layouts.refusal(options, device) or inspection.cache_refusal(shape, options, device):
+        raise ValueError(why)
 
 
 def _drafter_size(

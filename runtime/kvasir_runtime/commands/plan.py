@@ -161,7 +161,7 @@ def _plan(
         options = ServeOptions(model=model, **values)
         if itl_milliseconds and (devices < 2 or on.card is None):
             raise ValueError("--itl-milliseconds needs --count, and --gpu or the rates of the device")
-        free = on.memory_bytes * options.nnodes
+        free = on.memory_bytes * (options.nnodes if on.device == "cpu" else options.ranks)
         drafter = model_config.read_config(name) if (name := draft_model(options.speculation)) else None
         judged = partial(
             fit_report, model, config, memory_bytes=free, device=on.device, shared=on.shared, drafter=drafter

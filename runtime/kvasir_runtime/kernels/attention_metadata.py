@@ -64,6 +64,11 @@ class AttentionMetadata:
         return self.block_tables.shape[0]
 
     @property
+    def host_lengths(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """query_lens and kv_lens; None where only the device knows them."""
+        return self._host
+
+    @property
     def query_lens(self) -> Sequence[int]:
         """Tokens of each sequence, 0 of padding."""
         return self._on_host()[0]

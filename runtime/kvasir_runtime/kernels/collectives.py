@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.linear import Linear
@@ -71,6 +72,22 @@ class StageCollectives(Collectives, Protocol):
         """What `send` gives of the stage before, of the shape and type of x, in x or another tensor. At rank 0 what the
         last stage gives; at other ranks of stage 0 any numbers.
         """
+
+
+@runtime_checkable
+class CardCollectives(Collectives, Protocol):
+    """Of ranks with a card each: tensors go from card to card, and the operations with tensors are enqueued on the
+    current stream and return at once. In a captured graph they are captured. Only messages are the hosts'.
+
+    Sums are in the order and the type of the library that adds, on all ranks with the same bits.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's card."""
+
+    def share(self, x: Tensor) -> Tensor:
+        """Rank 0's x, at the others in place of theirs, of the same shape and type; contiguous."""
 
 
 def summed(layer: Linear, group: Collectives | None) -> Linear:

@@ -8,60 +8,30 @@ no rows, grammars or sampling, and nothing that depends on time is decided twice
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.collectives import Collectives, StageCollectives
+from kvasir_runtime.kernels.collectives import CardCollectives, Collectives, StageCollectives
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.layers import data_parallel, pipeline
+from kvasir_runtime.layers import data_parallel, pipeline, rank_messages
 from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.rank_messages import (
+    CaptureGraph,
+    Computation,
+    CopyBlocks,
+    EndBody,
+    ForwardPass,
+    HeadOf,
+    NewCache,
+    RankMessage,
+    ReplayGraph,
+)
 
-Numbers = tuple[tuple[int, ...], bytes]
-"""A tensor of int64, as shape and little-endian bytes."""
-
-
-class NewCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compute with a new cache of undefined content, in place of the one before. dtype: of torch, by name."""
-
-    num_blocks: int
-    block_size: int
-    dtype: str
-
-
-class ForwardPass(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """`Decoder.forward` of a Batch. lengths: of its sequences, of the queries and of all that is known."""
-
-    token_ids: Numbers
-    positions: Numbers
-    slots: Numbers
-    tables: tuple[Numbers, ...]
-    query_lens: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    logit_rows: Numbers | None
-
-
-class HeadOf(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """`Decoder.logits`, or `greedy_ids`, of hidden states: their bytes in the model's type, and how many rows."""
-
-    hidden: bytes
-    rows: int
-    greedy: bool
-
-
-class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Blocks of the cache to copy: (copies, 2), source and target."""
-
-    pairs: Numbers
-
-
-RankMessage = NewCache | ForwardPass | HeadOf | CopyBlocks
 Allocate = Callable[[NewCache], KvCache]
 MOST_HEAD_BYTES: Final = 2 << 20
 """Of hidden states that are sent while passes are begun: half of the room for messages between ranks of a host."""
@@ -107,7 +77,7 @@ class LeadingDecoder(Decoder):
             self.begin(batch, cache)
             return self.finish()
         self._use(cache)
-        with self._led(_forward_pass(batch)):
+        with self._led(*rank_messages.forward_pass(batch, self._ranks)):
             return _forward(self, super().forward, batch, cache)
 
     def begins(self, cache: KvCache) -> bool:  # noqa: ARG002
@@ -123,7 +93,7 @@ class LeadingDecoder(Decoder):
         for one in self._begun[:-1]:
             if not self._stages.holds([other.result.nbytes for other in self._begun if other.output is None]):
                 self._receive(one)
-        with self._led(_forward_pass(batch)):
+        with self._led(*rank_messages.forward_pass(batch, self._ranks)):
             pipeline.forward(super().forward, self.spec, self.dtype, self._stages, batch, cache)
 
     def finish(self) -> ForwardOutput:
@@ -148,8 +118,23 @@ class LeadingDecoder(Decoder):
 
     def copy_blocks(self, cache: KvCache, sources: Tensor, targets: Tensor) -> None:
         """On all ranks."""
-        with self._led(CopyBlocks(_numbers(torch.stack((sources, targets), dim=1)))):
+        (pairs,), shared = rank_messages.sent([torch.stack((sources, targets), dim=1)], self._ranks)
+        with self._led(CopyBlocks(pairs), shared):
             super().copy_blocks(cache, *_copies(self, cache, sources, targets))
+
+    def tell(self, message: CaptureGraph | EndBody | ReplayGraph) -> None:
+        """Have the others capture or replay."""
+        with self._led(message):
+            pass
+
+    @contextmanager
+    def ends_group(self) -> Iterator[None]:
+        """What the block raises ends the group: the others compute what this rank would leave half done."""
+        try:
+            yield
+        except BaseException as error:
+            self._ranks.abort(f"rank {self._ranks.rank}: {' '.join(str(error).split()) or type(error).__name__}")
+            raise
 
     def _use(self, cache: KvCache) -> None:
         """The others make a cache that they do not know yet."""
@@ -164,7 +149,10 @@ class LeadingDecoder(Decoder):
         if hidden.nbytes > MOST_HEAD_BYTES:
             for one in self._begun:
                 self._receive(one)
-        return self._led(HeadOf(hidden=_bytes(hidden), rows=hidden.shape[0], greedy=greedy))
+        rows = hidden.shape[0]
+        if isinstance(self._ranks, CardCollectives):
+            return self._led(HeadOf(hidden=b"", rows=rows, greedy=greedy), (hidden,))
+        return self._led(HeadOf(hidden=_bytes(hidden), rows=rows, greedy=greedy))
 
     def _receive(self, begun: BegunPass) -> ForwardOutput:
         """What a pass gives; those before it were received."""
@@ -174,54 +162,95 @@ class LeadingDecoder(Decoder):
         return begun.output
 
     @contextmanager
-    def _led(self, message: RankMessage | None) -> Iterator[None]:
+    def _led(self, message: RankMessage | None, shared: tuple[Tensor, ...] = ()) -> Iterator[None]:
         """Send what the others compute during the block, None for what they know. Exchanges are counted, not named:
-        after a failure within one computation, the next would get its numbers.
+        after a failure within one computation, the next would get its numbers. shared: what goes from card to card.
         """
-        encoded = b"" if message is None else msgspec.msgpack.encode(message)
-        try:
-            if encoded:
-                self._ranks.broadcast(encoded)
+        with self.ends_group():
+            if message is not None:
+                self._ranks.broadcast(msgspec.msgpack.encode(message))
+            for tensor in shared:
+                assert isinstance(self._ranks, CardCollectives)
+                self._ranks.share(tensor)
             yield
-        except BaseException as error:
-            self._ranks.abort(f"rank {self._ranks.rank}: {' '.join(str(error).split()) or type(error).__name__}")
-            raise
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Enqueue it again."""
+
+
+class Capturer(Protocol):
+    """`runner.graphs.capture.GraphCapturer`, as followers use it."""
+
+    def capture(self, body: Callable[[], tuple[Tensor, ...]]) -> Graph:
+        """Run a body, then capture it."""
+
+
+class Follower:
+    """A rank behind the first, which computes its part of what the leader computes."""
+
+    def __init__(self, decoder: Decoder, group: Collectives, allocate: Allocate, capturer: Capturer | None) -> None:
+        self._decoder, self._group, self._allocate, self._capturer = decoder, group, allocate, capturer
+        self._cache: KvCache | None = None
+        self._graphs: dict[int, Graph] = {}
+        self._messages: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
+
+    def next(self) -> bool:
+        """Take and obey the leader's next message. Whether it was no EndBody."""
+        message = self._messages.decode(self._group.broadcast(b""))
+        if isinstance(message, CaptureGraph):
+            assert self._capturer is not None
+            self._graphs[message.number] = self._capturer.capture(self._body)
+        elif isinstance(message, ReplayGraph):
+            self._graphs[message.number].replay()
+        elif not isinstance(message, EndBody):
+            self._compute(message)
+        return not isinstance(message, EndBody)
+
+    def _body(self) -> tuple[Tensor, ...]:
+        while self.next():
+            pass
+        return ()
+
+    def _compute(self, message: Computation) -> None:
+        if isinstance(message, NewCache):
+            self._cache = None  # before the next takes its place
+            self._graphs.clear()
+            self._cache = self._allocate(message)
+        elif isinstance(message, HeadOf):
+            if self._decoder.spec.is_first:  # where the head is
+                hidden = self._hidden(message)
+                _ = self._decoder.greedy_ids(hidden) if message.greedy else self._decoder.logits(hidden)
+        elif self._cache is not None:
+            _compute(self._decoder, self._group, self._cache, message)
+
+    def _hidden(self, message: HeadOf) -> Tensor:
+        if message.hidden or not isinstance(self._group, CardCollectives):
+            return torch.frombuffer(bytearray(message.hidden), dtype=self._decoder.dtype).view(message.rows, -1)
+        size = message.rows, self._decoder.spec.hidden_size
+        return self._group.share(torch.empty(size, dtype=self._decoder.dtype, device=self._group.device))
 
 
 @torch.inference_mode()
-def follow(decoder: Decoder, group: Collectives, allocate: Allocate) -> NoReturn:
-    """Compute this rank's part of what the leader computes.
+def follow(decoder: Decoder, group: Collectives, allocate: Allocate, capturer: Capturer | None = None) -> NoReturn:
+    """Compute this rank's part of what the leader computes. capturer: None where the leader captures nothing.
 
     Raises RankLostError where another rank has ended, and what the operations raise.
     """
-    decoder_of: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
-    cache: KvCache | None = None
+    follower = Follower(decoder, group, allocate, capturer)
     while True:
-        message = decoder_of.decode(group.broadcast(b""))
-        if isinstance(message, NewCache):
-            cache = None  # before the next takes its place
-            cache = allocate(message)
-        elif isinstance(message, HeadOf):
-            if decoder.spec.is_first:  # where the head is
-                hidden = torch.frombuffer(bytearray(message.hidden), dtype=decoder.dtype).view(message.rows, -1)
-                _ = decoder.greedy_ids(hidden) if message.greedy else decoder.logits(hidden)
-        elif cache is not None:
-            _compute(decoder, group, cache, message)
+        follower.next()
 
 
 def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: ForwardPass | CopyBlocks) -> None:
     if isinstance(message, CopyBlocks):
-        decoder.copy_blocks(cache, *_copies(decoder, cache, *_tensor(message.pairs).unbind(1)))
+        (pairs,) = rank_messages.received([message.pairs], group)
+        decoder.copy_blocks(cache, *_copies(decoder, cache, *pairs.unbind(1)))
         return
-    first, *others = (_tensor(table) for table in message.tables)
-    metadata = AttentionMetadata(message.query_lens, message.kv_lens, first)
-    batch = Batch(
-        token_ids=_tensor(message.token_ids),
-        positions=_tensor(message.positions),
-        slots=_tensor(message.slots),
-        attn_metadata=(metadata, *(metadata.with_tables(table) for table in others)),
-        logit_rows=None if message.logit_rows is None else _tensor(message.logit_rows),
-    )
+    batch = rank_messages.batch_of(message, group)
     if decoder.spec.stage is None:
         _forward(decoder, decoder.forward, batch, cache)
         return
@@ -239,28 +268,6 @@ def _copies(decoder: Decoder, cache: KvCache, sources: Tensor, targets: Tensor) 
     if decoder.exchange is None:
         return sources, targets
     return data_parallel.own_copies(sources, targets, decoder.spec.rank.index, cache.blocks.shape[0])
-
-
-def _forward_pass(batch: Batch) -> ForwardPass:
-    lengths = batch.attn_metadata[0]
-    return ForwardPass(
-        token_ids=_numbers(batch.token_ids),
-        positions=_numbers(batch.positions),
-        slots=_numbers(batch.slots),
-        tables=tuple(_numbers(metadata.block_tables) for metadata in batch.attn_metadata),
-        query_lens=tuple(lengths.query_lens),
-        kv_lens=tuple(lengths.kv_lens),
-        logit_rows=None if batch.logit_rows is None else _numbers(batch.logit_rows),
-    )
-
-
-def _numbers(tensor: Tensor) -> Numbers:
-    return tuple(tensor.shape), tensor.cpu().numpy().astype("<i8", copy=False).tobytes()
-
-
-def _tensor(numbers: Numbers) -> Tensor:
-    shape, raw = numbers
-    return torch.from_numpy(np.frombuffer(bytearray(raw), dtype=np.int64).reshape(shape))
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -1,5 +1,7 @@
 """Of how many pods a replica is where the operator chooses, when that changes, and what the status says of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.manifests import service
@@ -9,7 +11,7 @@ from kvasir_api.status import ModelStatus
 from kvasir_operator.desired import fallback
 from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.service import observed, parsed_class
 from kvasir_operator.observed.settings import OperatorSettings
 
 SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
@@ -86,6 +88,41 @@ def test_a_model_that_no_number_of_pods_holds_is_refused_with_the_numbers_or_red
 def test_what_cannot_be_chosen_beside_is_an_invalid_spec(spec, field):
     broken = resolved(world(**spec), SETTINGS).violation
     assert (broken.reason, broken.message.startswith(field)) == ("InvalidSpec", True)
+
+
+def on_class(count, runtime=RUNTIME):
+    """A service of LLAMA_8B with so many devices of 12 GiB for a replica."""
+    resources = {"memory": "12Gi", "accelerator": {"count": count, "classes": ["small"]}}
+    kind = {"metadata": {"name": "small"}, "spec": {"memory": "12Gi"}}
+    return replace(world(auto=False, runtime=runtime, resources=resources), classes=dict([parsed_class(kind)]))
+
+
+@pytest.mark.parametrize(("count", "runtime"), [(2, RUNTIME), (4, RUNTIME), (2, {**RUNTIME, "tensorParallelSize": 2})])
+def test_a_replica_with_accelerators_has_a_rank_for_each_and_the_memory_of_all(count, runtime):
+    found = resolved(on_class(count, runtime), SETTINGS)
+    assert found.violation is None
+    assert found.revision.inputs["runtime"]["tensorParallelSize"] == count
+    (container,) = found.revision.template["spec"]["containers"]
+    assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == str(count)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(count)
+    assert found.placement.forecast.verdict == "Fits"
+    alone = resolved(on_class(1), SETTINGS)
+    assert alone.violation.reason == "TooSmall"
+
+
+@pytest.mark.parametrize(
+    ("count", "runtime", "message"),
+    [
+        (4, {"tensorParallelSize": 2}, "spec.runtime.tensorParallelSize: 2 ranks for 4 devices of an accelerator"),
+        (1, {"tensorParallelSize": 2}, "spec.runtime.tensorParallelSize: 2 ranks for 1 devices of an accelerator"),
+        (2, {"kvHostBytes": 1 << 30}, "spec.runtime.kvHostBytes: needs one rank, and each device has one"),
+        (2, {"weightsHostBytes": 1 << 30}, "spec.runtime: --weights-host-bytes is not possible beside --tensor-para"),
+        (2, {"enableExpertParallel": True}, "spec.runtime: --enable-expert-parallel is not possible on CUDA"),
+    ],
+)
+def test_what_ranks_with_devices_cannot_have_is_an_invalid_spec(count, runtime, message):
+    broken = resolved(on_class(count, runtime), SETTINGS).violation
+    assert (broken.reason, broken.message.startswith(message)) == ("InvalidSpec", True), broken
 
 
 def test_the_model_is_read_before_replicas_start_unless_the_spec_excludes_it():

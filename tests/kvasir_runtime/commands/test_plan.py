@@ -182,8 +182,16 @@ def test_each_rank_is_a_process(tmp_path):
     assert "3 times 350.0 MiB" in run(model, "--memory", "4Gi", *ranked, "3").output
     on_two = run(model, "--memory", "4Gi", *ranked, "4", "--nnodes", "2").output
     assert on_two == run(model, "--memory", "8Gi", *ranked, "4").output
-    refused = run(model, "--memory", "4Gi", "--device", "cuda", "--tensor-parallel-size", "3").output
-    assert "--pipeline-parallel-size and --data-parallel-size are for CPUs" in refused
+    refused = run(model, "--memory", "4Gi", "--device", "cuda", "--pipeline-parallel-size", "2").output
+    assert "2 ranks are not possible on CUDA: devices divide layers, by --tensor-parallel-size alone" in refused
+
+
+def test_each_rank_on_cuda_is_a_device_of_as_much_memory(tmp_path):
+    model = checkpoints.write(tmp_path / "m")
+    ranked = ("--device", "cuda", "--json", "--tensor-parallel-size")
+    found = [json.loads(run(model, "--memory", f"{8 // n}Gi", *ranked, str(n)).output) for n in (2, 1)]
+    two, one = (each["fit"]["kv_tokens"] * each["fit"]["kv_bytes_per_token"] for each in found)
+    assert one - two == pytest.approx(forecast.PROCESS_BYTES["cuda"], abs=found[0]["fit"]["kv_bytes_per_token"])
 
 
 def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):

@@ -23,9 +23,11 @@ from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.ranks import LeadingDecoder
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
+from kvasir_runtime.runner.graphs.led_capture import LedCapturer
 from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
 from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.runner import ModelRunner
@@ -326,7 +328,7 @@ def assemble(
             cache=cache,
             rows=rows,
             stream=device_stream,
-            capturer=new_capturer(),
+            capturer=LedCapturer(new_capturer(), model) if isinstance(model, LeadingDecoder) else new_capturer(),
             max_tokens=min(facts.max_batch_tokens, facts.max_model_len),
         )
     return ModelRunner(

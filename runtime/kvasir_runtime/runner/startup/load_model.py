@@ -107,14 +107,14 @@ def load_model(
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
     here_bytes = part.host_bytes(options)
-    if ops.collectives is None or ops.collectives.rank % options.local_ranks == 0:
-        # Before the others on this host have taken theirs.
+    sharing = options.local_ranks if device.type == "cpu" else 1  # ranks that share its memory
+    if ops.collectives is None or ops.collectives.rank % sharing == 0:  # before the others have taken theirs
         check_memory(weights_bytes - total_bytes + here_bytes, device, folder)
         _check_forecast(options, sizes, device, dtype, here_bytes)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
     token_bytes = part.token_bytes(options, cache_dtype)
     cache_tokens = -(-options.kv_cache_tokens // options.data_parallel_size)
-    capacity.check_cache(cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // options.local_ranks)
+    capacity.check_cache(cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // sharing)
     with torch.inference_mode():
         names, on_read = _names_on_host(shapes, on_host), loading_progress(on_progress)
         tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, family.unused)

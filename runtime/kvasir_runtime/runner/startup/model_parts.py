@@ -64,7 +64,9 @@ class ModelPart:
         )
 
     def host_bytes(self, options: ServeOptions) -> int:
-        """Of the weights of the ranks on this node."""
+        """Of the weights of the ranks that share this one's memory: those on its node, or it alone with a card."""
+        if self.device is quant_formats.CARDS:
+            return self.num_bytes
         if options.nnodes == 1 and self.spec.stage is not None:
             return self.all_bytes
         return self.num_bytes * options.local_ranks

@@ -26,7 +26,7 @@ def follow(options: ServeOptions, on_progress: Callable[[Progress], None]) -> No
     group = rank_processes.start(options, device, threads, on_progress)
     try:
         folder = source.resolve(options.model)
-        rank_worker.compute(options, folder, replace(ops, collectives=group), threads, on_progress)
+        rank_worker.compute(options, folder, device, replace(ops, collectives=group), threads, on_progress)
     except BaseException as error:
         group.abort(f"rank {group.rank} on node {options.node_rank}: {rank_worker.words(error)}")
         raise

@@ -4,18 +4,23 @@ Each runs `rank_worker` with a RankArgs on its standard input, which stays open:
 ends before it, for whatever reason, aborts the group, so that no rank waits for it.
 """
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import torch
 
+from kvasir_api import pod_layouts
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.engine_reports import Progress
@@ -34,7 +39,8 @@ STDERR: Final = 2
 
 class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank serves. options: those of the engine. rank, ranks: of those on this node. stages: that these form.
-    descriptor: of their memory. threads: to compute with.
+    descriptor: of their memory. threads: to compute with. device: of torch, by name. meeting: a file in which ranks
+    with a device each meet, "" for others.
 
     last_words: descriptor of a pipe for one line about why it ended.
     """
@@ -45,6 +51,8 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     stages: int
     descriptor: int
     threads: int
+    device: str
+    meeting: str
     last_words: int
 
 
@@ -58,7 +66,7 @@ def start(
     a node is missing.
     """
     if device.type != "cpu":
-        raise StartError(f"{_named(options)} is not possible on CUDA yet: ranks compute on CPUs only")
+        return _with_cards(options, device, threads)
     if options.nnodes == 1 and not options.node_rank:
         return _node(options, threads, lambda local: local)
     folder = source.resolve(options.model)
@@ -100,8 +108,30 @@ def least_memory(group: Collectives | None, own_bytes: int) -> int:
     return int(group.broadcast(b"" if group.rank else str(int(least)).encode()))
 
 
-def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives], Collectives]) -> Collectives:
-    """Start the ranks of this node behind its first. group_of: the whole group, of that of this node."""
+def _with_cards(options: ServeOptions, device: torch.device, threads: int) -> Collectives:
+    """Ranks with a CUDA device each, this process's first."""
+    if why := pod_layouts.refusal(options, "cuda"):
+        raise StartError(why)
+    there = torch.cuda.device_count()
+    if there < options.ranks:
+        raise StartError(f"{_named(options)} needs {options.ranks} CUDA devices, and there are {there}")
+    folder = tempfile.mkdtemp(prefix="kvasir-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    meeting = Path(folder, "ranks")
+    from kvasir_runtime.kernels import torch_collectives  # torch.distributed, which others need not wait for
+
+    return torch_collectives.joined(_node(options, threads, lambda local: local, meeting), device, meeting)
+
+
+def _node(
+    options: ServeOptions,
+    threads: int,
+    group_of: Callable[[Collectives], Collectives],
+    meeting: Path | None = None,
+) -> Collectives:
+    """Start the ranks of this node behind its first. group_of: the whole group, of that of this node. meeting: a new
+    file for ranks with a CUDA device each; None for those that share the processors.
+    """
     ranks, stages = options.local_ranks, options.pipeline_parallel_size if options.nnodes == 1 else 1
     try:
         descriptor = backends.rank_memory(ranks, stages)
@@ -118,6 +148,8 @@ def _node(options: ServeOptions, threads: int, group_of: Callable[[Collectives],
                 stages=stages,
                 descriptor=descriptor,
                 threads=threads,
+                device="cpu" if meeting is None else f"cuda:{rank}",
+                meeting="" if meeting is None else str(meeting),
                 last_words=last_words,
             )
             try:

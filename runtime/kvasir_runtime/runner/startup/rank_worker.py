@@ -24,8 +24,10 @@ from kvasir_runtime.errors import CapacityError, RankLostError
 from kvasir_runtime.kernels import backends
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers.ranks import NewCache, follow
-from kvasir_runtime.runner.startup import host_resources, placement, rank_processes
+from kvasir_runtime.layers.rank_messages import NewCache
+from kvasir_runtime.layers.ranks import follow
+from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer
+from kvasir_runtime.runner.startup import host_resources, rank_processes
 from kvasir_runtime.runner.startup.cache_allocation import allocate_cache
 from kvasir_runtime.runner.startup.load_model import load_model
 from kvasir_runtime.runner.startup.rank_processes import RankArgs
@@ -61,23 +63,34 @@ def serve(args: RankArgs) -> NoReturn:
     os.close(args.descriptor)
     if options.nnodes > 1:
         group = rank_processes.node_collectives(options, group, None)
-    device = placement.choose_device("cpu")
+    device = torch.device(args.device)
+    if args.meeting:
+        from kvasir_runtime.kernels import torch_collectives
+
+        group = torch_collectives.joined(group, device, Path(args.meeting))
     ops = replace(backends.ops_for(device, batch_invariant=options.batch_invariant), collectives=group)
-    compute(options, source.resolve(options.model), ops, args.threads, lambda _: None)
+    compute(options, source.resolve(options.model), device, ops, args.threads, lambda _: None)
 
 
 def compute(
-    options: ServeOptions, folder: Path, ops: Ops, threads: int, on_progress: Callable[[Progress], None]
+    options: ServeOptions,
+    folder: Path,
+    device: torch.device,
+    ops: Ops,
+    threads: int,
+    on_progress: Callable[[Progress], None],
 ) -> NoReturn:
     """Load the part of ops' rank from the model's folder, and compute what rank 0 sends. Raises as `serve`."""
     assert ops.collectives is not None
-    device = placement.choose_device("cpu")
-    host_resources.use(threads, ops)
+    on_card = device.type == "cuda"
+    if not on_card:
+        host_resources.use(threads, ops)
     rank_bytes = rank_processes.rank_memory(options, ops.collectives)
     loaded = arriving.loaded(
         folder, lambda folder: load_model(options, folder, device, ops, on_progress, rank_bytes=rank_bytes)
     )
-    host_resources.return_memory()
+    if not on_card:
+        host_resources.return_memory()
 
     def allocate(made: NewCache) -> KvCache:
         dtype = getattr(torch, made.dtype)
@@ -88,7 +101,7 @@ def compute(
 
     on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0", computes=True))
     ops.collectives.end_start()
-    follow(loaded.model, ops.collectives, allocate)
+    follow(loaded.model, ops.collectives, allocate, CudaGraphCapturer(device) if on_card else None)
 
 
 def _check_cache(num_bytes: int) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
+from fakes.cards import cards_of
 from fakes.checkpoints import Shape
 from fakes.hopper import Hopper
 from fakes.overlapping import Overlapping
@@ -66,6 +67,31 @@ def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Pat
     assert {key.output for key in runner._graphs.replays} >= {"hidden", "filtered"}
     own = KERNELS.get(name, {"attend", "_split_qkv"})
     assert own | {"_rms_norm", "_scan", "_gather", "_settle", "_penalise"} <= set(hopper.loaded)
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_steps_of_ranks_with_a_card_each_are_recorded(hopper: Hopper, tmp_path: Path, name: str) -> None:
+    """Each computes its part by the same kernels, and their sums are within what is recorded."""
+    folder = checkpoints.write(tmp_path / name, SHAPES[name])
+    sizes = {"block_size": 16, "max_sequences": 2, "num_blocks": 32}
+    with cards_of(2) as group:
+        runner = runner_of(
+            folder,
+            ops=OPS,
+            group=group,
+            device_stream=Overlapping(),
+            new_capturer=Recordings,
+            dtype=torch.bfloat16,
+            **sizes,
+        )
+        runner.capture_graphs()
+        assert (runner.facts.kernels, runner.failure) == ("triton, graphs", "")
+        stream = Stream(prompt=tuple(range(3, 40)), sampling=SamplingConfig(temperature=0.0, max_tokens=9))
+        hand = Hand(runner)
+        hand.step([(stream, len(stream.prompt))])
+        hand.step([(stream, 1)])
+        assert runner.failure == ""
+    assert {"attend", "_split_qkv", "_rms_norm"} <= set(hopper.loaded)
 
 
 def test_a_token_has_six_kernels_for_each_layer(hopper: Hopper, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Ranks as processes: the engine's own start, what it refuses, and how it ends when one of them is lost."""
 
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -155,11 +156,23 @@ def test_a_node_of_no_nodes_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
-def test_ranks_on_a_card_are_refused_before_they_start(tmp_path: Path, option: str) -> None:
-    options, before = options_of(tmp_path, **{"tensor_parallel_size": 1, option: 2}), children()
-    named = option.replace("_", "-")
-    with pytest.raises(StartError, match=rf"^--{named} 2 is not possible on CUDA yet: ranks compute on CPUs"):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"tensor_parallel_size": 4}, "--tensor-parallel-size 4 needs 4 CUDA devices, and there are 0"),
+        ({"pipeline_parallel_size": 2}, "2 ranks are not possible on CUDA: devices divide layers, by --tensor-para"),
+        ({"data_parallel_size": 2}, "2 ranks are not possible on CUDA: devices divide layers, by --tensor-para"),
+        ({"tensor_parallel_size": 2, "nnodes": 2}, "--nnodes 2 is not possible on CUDA: all devices are of one host"),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "--enable-expert-parallel is not possible on CU"),
+        ({"tensor_parallel_size": 2, "weights_host_bytes": 1 << 30}, "--weights-host-bytes is not possible beside --t"),
+    ],
+)
+def test_what_ranks_with_devices_cannot_is_refused_before_they_start(
+    tmp_path: Path, given: dict[str, object], why: str
+) -> None:
+    given = {"tensor_parallel_size": 1, "master_addr": "127.0.0.1", "node_key_file": "key", **given}
+    options, before = options_of(tmp_path, **given), children()
+    with pytest.raises(StartError, match=f"^{re.escape(why)}"):
         rank_processes.start(options, torch.device("cuda"), 1, lambda _: None)
     assert children() == before
 

@@ -1,0 +1,124 @@
+"""Ranks with a card each answer as one process does: launched ahead, captured and replayed, with all that may be asked.
+
+The ranks are threads, and their cards this processor; see `fakes.cards`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.cards import cards_of
+from fakes.checkpoints import Shape
+from fakes.mixtures import mixed, served, told
+from fakes.overlapping import Overlapping
+from fakes.recording import OPS, Recordings
+from kvasir_runtime.core.plan import BlockCopy
+from kvasir_runtime.errors import RankLostError
+from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph
+from kvasir_runtime.runner.runner import ModelRunner
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+
+LONGEST = {"max_position_embeddings": 128, "seed": 6}
+SHAPES = {
+    "mistral": Shape(family="mistral", extra={"sliding_window": 24}, **LONGEST),
+    "odd vocabulary": Shape(vocab_size=321, tied=True, **LONGEST),
+    "gemma3": Shape(family="gemma3_text", std=0.2, **LONGEST),
+    "qwen3_moe": Shape(family="qwen3_moe", std=0.2, **LONGEST),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(root: Path, name: str) -> Path:
+    folder = root / name
+    return folder if folder.exists() else checkpoints.write(folder, SHAPES[name])
+
+
+def made(folder: Path, recordings: Recordings | None, **given: object) -> ModelRunner:
+    """With all graphs captured, None for none."""
+    runner = runner_of(
+        folder,
+        ops=OPS,
+        device_stream=Overlapping(),
+        new_capturer=None if recordings is None else lambda: recordings,
+        **{"max_sequences": 9, "num_blocks": 64, **given},  # type: ignore[arg-type]
+    )
+    runner.capture_graphs()
+    while runner.has_idle_work:
+        runner.do_idle_work()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "captures"),
+    [
+        *((name, 2, captures) for name in ("mistral", "gemma3") for captures in (False, True)),
+        *[("odd vocabulary", 2, True), ("mistral", 4, True), ("qwen3_moe", 2, False)],
+    ],
+)
+def test_any_mixture_is_answered_as_by_one_process(root: Path, name: str, ranks: int, captures: bool) -> None:
+    """The reference's experts ask the host for their tokens, which cannot be recorded."""
+    folder = folder_of(root, name)
+    alone = served(made(folder, None), mixed(), depth=2)
+    recordings = Recordings() if captures else None
+    with cards_of(ranks) as group:
+        runner = made(folder, recordings, group=group)
+        together = served(runner, mixed(), depth=2)
+        assert runner.failure == ""
+    assert {each: told(events) for each, events in together.items()} == {
+        each: told(events) for each, events in alone.items()
+    }
+    if captures:
+        assert runner._graphs is not None
+        assert runner.facts.kernels.endswith(", graphs")
+        assert sum(runner._graphs.replays.values()) > 20
+        assert {"hidden", "greedy"} <= {key.output for key in runner._graphs.replays}
+
+
+def test_copied_blocks_are_copied_on_every_card(root: Path) -> None:
+    folder = folder_of(root, "odd vocabulary")
+
+    def answer(**given: object) -> list[int]:
+        runner = made(folder, Recordings(), **given)
+        hand, first = Hand(runner), Stream(prompt=tuple(range(3, 20)))
+        hand.step([(first, 17)])
+        second = Stream(prompt=first.prompt, computed=16)
+        second.columns = [hand.column(), hand.column()]
+        copies = [BlockCopy(old[0], new[0]) for old, new in zip(first.columns, second.columns, strict=False)]
+        hand.step([(second, 1)], copies)
+        hand.run([first, second], 8)
+        assert first.answer == second.answer
+        return second.answer
+
+    alone = answer()
+    with cards_of(2) as group:
+        assert answer(group=group) == alone
+
+
+class Unable(Recordings):
+    """Records the first bodies, and then none."""
+
+    def capture(self, body: Body) -> CapturedGraph:
+        """Fails behind the first run of the fourth."""
+        if len(self.captured) < 3:
+            return super().capture(body)
+        body()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_the_model_ends_where_the_first_rank_cannot_capture(root: Path) -> None:
+    """The others are in the middle of what they capture with it; with one rank steps would be launched from then on."""
+    folder = folder_of(root, "odd vocabulary")
+    assert made(folder, Unable()).failure == ""
+    with cards_of(2) as group:
+        runner = made(folder, Unable(), group=group)
+        assert runner.failure == "rank 0: operation not permitted when stream is capturing"
+        with pytest.raises(RankLostError, match=r"^rank 0: operation not permitted"):
+            Hand(runner).step([(Stream(prompt=(3, 4, 5)), 2)])
