@@ -126,5 +126,14 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
+def _end(code: int) -> NoReturn:
+    """Connections and graphs of several cards wait for one another where they are destroyed."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

@@ -36,7 +36,7 @@ def _share(x: Tensor, member: int) -> None:
 class FakeCard:
     """One rank's part; see `kernels.collectives.CardCollectives`."""
 
-    device = torch.device("cpu")
+    device, fuller_bytes = torch.device("cpu"), 0
 
     def __init__(self, host: Collectives) -> None:
         self.rank, self.ranks = host.rank, host.ranks

@@ -1,25 +1,25 @@
-"""One rank of a group whose tensors go by torch.distributed: python -m fakes.gloo_rank DESCRIPTOR RANK FILE.
+"""One rank of a group whose tensors go by torch.distributed: python -m fakes.gloo_rank DESCRIPTOR RANK MEETING.
 
 It prints, as JSON, what the operations gave, and what one says after the group has ended.
 """
 
 import json
 import sys
-from pathlib import Path
 
 import torch
 
 from kvasir_runtime.errors import RankLostError
-from kvasir_runtime.kernels import backends, torch_collectives
+from kvasir_runtime.kernels import backends
+from kvasir_runtime.kernels.torch_collectives import TorchCollectives
 
 RANKS = 3
 
 
 def main() -> None:
     """Every operation, in the types that layers have."""
-    descriptor, rank, meeting = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    host = backends.collectives_of(descriptor, rank, RANKS)
-    group = torch_collectives.joined(host, torch.device("cpu"), meeting)
+    descriptor, rank, meeting = (int(argument) for argument in sys.argv[1:])
+    group = TorchCollectives(backends.collectives_of(descriptor, rank, RANKS), torch.device("cpu"))
+    group.connect(meeting)
     own = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) * (rank + 1)
     found = {
         "sum": group.all_reduce(own.to(torch.bfloat16)).float().tolist(),

@@ -90,6 +90,7 @@ def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Jso
             *remote_model.startup_volume(seen, settings),
             *_ops_keys(settings),
             *_tls(settings),
+            *_host_memory(seen),
             *node_group.volumes(seen),
         ],
     }
@@ -147,6 +148,7 @@ def _container(seen: Observed, placed: Placement, where: ModelSource, settings: 
                 for key in _ops_keys(settings)
             ),
             *({"name": one["name"], "mountPath": names.TLS_MOUNT, "readOnly": True} for one in _tls(settings)),
+            *({"name": one["name"], "mountPath": "/dev/shm"} for one in _host_memory(seen)),  # noqa: S108
             *node_group.mounts(seen),
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
@@ -294,6 +296,12 @@ def _ops_keys(settings: OperatorSettings) -> list[Json]:
 def _tls(settings: OperatorSettings) -> list[Json]:
     """The certificate that pods of the namespace share. The operator has written it before there is a pod."""
     return [{"name": "tls", "secret": {"secretName": names.POD_TLS_SECRET}}] if settings.pod_tls else []
+
+
+def _host_memory(seen: Observed) -> list[Json]:
+    """Through which devices exchange that cannot reach one another: without it a container has 64 MiB."""
+    several = on_accelerator(seen.spec) and seen.spec.runtime.ranks > 1
+    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if several else []
 
 
 def _source(seen: Observed, settings: OperatorSettings) -> list[Json]:

@@ -86,6 +86,10 @@ class CardCollectives(Collectives, Protocol):
     def device(self) -> torch.device:
         """This rank's card."""
 
+    @property
+    def fuller_bytes(self) -> int:
+        """At rank 0: by how much another rank's card has less free than its own."""
+
     def share(self, x: Tensor) -> Tensor:
         """Rank 0's x, at the others in place of theirs, of the same shape and type; contiguous."""
 

@@ -4,8 +4,8 @@ group of their host. On CPUs, for tests, tensors go by gloo.
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,21 +15,45 @@ from torch._C._distributed_c10d import FileStore
 from kvasir_runtime.errors import RankLostError, StartError
 from kvasir_runtime.kernels.collectives import Collectives
 
+POLL_S = 0.1
+
 
 class TorchCollectives:
-    """One rank's part of a group; see `kernels.collectives.CardCollectives`. Made by `joined`.
+    """One rank's part of a group; see `kernels.collectives.CardCollectives`. Tensors only once it is connected.
 
-    host: the group through which messages go, of the same ranks.
+    host: the group through which messages go, of the same ranks. fuller_bytes: by how much another rank's card has less
+    free than this one's, at rank 0.
     """
 
     def __init__(self, host: Collectives, device: torch.device) -> None:
         self.rank, self.ranks, self.device = host.rank, host.ranks, device
-        self._host = host
+        self.fuller_bytes = 0
+        self._host, self._lock, self._has_ended = host, threading.Lock(), False
 
     @property
     def failure(self) -> str:
         """The host group's."""
         return self._host.failure
+
+    def connect(self, meeting: int) -> None:
+        """Wait for the other ranks, and connect the cards. meeting: descriptor of an empty file that all have.
+
+        Raises StartError where the cards cannot exchange, and RankLostError where a rank is missing.
+        """
+        for library in ("NCCL", "GLOO"):  # all ranks are on this host, and nothing has to listen to others
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+        taken = self._taken_bytes()  # first, since a card that cannot be used fails here, and is not waited for
+        every = self._host.gather(torch.tensor([taken]))
+        self.fuller_bytes = int(every.max()) - taken
+        failed: list[Exception] = []
+        connecting = threading.Thread(target=self._connect, args=(meeting, failed), daemon=True, name="connect")
+        connecting.start()
+        while connecting.is_alive():  # NCCL waits minutes for a rank that has ended
+            connecting.join(POLL_S)
+            if self.failure:
+                raise RankLostError(self.failure)
+        if failed:
+            raise StartError(f"the devices of {self.ranks} ranks cannot exchange: {failed[0]}") from failed[0]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """In place, in the type of x."""
@@ -59,12 +83,36 @@ class TorchCollectives:
         self._host.end_start()
 
     def abort(self, why: str) -> None:
-        """What a card computes for an operation that others do not join would never end: NCCL ends it."""
-        first = not self._host.failure
+        """What a card computes for an operation that others do not join would never end: NCCL ends it, and then waits
+        for graphs that have such operations: in a thread for which no other waits.
+        """
         self._host.abort(why)
-        if first and dist.is_initialized() and dist.group.WORLD is not None:
-            with contextlib.suppress(RuntimeError):  # of gloo, whose operations end with their processes
-                dist.group.WORLD.abort()
+        with self._lock:
+            first, self._has_ended = not self._has_ended, True
+        if first and dist.is_initialized():
+            threading.Thread(target=_abort, daemon=True, name="abort").start()
+
+    def _taken_bytes(self) -> int:
+        """Of this card's memory, by all that use it, this process with its context among them."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.set_device(self.device)
+        torch.zeros(1, device=self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def _connect(self, meeting: int, failed: list[Exception]) -> None:
+        on_card = self.device.type == "cuda"
+        try:
+            dist.init_process_group(
+                "nccl" if on_card else "gloo",
+                store=FileStore(f"/proc/self/fd/{meeting}", self.ranks),
+                rank=self.rank,
+                world_size=self.ranks,
+                device_id=self.device if on_card else None,  # connects now, not at the first sum
+            )
+        except Exception as error:  # noqa: BLE001 - of one of three libraries
+            failed.append(error)
 
     def _enqueue(self, operation: Callable[[], object]) -> None:
         cause: RuntimeError | None = None
@@ -79,23 +127,7 @@ class TorchCollectives:
             raise cause
 
 
-def joined(host: Collectives, device: torch.device, meeting: Path) -> TorchCollectives:
-    """Wait for the other ranks, and connect the cards. meeting: a new file of them, kept as long as they live.
-
-    Raises StartError where the cards cannot exchange, and RankLostError where a rank is missing.
-    """
-    for library in ("NCCL", "GLOO"):  # all ranks are on this host, and nothing has to listen to others
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    made = TorchCollectives(host, device)
-    host.gather(torch.zeros(1))  # or a rank that has ended would be waited for until NCCL's own limit
-    store = FileStore(str(meeting), host.ranks)
-    where: dict[str, object] = {"rank": host.rank, "world_size": host.ranks}
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        where["device_id"] = device  # connects now, not at the first sum
-    try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, **where)  # type: ignore[arg-type]
-        made.all_reduce(torch.zeros(1, device=device))
-    except RuntimeError as error:
-        raise StartError(f"the devices of {host.ranks} ranks cannot exchange: {error}") from error
-    return made
+def _abort() -> None:
+    if dist.group.WORLD is not None:
+        with contextlib.suppress(RuntimeError):  # of gloo, whose operations end with their processes
+            dist.group.WORLD.abort()

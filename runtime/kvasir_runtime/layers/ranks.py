@@ -76,7 +76,7 @@ class LeadingDecoder(Decoder):
         if self.begins(cache):
             self.begin(batch, cache)
             return self.finish()
-        self._use(cache)
+        self.use(cache)
         with self._led(*rank_messages.forward_pass(batch, self._ranks)):
             return _forward(self, super().forward, batch, cache)
 
@@ -86,7 +86,7 @@ class LeadingDecoder(Decoder):
 
     def begin(self, batch: Batch, cache: KvCache, *, greedy: bool = False) -> None:  # noqa: ARG002
         """Compute the part of the first stage, and send it."""
-        self._use(cache)
+        self.use(cache)
         begun = BegunPass(batch, pipeline.new_result(batch, self.spec, self.dtype))
         self._begun = (*self._begun, begun)
         # What the last stage cannot send would stop the stages before it, and this one with what it sends them.
@@ -136,7 +136,7 @@ class LeadingDecoder(Decoder):
             self._ranks.abort(f"rank {self._ranks.rank}: {' '.join(str(error).split()) or type(error).__name__}")
             raise
 
-    def _use(self, cache: KvCache) -> None:
+    def use(self, cache: KvCache) -> None:
         """The others make a cache that they do not know yet."""
         known = cache.blocks.data_ptr(), cache.blocks.shape[0]
         if known != self._cache:

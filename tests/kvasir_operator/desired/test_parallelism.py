@@ -105,6 +105,8 @@ def test_a_replica_with_accelerators_has_a_rank_for_each_and_the_memory_of_all(c
     (container,) = found.revision.template["spec"]["containers"]
     assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == str(count)
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(count)
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in found.revision.template["spec"]["volumes"]
     assert found.placement.forecast.verdict == "Fits"
     alone = resolved(on_class(1), SETTINGS)
     assert alone.violation.reason == "TooSmall"

@@ -16,17 +16,17 @@ pytestmark = pytest.mark.skipif(library.library() is None, reason=f"no C++ kerne
 TESTS = Path(__file__).parents[2]
 
 
-def test_processes_exchange_tensors_and_messages(tmp_path: Path) -> None:
-    descriptor = backends.rank_memory(RANKS)
+def started(rank: int, descriptor: int, meeting: int) -> "subprocess.Popen[bytes]":
+    command = (sys.executable, "-m", "fakes.gloo_rank", str(descriptor), str(rank), str(meeting))
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    command = (sys.executable, "-m", "fakes.gloo_rank", str(descriptor))
-    processes = [
-        subprocess.Popen(
-            (*command, str(rank), str(tmp_path / "meeting")), pass_fds=(descriptor,), stdout=subprocess.PIPE, env=env
-        )
-        for rank in range(RANKS)
-    ]
+    return subprocess.Popen(command, pass_fds=(descriptor, meeting), stdout=subprocess.PIPE, env=env)
+
+
+def test_processes_exchange_tensors_and_messages() -> None:
+    descriptor, meeting = backends.rank_memory(RANKS), os.memfd_create("meeting")
+    processes = [started(rank, descriptor, meeting) for rank in range(RANKS)]
     os.close(descriptor)
+    os.close(meeting)
     found = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * RANKS
     columns = [[2.0, 4.0], [4.0, 8.0], [6.0, 12.0]]

@@ -118,7 +118,8 @@ def test_the_model_ends_where_the_first_rank_cannot_capture(root: Path) -> None:
     folder = folder_of(root, "odd vocabulary")
     assert made(folder, Unable()).failure == ""
     with cards_of(2) as group:
-        runner = made(folder, Unable(), group=group)
-        assert runner.failure == "rank 0: operation not permitted when stream is capturing"
-        with pytest.raises(RankLostError, match=r"^rank 0: operation not permitted"):
-            Hand(runner).step([(Stream(prompt=(3, 4, 5)), 2)])
+        with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+            made(folder, Unable(), group=group)
+        assert {rank.failure for rank in group} == {"rank 0: operation not permitted when stream is capturing", ""}
+        with pytest.raises(RankLostError):
+            group[1].broadcast(b"")

@@ -8,6 +8,7 @@ from itertools import count
 
 from torch import Tensor
 
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.rank_messages import CaptureGraph, EndBody, ReplayGraph
 from kvasir_runtime.layers.ranks import LeadingDecoder
 from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph, GraphCapturer
@@ -36,8 +37,9 @@ class _LedGraph:
 class LedCapturer:
     """A capturer of rank 0, whose graphs all ranks capture and replay."""
 
-    def __init__(self, capturer: GraphCapturer, leader: LeadingDecoder) -> None:
-        self._capturer, self._leader = capturer, leader
+    def __init__(self, capturer: GraphCapturer, leader: LeadingDecoder, cache: KvCache) -> None:
+        """cache: that the graphs use."""
+        self._capturer, self._leader, self._cache = capturer, leader, cache
 
     @property
     def num_bytes(self) -> int:
@@ -54,5 +56,6 @@ class LedCapturer:
 
         number = next(_NUMBERS)
         with self._leader.ends_group():
+            self._leader.use(self._cache)  # which the others make before they capture
             self._leader.tell(CaptureGraph(number=number))
             return _LedGraph(self._capturer.capture(led), number, self._leader)

@@ -163,8 +163,10 @@ class StepGraphs:
             self._set_row_ids([], key.size)
         try:
             self._captured[key] = self._capturer.capture(lambda: self._body(key))
-        except Exception as error:  # noqa: BLE001 - a step that cannot be captured is launched
-            self._rest.clear()
+        except Exception as error:
+            if self._model.failure:  # other ranks have ended
+                raise
+            self._rest.clear()  # a step that cannot be captured is launched
             why = " ".join(str(error).split()) or type(error).__name__
             if self._captured:
                 LOG.warning("no more CUDA graphs are captured than the %d that there are: %s", len(self._captured), why)
@@ -194,11 +196,10 @@ class StepGraphs:
         hidden = self._model.forward(made.batch, self._cache).hidden
         if key.output == "hidden":
             return hidden, positions.ends
-        logits = self._model.logits(hidden)
         if key.output == "greedy":
-            ids = self._ops.argmax(logits)
+            ids = self._model.greedy_ids(hidden)
         else:
             draws = self._rows.draws(positions, all_greedy=False, any_filter=key.output == "filtered")
-            ids = self._ops.sample(logits, draws)
+            ids = self._ops.sample(self._model.logits(hidden), draws)
         self._rows.append_captured(ids, positions)
         return ids, positions.ends

@@ -17,9 +17,10 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import DraftModelSize
 from kvasir_runtime import arriving, source
 from kvasir_runtime.engine_reports import Progress
-from kvasir_runtime.errors import CapacityError, DeviceMemoryError, StartError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, RankLostError, StartError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.collectives import CardCollectives
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -144,7 +145,7 @@ def _built(
         new_runner = partial(_with_draft_model, new_runner, drafter)
     key = startup_cache_key.key(options, folder, ops, device, None if drafter is None else drafter.loaded.folder)
     compiler = grammars.compiler(folder, facts, at_once=options.nnodes > 1)
-    runner = _with_kv_cache(new_runner, facts, options, device, key, compiler, loaded.other_bytes)
+    runner = _with_kv_cache(new_runner, facts, options, device, key, compiler, _other_bytes(loaded, ops))
     runner.pooler.dense = dense
     transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
     if transfers is not None:
@@ -154,6 +155,12 @@ def _built(
         runner.facts = msgspec.structs.replace(runner.facts, kv_transfer_port=transfers.port)
     runner.facts = msgspec.structs.replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
+
+
+def _other_bytes(loaded: LoadedModel, ops: Ops) -> int:
+    """How much less another rank may have beside a step than this one."""
+    group = ops.collectives
+    return loaded.other_bytes + (group.fuller_bytes if isinstance(group, CardCollectives) else 0)
 
 
 def _freed_by(device: torch.device) -> str:
@@ -236,7 +243,8 @@ def _with_kv_cache(
     """A runner with the KV cache that memory allows beside a step, measured now or by an earlier start.
 
     new_runner: `assemble` without sizes. key: under which a start with the same model, options and machine finds what
-    this one measures. other_bytes: of weights that another process has more than this one, which leaves it less room.
+    this one measures. other_bytes: that another process has less than this one beside a step, for its weights or since
+    others use its card, which leaves it less room.
     """
     cache = StartupCache(startup_cache.directory(options.startup_cache))
 
@@ -255,6 +263,9 @@ def _with_kv_cache(
             return sized(known, held)
         except (CapacityError, DeviceMemoryError):
             cache.drop(key)  # other processes may hold more by now, or the entry is wrong: measure before giving up
+        except RankLostError:
+            cache.drop(key)  # by its next start
+            raise
     return sized(warmup.measured(new_runner, facts, device), held)
 
 
@@ -328,7 +339,7 @@ def assemble(
             cache=cache,
             rows=rows,
             stream=device_stream,
-            capturer=LedCapturer(new_capturer(), model) if isinstance(model, LeadingDecoder) else new_capturer(),
+            capturer=LedCapturer(new_capturer(), model, cache) if isinstance(model, LeadingDecoder) else new_capturer(),
             max_tokens=min(facts.max_batch_tokens, facts.max_model_len),
         )
     return ModelRunner(

@@ -4,17 +4,13 @@ Each runs `rank_worker` with a RankArgs on its standard input, which stays open:
 ends before it, for whatever reason, aborts the group, so that no rank waits for it.
 """
 
-import atexit
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -35,12 +31,13 @@ from kvasir_runtime.runner.startup import host_resources, node_group
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.startup.rank_worker")
 LAST_WORDS_BYTES: Final = 4096
 STDERR: Final = 2
+NONE: Final = -1
 
 
 class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank serves. options: those of the engine. rank, ranks: of those on this node. stages: that these form.
-    descriptor: of their memory. threads: to compute with. device: of torch, by name. meeting: a file in which ranks
-    with a device each meet, "" for others.
+    descriptor: of their memory. threads: to compute with. device: of torch, by name. meeting: descriptor of a file in
+    which ranks with a device each meet, NONE for others.
 
     last_words: descriptor of a pipe for one line about why it ended.
     """
@@ -52,7 +49,7 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     descriptor: int
     threads: int
     device: str
-    meeting: str
+    meeting: int
     last_words: int
 
 
@@ -115,22 +112,25 @@ def _with_cards(options: ServeOptions, device: torch.device, threads: int) -> Co
     there = torch.cuda.device_count()
     if there < options.ranks:
         raise StartError(f"{_named(options)} needs {options.ranks} CUDA devices, and there are {there}")
-    folder = tempfile.mkdtemp(prefix="kvasir-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    meeting = Path(folder, "ranks")
-    from kvasir_runtime.kernels import torch_collectives  # torch.distributed, which others need not wait for
+    from kvasir_runtime.kernels.torch_collectives import (
+        TorchCollectives,
+    )  # torch.distributed: others need not wait for it
 
-    return torch_collectives.joined(_node(options, threads, lambda local: local, meeting), device, meeting)
+    meeting = os.memfd_create("kvasir-cards")
+    group = _node(options, threads, lambda local: TorchCollectives(local, device), meeting)
+    assert isinstance(group, TorchCollectives)
+    group.connect(meeting)
+    return group
 
 
 def _node(
     options: ServeOptions,
     threads: int,
     group_of: Callable[[Collectives], Collectives],
-    meeting: Path | None = None,
+    meeting: int = NONE,
 ) -> Collectives:
-    """Start the ranks of this node behind its first. group_of: the whole group, of that of this node. meeting: a new
-    file for ranks with a CUDA device each; None for those that share the processors.
+    """Start the ranks of this node behind its first. group_of: the whole group, of that of this node. meeting: as of
+    RankArgs.
     """
     ranks, stages = options.local_ranks, options.pipeline_parallel_size if options.nnodes == 1 else 1
     try:
@@ -148,8 +148,8 @@ def _node(
                 stages=stages,
                 descriptor=descriptor,
                 threads=threads,
-                device="cpu" if meeting is None else f"cuda:{rank}",
-                meeting="" if meeting is None else str(meeting),
+                device="cpu" if meeting == NONE else f"cuda:{rank}",
+                meeting=meeting,
                 last_words=last_words,
             )
             try:
@@ -178,7 +178,7 @@ def _start(args: RankArgs, words: int, number: int, group: Collectives) -> None:
         COMMAND,
         stdin=subprocess.PIPE,
         stdout=STDERR,
-        pass_fds=(args.descriptor, args.last_words),
+        pass_fds=[one for one in (args.descriptor, args.last_words, args.meeting) if one != NONE],
         start_new_session=True,
     )
     assert process.stdin is not None

@@ -7,7 +7,6 @@ ended first.
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,10 +63,12 @@ def serve(args: RankArgs) -> NoReturn:
     if options.nnodes > 1:
         group = rank_processes.node_collectives(options, group, None)
     device = torch.device(args.device)
-    if args.meeting:
-        from kvasir_runtime.kernels import torch_collectives
+    if args.meeting != rank_processes.NONE:
+        from kvasir_runtime.kernels.torch_collectives import TorchCollectives
 
-        group = torch_collectives.joined(group, device, Path(args.meeting))
+        torch.set_num_threads(args.threads)
+        group = cards = TorchCollectives(group, device)
+        cards.connect(args.meeting)
     ops = replace(backends.ops_for(device, batch_invariant=options.batch_invariant), collectives=group)
     compute(options, source.resolve(options.model), device, ops, args.threads, lambda _: None)
 
@@ -127,4 +128,4 @@ def _die_with_engine() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # at once, also where a card still waits for others

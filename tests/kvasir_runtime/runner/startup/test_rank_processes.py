@@ -13,6 +13,7 @@ import torch
 
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream
+from fakes.cards import FakeCard
 from fakes.checkpoints import Shape
 from fakes.mixtures import WISHES, request, served
 from fakes.ranks import group_of
@@ -147,6 +148,23 @@ def test_a_rank_that_fails_ends_the_model_with_its_last_words(tmp_path: Path) ->
     with pytest.raises(RankLostError, match=r"^rank 1: [A-Za-z]+Error: .*none"):
         group.broadcast(b"a step")
     assert group.failure.startswith("rank 1: ")
+
+
+def test_who_watches_a_rank_ends_what_the_cards_exchange_too(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Watched(FakeCard):
+        """A group of cards behind that of their host."""
+
+        def abort(self, why: str) -> None:
+            """Told before the host's group ends."""
+            told.append(why)
+            super().abort(why)
+
+    group = rank_processes._node(options_of(tmp_path / "none"), 1, Watched)
+    with pytest.raises(RankLostError, match=r"^rank 1: "):
+        group.broadcast(b"a step")
+    assert [why.startswith("rank 1: ") for why in told] == [True]
 
 
 def test_a_node_of_no_nodes_is_refused_before_it_starts(tmp_path: Path) -> None:
