@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvasir_api import falcon_h1, layer_types, nemotron_h
+from kvasir_api import layer_types
 
 _HEAD_NORMS: Final = (
     *("qwen3", "qwen3_moe", "gemma3_text", "exaone4", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
@@ -58,15 +58,11 @@ _CURVE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """bare: layers that have no feed-forward layer, and no norm before one. joined: layers that have no norm before
-    attention. products: matrices of a feed-forward layer.
-    Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
+    """products: matrices of a feed-forward layer. Numbers in one layer: norms, of the hidden state; head_norms (and sinks of heads) and attention_biases, of those that
     attend; mlp_biases, with what an activation has. last_norm: of the norm behind all layers, and of that of embeddings.
     head_bias: whether a head over the vocabulary has one.
     """
 
-    bare: int
-    joined: int
     products: int
     norms: int
     head_norms: int
@@ -97,11 +93,8 @@ def of(
         norms, head_norms = 3, 2 * (query + key)
     products = 2 if family in _UNGATED else 3
     qkv, output, mlp = _biased(config, family)
-    bare, joined = config.get(nemotron_h.BARE), config.get(falcon_h1.JOINED)
     own = _CURVE if family == "apertus" else hidden if family in _DOWN else 0
     return DenseLayer(
-        bare=len(bare) if isinstance(bare, list) else 0,
-        joined=len(joined) if isinstance(joined, list) else 0,
         products=products,
         norms=norms * each,
         head_norms=head_norms,

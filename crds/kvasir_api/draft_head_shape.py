@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvasir_api import forecast
-from kvasir_api.forecast import ModelShape
 from kvasir_api.hf_config import architectures, count, flattened
+from kvasir_api.model_shape import ModelShape
 
 _NO_HEAD: Final = {
     "architectures": ["Model"],
@@ -54,5 +54,5 @@ def _with(shape: ModelShape, *, matrices: int, others: int) -> ModelShape:
         shape,
         parameters=shape.parameters + matrices + others,
         active_parameters=shape.active_parameters + matrices + others,
-        matrices=shape.matrices + matrices,
+        kinds=tuple(kind._replace(matrices=kind.matrices + matrices) for kind in shape.kinds),
     )

@@ -5,7 +5,7 @@ Pure arithmetic on the fields of a flattened config.json, for the forecast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvasir_api.hf_config import count, count_or_zero
 
@@ -13,17 +13,20 @@ _CHOICE_BIASES: Final = (
     *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "solar_open", "minimax_m2", "ernie4_5_moe", "nemotron_h"),
 )
 """Families whose experts have a bias each in the choice."""
+NOTHING_TO_SHARE: Final = "the model has no experts that ranks could share: let several replicas serve it"
+
+Parallelism = Literal["tensor", "data"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayers:
-    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
+    """Which layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without.
 
-    biases: numbers of all of theirs, and of their routers. products: matrices of one.
+    biases: numbers of those of a layer, and of its router. products: matrices of one.
     latent: width of the space in which they compute, 0 for that of the hidden state.
     """
 
-    layers: int = 0
+    layers: frozenset[int] = frozenset()
     number: int = 0
     chosen: int = 0
     size: int = 0
@@ -43,7 +46,7 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     first = count_or_zero(config, "first_k_dense_replace")
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     size, family = count(config, sizes), config.get("model_type")
-    sparse = sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    sparse = frozenset(layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer not in dense)
     each = 1 if config.get("topk_method") == "noaux_tc" or family in _CHOICE_BIASES else 0
     each = 1 + 2 * size + count(config, "hidden_size") if family == "gpt_oss" else each
     return ExpertLayers(
@@ -51,12 +54,37 @@ def of(config: Mapping[str, Any], layers: int) -> ExpertLayers:
         number=number,
         chosen=min(chosen, number),
         size=size,
-        biases=sparse * number * each,
+        biases=number * each,
         latent=count_or_zero(config, "moe_latent_size") if family == "nemotron_h" else 0,
         products=2 if family == "nemotron_h" else 3,
         shared=count_or_zero(config, "shared_expert_intermediate_size")
         or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
+
+
+def part(experts: int, size: int, *, ranks: int, whole: bool) -> tuple[int, int]:
+    """Experts of a layer that the first of several ranks has, which has most, and intermediate numbers of each.
+
+    experts: of the layer, at least 1. size: intermediate numbers of one. whole: ranks have some experts, and not a part of each.
+    Raises ValueError, which says why they cannot be divided so.
+    """
+    if not whole:
+        return experts, divided(size, ranks, "numbers of each expert")
+    if experts < ranks:
+        raise ValueError(f"{experts} experts are fewer than {ranks} ranks")
+    return -(-experts // ranks), size
+
+
+def divided(size: int, ranks: int, what: str) -> int:
+    """Of so many of something, what each rank has. Raises ValueError where they cannot be divided."""
+    if size % ranks:
+        raise ValueError(f"{size} {what} cannot be divided among {ranks} ranks")
+    return size // ranks
+
+
+def option(parallelism: Parallelism, ranks: int, *, whole: bool) -> str:
+    """By which there are several ranks, for messages."""
+    return f"--{parallelism}-parallel-size {ranks}{' with --enable-expert-parallel' if whole else ''}"
 
 
 def _number_field(config: Mapping[str, Any]) -> str:

@@ -12,32 +12,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvasir_api import forecast, hf_config, layouts, state_copies, stored_bits
+from kvasir_api import forecast, hf_config, layouts, model_shape, rank_forecast
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.model_uri import VERSION
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model, reads_own_layer
 from kvasir_api.stored_bits import Compute
 
-SCHEMA: Final = 9
+SCHEMA: Final = 10
 """Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
-
-MOST_PARAMETERS: Final = 10**15
-_SIZES: Final = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_positions")
-"""At least 1 in every model."""
-
-_AMOUNTS: Final = (
-    "active_parameters",
-    "matrices",
-    "head",
-    "experts",
-    "chosen_experts",
-    "routed",
-    "state_bytes",
-    "latent_row",
-    "stored_plain",
-)
-"""0 where a model has none of it."""
 
 MAX_BYTES: Final = 4096
 """A kubelet keeps so much of a container's last words."""
@@ -58,11 +42,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     supported: bool
     cpu_dtype: str
-    shape: forecast.ModelShape
+    shape: ModelShape
     overrides: str = ""
     draft_model: str = ""
-    drafter: forecast.ModelShape | None = None
-    own_drafter: forecast.ModelShape | None = None
+    drafter: ModelShape | None = None
+    own_drafter: ModelShape | None = None
 
 
 class RemoteInspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,10 +112,10 @@ def decode(document: str) -> ModelFacts:
         raise ValueError(f"not the facts of a model: {error}") from error
     if facts.schema != SCHEMA:
         raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
-    _check(facts.shape)
+    model_shape.check(facts.shape)
     for drafter in (facts.drafter, facts.own_drafter):
         if drafter is not None:
-            _check(drafter)
+            model_shape.check(drafter)
     return facts
 
 
@@ -144,28 +128,6 @@ def decode_remote(document: str) -> RemoteInspection:
     if not VERSION.fullmatch(found.commit):
         raise ValueError(f"the source named {found.commit[:80]!r}, which is no version")
     return found
-
-
-def _check(shape: forecast.ModelShape) -> None:
-    """Raises ValueError for sizes that the arithmetic of a forecast, which divides by some, does not expect."""
-    if shape.layers < 1 or not 1 <= shape.parameters <= MOST_PARAMETERS:
-        raise ValueError("facts of a model without layers, or with an absurd number of parameters")
-    if not shape.attentions or len(shape.attentions) != len(shape.group_layers):
-        raise ValueError(
-            f"facts of a model with {len(shape.attentions)} attentions for {len(shape.group_layers)} groups of layers"
-        )
-    least = dict.fromkeys(_SIZES, 1) | dict.fromkeys(_AMOUNTS, 0)
-    for name, smallest in least.items():
-        if getattr(shape, name) < smallest:
-            raise ValueError(f"facts of a model whose {name} is {getattr(shape, name)}, expected at least {smallest}")
-    for held in (shape.held, shape.cpu_held):
-        sizes = (held.int8, *(size for _, size in held.kept))
-        if min(sizes) < 1 or not 0 <= max(held.stored, *sizes) <= stored_bits.MOST or held.stored < 0:
-            raise ValueError(
-                f"facts of a model whose numbers take {held}, of which 1 to {stored_bits.MOST} are possible"
-            )
-    if min(shape.group_layers) < 1 or sum(shape.group_layers) != shape.layers:
-        raise ValueError(f"facts of a model of {shape.layers} layers in groups of {list(shape.group_layers)}")
 
 
 def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card, device: Compute = "cuda") -> Roofline | None:
@@ -214,12 +176,12 @@ def predicted(
     return _with_speeds(held, known, options) if known and held.kv_tokens else held
 
 
-def held_on(shape: forecast.ModelShape, device: Compute) -> forecast.ModelShape:
+def held_on(shape: ModelShape, device: Compute) -> ModelShape:
     """The same model with its numbers in few bits as a device holds them."""
     return replace(shape, held=shape.cpu_held) if device == "cpu" else shape
 
 
-def cache_refusal(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> str:
+def cache_refusal(shape: ModelShape, options: RuntimeOptions, device: Compute) -> str:
     """Why the model cannot have the KV cache of the options; empty where it can."""
     if options.kv_cache_dtype != "int4":
         return ""
@@ -265,7 +227,7 @@ def _of_what_is_left(
 ) -> Prediction:
     """The cache takes what weights, a step and the process leave of the share of memory."""
     drafter = _drafter(facts, options, dtype, device)
-    copies_bytes = copies_of_states(facts.shape, options, dtype, device)
+    copies_bytes = rank_forecast.copies_of_states(facts.shape, options, dtype, device)
     fitted = partial(_fit, facts.shape, options, dtype, memory_bytes, drafter=drafter, copies_bytes=copies_bytes)
     likely, certain = fitted(device=device), fitted(device=None)
     block_size = _block_size(facts.shape, options)
@@ -297,7 +259,7 @@ def _drafter(facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Com
 
 
 def drafter_size(
-    drafter: forecast.ModelShape, model: forecast.ModelShape, *, dtype: str, quantization: str, kv_cache_dtype: str
+    drafter: ModelShape, model: ModelShape, *, dtype: str, quantization: str, kv_cache_dtype: str
 ) -> DraftModelSize:
     """What a draft model takes beside a model: its cache has a block for each of the model's, whose cache groups have one
     each for the same tokens. dtype, quantization, kv_cache_dtype: as of `forecast.fit`, for both.
@@ -309,27 +271,18 @@ def drafter_size(
     )
 
 
-def copies_of_states(shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, device: Compute) -> int:
-    """Bytes of the copies of states of sequences with drafts, which a start counts before the cache gets the rest."""
-    block_bytes = shape.block_bytes(
-        dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype, options.block_size
-    )
-    on_cpu, ranks = device == "cpu", options.ranks
-    return state_copies.expected_bytes(shape.attentions, block_bytes, options.speculation, on_cpu=on_cpu, ranks=ranks)
-
-
-def _block_size(shape: forecast.ModelShape, options: RuntimeOptions) -> int:
+def _block_size(shape: ModelShape, options: RuntimeOptions) -> int:
     """Tokens of a block: those of the option, more where a state would not fit."""
     return max(options.block_size, shape.block_tokens)
 
 
-def _batch_tokens(shape: forecast.ModelShape, options: RuntimeOptions, device: Compute) -> int:
+def _batch_tokens(shape: ModelShape, options: RuntimeOptions, device: Compute) -> int:
     """Tokens of the largest step."""
     wanted = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
     return shape.step_tokens(wanted, options.max_model_len or shape.max_positions)
 
 
-def _requests(shape: forecast.ModelShape, options: RuntimeOptions, kv_tokens: int, chunk_tokens: int) -> int:
+def _requests(shape: ModelShape, options: RuntimeOptions, kv_tokens: int, chunk_tokens: int) -> int:
     """Requests of the longest length that a cache holds at once."""
     longest = options.max_model_len or shape.longest_sequence(kv_tokens, chunk_tokens, shape.max_positions)
     return int(shape.requests(kv_tokens, longest, chunk_tokens)) if longest else 0
@@ -345,7 +298,7 @@ def dtype_of(
 
 
 def _fit(
-    shape: forecast.ModelShape,
+    shape: ModelShape,
     options: RuntimeOptions,
     dtype: str,
     memory_bytes: int,
@@ -355,22 +308,17 @@ def _fit(
     copies_bytes: int,
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
-    batch_tokens = _batch_tokens(shape, options, device) if device else 0
-    process_bytes = options.sharing_ranks * forecast.PROCESS_BYTES[device] if device else 0
     longest = max(options.max_model_len - 1, _block_size(shape, options))
-    return forecast.fit(
+    return rank_forecast.fit(
         shape,
-        memory_bytes=memory_bytes,
-        memory_fraction=options.memory_fraction,
-        dtype=dtype,
+        options,
+        dtype,
+        memory_bytes,
+        device=device,
         max_model_len=options.max_model_len if shape.keeps_nothing else longest,
-        max_batch_tokens=batch_tokens,
-        process_bytes=process_bytes + copies_bytes,
-        kv_cache_dtype=options.kv_cache_dtype,
-        quantization=options.quantization,
-        weights_host_bytes=options.weights_host_bytes,
+        max_batch_tokens=_batch_tokens(shape, options, device) if device else 0,
+        copies_bytes=copies_bytes,
         drafter=drafter,
-        max_sequences=options.max_sequences,
     )
 
 
@@ -384,15 +332,20 @@ def _of_a_fixed_cache(
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     _, saved = shape.host_weights_bytes(dtype, options.quantization, options.weights_host_bytes)
     weights = shape.weights_bytes(dtype, options.quantization) - saved
+    whole = forecast.RankPart(weights_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(cached))
+    part, where = rank_forecast.part_of_rank(shape, options, dtype, memory_bytes), ""
+    if part is not None:
+        where, memory_bytes = rank_forecast.at_most(options), memory_bytes // options.sharing_ranks
+    held = part or whole
     parts = {
-        "the weights": weights,
+        "the weights": held.weights_bytes,
         "the draft model": drafter.weights_bytes,
-        f"a KV cache of {tokens:,} tokens": tokens * (shape.kv_bytes_per_token(cached) + drafter.kv_bytes_per_token),
+        f"a KV cache of {tokens:,} tokens": tokens * (held.kv_bytes_per_token + drafter.kv_bytes_per_token),
     }
     return Prediction(
         verdict="Fits" if sum(parts.values()) <= memory_bytes else "TooSmall",
         weights_bytes=weights,
         kv_tokens=tokens,
         requests=_requests(shape, options, tokens, _batch_tokens(shape, options, device)),
-        message=f"{forecast.sum_of(parts)}; there are {forecast.readable(memory_bytes)}",
+        message=f"{where}{forecast.sum_of(parts)}; there are {forecast.readable(memory_bytes)}",
     )

@@ -4,11 +4,15 @@ For each layout what the device that holds most leaves for the KV cache, and wha
 what devices exchange by their links and networks. Called by `kvasir plan --count` and by `pod_layouts`. Pure.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvasir_api.forecast import BYTES, PROCESS_BYTES, MemoryFit, ModelShape
+from kvasir_api import expert_layers
+from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, RankPart
+from kvasir_api.layer_kinds import LayerKind
+from kvasir_api.model_shape import BYTES, ModelShape
 from kvasir_api.roofline import LAYER_S, ROW_S, STEP_S, Roofline
 from kvasir_api.stage_cut import Cut, LayerCosts, StageRoom, balanced_stages, unread_experts
 from kvasir_api.stored_bits import Compute
@@ -64,14 +68,13 @@ class LayoutForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightParts:
-    """Of the weights of one device, in bytes. beside: the table of embeddings and the head as they are held, which the first of several
-    stages has beside its layers. head: of these what each step reads whole; a table is looked up for a few tokens. unread: of the
-    experts of all layers those that no request of the step goes to that stages are balanced for.
+    """Of the weights of one device, in bytes. held: of each layer, and of the table of embeddings and the head, which the first of
+    several stages has beside its layers. read: of these what each step reads that stages are balanced for. A table is looked up for a
+    few tokens, and of the experts those are left out that no request of the step goes to.
     """
 
-    beside: int
-    head: int
-    unread: int
+    held: LayerCosts
+    read: LayerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +112,27 @@ def possible(shape: ModelShape, count: int) -> tuple[Layout, ...]:
     for tensor in range(1, count + 1):
         divides = shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
         for stages in range(1, count // tensor + 1):
-            if tensor * stages == 1 or not divides or stages > shape.layers or count % (tensor * stages):
+            if tensor * stages == 1 or not divides or stages > most_stages(shape) or count % (tensor * stages):
                 continue
-            found.append(Layout(tensor=tensor, stages=stages))
-            if shape.experts >= tensor > 1:
-                found.append(Layout(tensor=tensor, stages=stages, whole_experts=True))
+            ways = (False, True) if shape.experts and tensor > 1 else (False,)
+            each = (Layout(tensor=tensor, stages=stages, whole_experts=whole) for whole in ways)
+            found += [layout for layout in each if _divides_experts(shape, layout)]
     return tuple(sorted(found, key=lambda layout: (layout.devices, -layout.tensor, layout.whole_experts)))
+
+
+def _divides_experts(shape: ModelShape, layout: Layout) -> bool:
+    if not shape.experts:
+        return True
+    try:
+        expert_layers.part(shape.experts, shape.expert_size, ranks=layout.tensor, whole=layout.whole_experts)
+    except ValueError:
+        return False
+    return True
+
+
+def most_stages(shape: ModelShape) -> int:
+    """That its layers can be cut into."""
+    return shape.layers - len(shape.joined)
 
 
 def forecasts(
@@ -129,66 +147,81 @@ def forecasts(
 
 def weight_parts(shape: ModelShape, dtype: str, quantization: str) -> WeightParts:
     """As they are held."""
-    table, plain = shape.vocabulary * shape.hidden, replace(shape, stored_plain=0)
-    outside = replace(plain, parameters=table + (0 if shape.tied else shape.head), matrices=0)
-    of_experts = replace(
-        plain, parameters=shape.routed, matrices=shape.routed, head=0, held=shape.held.with_experts(1.0)
-    )
+    table = shape.vocabulary * shape.hidden
+    tables = table + (0 if shape.tied else shape.head)
+    outside = replace(shape, parameters=tables, kinds=(LayerKind(matrices=0),), pattern="")
     beside, table_bytes = outside.weights_bytes(dtype, quantization), table * BYTES[dtype]
+    layers, experts = shape.layer_bytes(dtype, quantization), shape.expert_bytes(dtype, quantization)
     unread = unread_experts(shape.chosen_experts, shape.experts)
     return WeightParts(
-        beside=beside,
-        head=(beside - table_bytes or table_bytes) if shape.head else 0,
-        unread=int(of_experts.weights_bytes(dtype, quantization) * unread),
+        held=LayerCosts(layers=layers, first=shape.weights_bytes(dtype, quantization) - sum(layers)),
+        read=LayerCosts(
+            layers=[int(size - unread * own) for size, own in zip(layers, experts, strict=True)],
+            first=(beside - table_bytes or table_bytes) if shape.head else 0,
+        ),
     )
 
 
 def stage_room(shape: ModelShape, one: MemoryFit, room_bytes: int, tensor: int) -> StageRoom:
     """Of a stage of so many ranks. one: the forecast of one device, with the tokens that the cache has to hold. room_bytes: of each."""
-    cache_bytes = one.sequence_tokens * one.kv_bytes_per_token * _cache_copies(shape, tensor)
-    return StageRoom(num_bytes=room_bytes * tensor, layer_cache_bytes=-(-int(cache_bytes) // shape.layers))
+    cache_bytes = int(one.sequence_tokens * one.kv_bytes_per_token * _cache_copies(shape, tensor))
+    return StageRoom(
+        num_bytes=room_bytes * tensor,
+        layer_cache_bytes=-(-cache_bytes // max(shape.group_layers)),
+        groups=shape.cache_group_of,
+    )
 
 
 def of_data_rank(shape: ModelShape, ranks: int, *, whole_experts: bool) -> ModelShape:
     """What one of so many data-parallel ranks holds: its part of the experts, of whole ones as many as the rank with most, and
-    of the vocabulary; all else is on each. Raises ValueError for a model without experts.
+    of the vocabulary; all else is on each. Raises ValueError with what a start says where they cannot be divided so.
     """
-    if not shape.routed or not shape.experts:
-        raise ValueError(
-            f"dataParallelSize {ranks}: the model has no experts that ranks could share: let several replicas serve it"
-        )
-    experts = -(-shape.experts // ranks) if whole_experts else shape.experts
-    routed = shape.routed * experts // shape.experts if whole_experts else -(-shape.routed // ranks)
+    try:
+        if not shape.routed or not shape.experts * shape.expert_size:
+            raise ValueError(expert_layers.NOTHING_TO_SHARE)
+        experts, size = expert_layers.part(shape.experts, shape.expert_size, ranks=ranks, whole=whole_experts)
+    except ValueError as error:
+        option = expert_layers.option("data", ranks, whole=whole_experts)
+        raise ValueError(f"{option} is not possible: {error}") from error
     vocabulary, chosen = -(-shape.vocabulary // ranks), min(shape.chosen_experts, experts)
     tables = 2 if shape.head and not shape.tied else 1
-    fewer = shape.routed - routed
-    matrices = max(shape.matrices - fewer, 1)
-    parameters = shape.parameters - fewer - (shape.vocabulary - vocabulary) * shape.hidden * tables
-    return replace(
+    kinds = tuple(kind.with_experts(experts * size, shape.experts * shape.expert_size) for kind in shape.kinds)
+    part = replace(
         shape,
         vocabulary=vocabulary,
-        parameters=parameters,
-        active_parameters=parameters - routed * (experts - chosen) // experts,
-        matrices=matrices,
         head=vocabulary * shape.hidden if shape.head else 0,
         experts=experts,
         chosen_experts=chosen,
-        routed=routed,
-        held=shape.held.with_experts(routed / matrices),
-        cpu_held=shape.cpu_held.with_experts(routed / matrices),
+        expert_size=size,
+        kinds=kinds,
+    )
+    fewer = shape.routed - part.routed
+    parameters = shape.parameters - fewer - (shape.vocabulary - vocabulary) * shape.hidden * tables
+    fraction = part.routed / max(part.matrices, 1)
+    return replace(
+        part,
+        parameters=parameters,
+        active_parameters=parameters - part.routed * (experts - chosen) // experts,
+        held=shape.held.with_experts(fraction),
+        cpu_held=shape.cpu_held.with_experts(fraction),
     )
 
 
 def kv_tokens(shape: ModelShape, wanted: Wanted, layout: Layout) -> int:
-    """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most.
+    """Of the cache beside the weights of the heaviest stage, were each token to take what it takes in the stage that has most."""
+    part = largest(shape, wanted, layout)
+    per_token = part.kv_bytes_per_token
+    return max((wanted.room_bytes - part.weights_bytes) // per_token, 0) if per_token else 0
 
-    Layers count as equals.
-    """
-    held, cut = _cut(shape, wanted, layout)
-    weights = min(held.most(cut), wanted.one.weights_bytes) // layout.tensor
-    shared = _cache_copies(shape, layout.tensor) / layout.tensor
-    token_bytes = wanted.one.kv_bytes_per_token * max(map(len, cut)) * shared / shape.layers
-    return max(int((wanted.room_bytes - weights) / token_bytes), 0) if token_bytes else 0
+
+def largest(shape: ModelShape, wanted: Wanted, layout: Layout) -> RankPart:
+    """What a rank holds at most. Raises ValueError where layers cannot be cut so."""
+    cut = _cut(shape, wanted, layout)
+    token_bytes = max(shape.kv_bytes_per_token(wanted.one.kv_dtype, stage) for stage in cut)
+    return RankPart(
+        weights_bytes=wanted.parts.held.most(cut) // layout.tensor,
+        kv_bytes_per_token=math.ceil(token_bytes * _cache_copies(shape, layout.tensor) / layout.tensor),
+    )
 
 
 def _cache_copies(shape: ModelShape, tensor: int) -> float:
@@ -196,15 +229,10 @@ def _cache_copies(shape: ModelShape, tensor: int) -> float:
     return tensor if shape.latent_row else max(1.0, tensor / shape.kv_heads)
 
 
-def _cut(shape: ModelShape, wanted: Wanted, layout: Layout) -> tuple[LayerCosts, Cut]:
-    """As the runtime cuts, and what layers hold."""
-    layers_bytes = max(wanted.one.weights_bytes - wanted.parts.beside, 0)
-    each = -(-layers_bytes // shape.layers)
-    held = LayerCosts(layers=[each] * shape.layers, first=wanted.parts.beside)
-    read_bytes = max(layers_bytes - wanted.parts.unread, 0) // shape.layers
-    read = LayerCosts(layers=[read_bytes] * shape.layers, first=wanted.parts.head)
+def _cut(shape: ModelShape, wanted: Wanted, layout: Layout) -> Cut:
+    """As the runtime cuts."""
     room = stage_room(shape, wanted.one, wanted.room_bytes, layout.tensor)
-    return held, balanced_stages(read, held, layout.stages, room)
+    return balanced_stages(wanted.parts.read, wanted.parts.held, layout.stages, room, shape.joined)
 
 
 def _forecast(shape: ModelShape, wanted: Wanted, layout: Layout, roofline: Roofline | None) -> LayoutForecast:

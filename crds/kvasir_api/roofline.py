@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api.cache_groups import LayerAttention
-from kvasir_api.forecast import ModelShape
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.weight_offload import LINK_BYTES_PER_S
 
 STEP_S: Final = 0.0002

@@ -36,19 +36,33 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRoom:
-    """num_bytes: that all ranks of a stage have for weights and cache. layer_cache_bytes: what the cache has to hold takes in a layer."""
+    """num_bytes: that all ranks of a stage have for weights and cache. layer_cache_bytes: what the cache has to hold takes in a layer
+    of each cache group. groups: the cache group of each layer, () where all are of one.
+
+    Blocks of all groups are as large as a stage needs for the group of which it has most layers.
+    """
 
     num_bytes: int
     layer_cache_bytes: int
+    groups: Sequence[int] = ()
 
     def holds(self, held: LayerCosts, cut: Cut, spare_bytes: int = 0) -> bool:
         """Whether the weights of the heaviest stage and the cache of the longest leave so much."""
-        return held.most(cut) + max(map(len, cut)) * self.layer_cache_bytes + spare_bytes <= self.num_bytes
+        return held.most(cut) + self._most_cached(cut) * self.layer_cache_bytes + spare_bytes <= self.num_bytes
 
     def caches_as_much(self, held: LayerCosts, cut: Cut, other: Cut) -> bool:
         """Whether a cut leaves the cache as many tokens as another, but for one in so many."""
-        own, theirs = ((self.num_bytes - held.most(one), max(map(len, one))) for one in (cut, other))
+        own, theirs = ((self.num_bytes - held.most(one), self._most_cached(one)) for one in (cut, other))
         return own[0] * theirs[1] * FEWER_TOKENS >= theirs[0] * own[1] * (FEWER_TOKENS - 1)
+
+    def of_groups(self, num_layers: int) -> list[LayerCosts]:
+        """For each cache group, 1 in each layer that is of it."""
+        groups = self.groups or [0] * num_layers
+        return [LayerCosts(layers=[int(one == group) for one in groups]) for group in sorted(set(groups))]
+
+    def _most_cached(self, cut: Cut) -> int:
+        """Layers of one group that a stage has, at most."""
+        return max(one.most(cut) for one in self.of_groups(cut[-1].stop))
 
 
 def unread_experts(chosen: int, experts: int) -> float:
@@ -70,10 +84,11 @@ def balanced_stages(
         return fastest
     if room.holds(held, lightest):
         return lightest
-    bounds, sums = _units((held, _ones(held)), joined)
+    groups = room.of_groups(len(held.layers))
+    bounds, sums = _units((held, *groups), joined)
     for most in range(1, len(held.layers) + 1):
-        limits = room.num_bytes - most * room.layer_cache_bytes, most
-        if starts := _starts(sums, (held.first, 0), count, limits):
+        limits = room.num_bytes - most * room.layer_cache_bytes, *[most] * len(groups)
+        if starts := _starts(sums, (held.first, *[0] * len(groups)), count, limits):
             return _ranges(bounds, starts)
     return lightest
 

@@ -42,18 +42,27 @@ def test_anything_else_is_refused(document: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("schema", 1, "schema 1, expected 9"),
+        ("schema", 1, "schema 1, expected 10"),
         ("layers", 0, "without layers"),
         ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
         ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
         ("held", {"kept": [["int4", 0]]}, "of which 1 to 64 are possible"),
         ("cpu_held", {"stored": 1e300}, "of which 1 to 64 are possible"),
-        ("routed", -1, "routed is -1, expected at least 0"),
+        ("expert_size", -1, "expert_size is -1, expected at least 0"),
         ("held", {"int8": 0.5}, "of which 1 to 64 are possible"),
         ("attentions", [], "0 attentions for 1 groups"),
         ("group_layers", [], "1 attentions for 0 groups"),
         ("group_layers", [16, 16], "1 attentions for 2 groups"),
         ("group_layers", [0], "32 layers in groups of"),
+        ("kinds", [], "0 kinds of layers"),
+        ("kinds", [[9], [9]], "2 kinds of layers"),
+        ("kinds", [[9, 0, 10]], "layers of LayerKind"),
+        ("kinds", [[9, 0, 4, 8, 5]], "layers of LayerKind"),
+        ("kinds", [[9, -1]], "layers of LayerKind"),
+        ("kinds", [[9, 0, 0, 0, 0, 1]], "32} layers in cache groups of"),
+        ("pattern", "0" * 31, "31 layers of kinds"),
+        ("pattern", "1" * 32, "32 layers of kinds"),
+        ("pattern", "x" * 32, "32 layers of kinds"),
     ],
 )
 def test_facts_that_make_no_sense_are_refused(field: str, value: Any, message: str) -> None:
@@ -149,7 +158,48 @@ def test_ranks_with_requests_of_their_own_have_a_cache_each(
 def test_ranks_of_a_model_without_experts_are_not_forecast() -> None:
     found = judged(64, "cpu", data_parallel_size=2)
     assert found.verdict == "Unknown"
-    assert found.message.startswith("dataParallelSize 2: the model has no experts that ranks could share")
+    said = "--data-parallel-size 2 is not possible: the model has no experts that ranks could share"
+    assert found.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whole", "message"),
+    [
+        (
+            7,
+            False,
+            "--data-parallel-size 7 is not possible: 768 numbers of each expert cannot be divided among 7 ranks",
+        ),
+        (7, True, ""),
+    ],
+)
+def test_experts_that_a_start_does_not_divide_are_not_forecast(ranks: int, whole: bool, message: str) -> None:
+    found = of_mixture(200, ranks, enable_expert_parallel=whole)
+    assert (found.verdict, found.message == message) == (("Unknown", True) if message else ("Fits", False))
+
+
+def test_fewer_whole_experts_than_ranks_are_not_forecast() -> None:
+    few = facts(architecture="Qwen3MoeForCausalLM", shape=forecast.shape(QWEN3_30B | {"num_experts": 6}))
+    found = judged(200, "cpu", of=few, dtype="bfloat16", data_parallel_size=8, enable_expert_parallel=True)
+    assert (found.verdict, found.message) == (
+        "Unknown",
+        "--data-parallel-size 8 with --enable-expert-parallel is not possible: 6 experts are fewer than 8 ranks",
+    )
+
+
+def test_what_is_left_in_full_is_divided_with_the_experts_that_it_is_of() -> None:
+    """Half of the experts in full, and a fifth of the rest of the matrices."""
+    shape = forecast.shape(QWEN3_30B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}})
+    (kind,) = shape.kinds
+    plain, routed = kind.routed // 2 + (kind.matrices - kind.routed) // 5, kind.routed // 2
+    left = replace(shape, kinds=(kind._replace(plain=plain, plain_routed=routed),))
+    for whole in (False, True):
+        part = layouts.of_data_rank(left, 4, whole_experts=whole)
+        assert part.stored_plain == 48 * (plain - routed + routed // 4)
+        more = part.weights_bytes("bfloat16") - layouts.of_data_rank(shape, 4, whole_experts=whole).weights_bytes(
+            "bfloat16"
+        )
+        assert more == pytest.approx(part.stored_plain * (32 - shape.held.stored) / 16, rel=1e-9)
 
 
 def test_what_ranks_hold_each_keeps_its_bits() -> None:

@@ -1,11 +1,14 @@
 """Layouts of several devices: which are possible, what each holds, and which is the smallest that does."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from kvasir_api import forecast, layouts
+from kvasir_api import forecast, layouts, rank_forecast
 from kvasir_api.layouts import Layout, LayoutForecast, Wanted
+from kvasir_api.model_shape import ModelShape
+from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 
 CONFIG = {
@@ -30,7 +33,7 @@ CARD = Card(memory_bytes_per_s=10**12, flops_per_s=10**14)
 GIB = 1 << 30
 
 
-def roofline(shape: forecast.ModelShape = SHAPE) -> Roofline:
+def roofline(shape: ModelShape = SHAPE) -> Roofline:
     return Roofline(shape=shape, card=CARD, dtype="bfloat16", quantization="none", kv_bytes=512)
 
 
@@ -55,6 +58,8 @@ def test_layouts_divide_heads_layers_and_experts() -> None:
     assert [layout.tensor for layout in layouts.possible(replace(DENSE, layers=1), 16)] == [1, 2, 4, 8, 16]
     whole = {layout.tensor for layout in layouts.possible(SHAPE, 8) if layout.whole_experts}
     assert whole == {2, 4}  # of 6 experts
+    odd = [layout for layout in layouts.possible(replace(SHAPE, expert_size=1022), 4) if layout.stages == 1]
+    assert {(layout.tensor, layout.whole_experts) for layout in odd} == {(1, False), (2, False), (2, True), (4, True)}
 
 
 def test_each_device_holds_its_part_of_weights_and_cache() -> None:
@@ -71,6 +76,74 @@ def test_each_device_holds_its_part_of_weights_and_cache() -> None:
     assert tokens(8, 1) == pytest.approx((room - weights / 8) / (per_token / 4), rel=1e-6)
     least, most = (room - weights / 3) / (per_token / 3), (room - weights / 4) / (per_token / 4)
     assert least < tokens(1, 4) < most
+
+
+GEMMA = {
+    "model_type": "gemma3_text",
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 4096,
+    "vocab_size": 1000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+"""Ten layers with a window in groups of two, and one group of both others: a block has room for two layers."""
+LATENTS = CONFIG | {
+    "model_type": "deepseek_v2",
+    "intermediate_size": 65_536,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+}
+"""The first of 24 layers is as large as nine others."""
+
+
+def over_stages(config: dict[str, Any], stages: int, room_bytes: int) -> tuple[int, list[int], int]:
+    """Tokens of the cache, the layers of each stage, and bytes that a token takes in all of the model."""
+    shape = forecast.shape(config)
+    options = RuntimeOptions(dtype="bfloat16", max_model_len=512)
+    asked = replace(rank_forecast.wanted(shape, options, "bfloat16", 64 * GIB), room_bytes=room_bytes)
+    layout = Layout(tensor=1, stages=stages)
+    cut = layouts._cut(shape, asked, layout)
+    return layouts.kv_tokens(shape, asked, layout), [*map(len, cut)], asked.one.kv_bytes_per_token
+
+
+def test_a_stage_with_a_whole_cache_group_takes_as_much_of_a_token_as_all_layers() -> None:
+    layer_bytes = 2 * (2 * 1024 * 1024 + 2 * 512 * 1024 + 3 * 1024 * 4096 + 4 * 1024 + 2 * 128)
+    table_bytes = 2 * 1024 * 1001
+    tokens, lengths, per_token = over_stages(GEMMA, 2, GIB)
+    assert (lengths, per_token) == ([6, 6], 6 * 2 * 2048)
+    assert tokens == (GIB - 6 * layer_bytes - table_bytes) // per_token
+    tokens, lengths, _ = over_stages(GEMMA, 12, GIB)
+    assert (lengths, tokens) == ([1] * 12, (GIB - layer_bytes - table_bytes) // (per_token // 2))
+
+
+def test_a_layer_that_is_larger_than_others_has_fewer_beside_it() -> None:
+    shape = forecast.shape(LATENTS)
+    dense, sparse = shape.layer_bytes("bfloat16", "auto")[:2]
+    assert 8 < dense / sparse < 9
+    tokens, lengths, per_token = over_stages(LATENTS, 2, 4 * GIB)
+    assert lengths[0] < 9
+    heaviest = max(dense + (lengths[0] - 1) * sparse + 2 * 1024 * 100_001, lengths[1] * sparse)
+    assert tokens == (4 * GIB - heaviest) // (per_token * lengths[1] // 24)
+
+
+def test_no_stage_begins_with_a_layer_that_reads_what_the_one_before_it_reads() -> None:
+    """Of Falcon-H1 a layer is two here: so many stages as there are layers of both."""
+    halves = CONFIG | {"model_type": "falcon_h1", "num_experts": 0, "num_hidden_layers": 3, "mamba_d_ssm": 2048}
+    shape = forecast.shape(halves)
+    assert (shape.layers, shape.joined) == (6, {1, 3, 5})
+    assert max(one.stages for one in layouts.possible(shape, 6)) == 3
+    assert over_stages(halves, 3, 4 * GIB)[1] == [2, 2, 2]
+    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
+        over_stages(halves, 4, 4 * GIB)
 
 
 def test_the_smallest_layout_that_fits_is_chosen() -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvasir_api import forecast, inspection, layouts, pod_layouts, weight_offload
+from kvasir_api import forecast, inspection, layouts, pod_layouts, rank_forecast, weight_offload
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, reads_own_layer
 from kvasir_runtime.commands import host_resources, model_facts
@@ -15,7 +16,7 @@ class FitReport:
 
     ranks: processes that share the memory; data_ranks: those of them that have requests and a part of the cache of
     their own, so that a request is no longer than a part. step_tokens: of the largest step. drafter: what a draft model
-    takes. stored_sixteenths, stored_plain: as of `forecast.ModelShape`.
+    takes. stored_sixteenths, stored_plain: as of `ModelShape`.
     """
 
     model: str
@@ -95,7 +96,7 @@ def fit_report(
 
 
 def _fit(
-    shape: forecast.ModelShape,
+    shape: ModelShape,
     options: RuntimeOptions,
     memory_bytes: int,
     dtype: str,
@@ -105,21 +106,17 @@ def _fit(
     shared: bool,
 ) -> forecast.MemoryFit:
     """Of the processes that share a cache."""
-    copies_bytes = inspection.copies_of_states(shape, options, dtype, device)
-    return forecast.fit(
+    return rank_forecast.fit(
         shape,
-        memory_bytes=memory_bytes,
-        memory_fraction=options.memory_fraction,
-        dtype=dtype,
+        options,
+        dtype,
+        memory_bytes,
+        device=device,
         max_model_len=options.max_model_len,
         max_batch_tokens=options.max_batch_tokens or forecast.BATCH_TOKENS[device],
-        process_bytes=options.sharing_ranks * forecast.PROCESS_BYTES[device] + copies_bytes,
-        kv_cache_dtype=options.kv_cache_dtype,
-        quantization=options.quantization,
-        weights_host_bytes=options.weights_host_bytes,
-        cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
+        copies_bytes=rank_forecast.copies_of_states(shape, options, dtype, device),
         drafter=beside,
-        max_sequences=options.max_sequences,
+        cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
     )
 
 
@@ -136,7 +133,7 @@ def _of_all(fit: forecast.MemoryFit, ranks: int) -> forecast.MemoryFit:
     )
 
 
-def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: host_resources.Device) -> None:
+def _check_options(shape: ModelShape, options: RuntimeOptions, device: host_resources.Device) -> None:
     """Raises ValueError for what the runtime refuses at start."""
     if options.weights_host_bytes and device == "cpu":
         raise ValueError(weight_offload.NOT_ON_CPU)
@@ -147,7 +144,7 @@ def _check_options(shape: forecast.ModelShape, options: RuntimeOptions, device: 
 def _drafter_size(
     config: dict[str, Any],
     drafter: dict[str, Any] | None,
-    model: forecast.ModelShape,
+    model: ModelShape,
     device: host_resources.Device,
     options: RuntimeOptions,
 ) -> DraftModelSize:
@@ -170,7 +167,7 @@ def _drafter_size(
 
 
 def _cache_limit(
-    shape: forecast.ModelShape, memory_bytes: int, dtype: str, device: host_resources.Device, options: RuntimeOptions
+    shape: ModelShape, memory_bytes: int, dtype: str, device: host_resources.Device, options: RuntimeOptions
 ) -> int:
     """The engine's cache on a shared machine: a modest part of memory, or the requested length."""
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype

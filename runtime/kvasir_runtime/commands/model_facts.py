@@ -5,12 +5,14 @@ Called by `plan`, also in a pod of the operator, which cannot see the model itse
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvasir_api import draft_head_shape, forecast, hf_config, inspection
+from kvasir_api import draft_head_shape, forecast, hf_config, inspection, layer_kinds
+from kvasir_api.layer_kinds import LayerKind
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.speculation import draft_model
 from kvasir_runtime import hub
 from kvasir_runtime.commands import host_resources, model_config
@@ -83,7 +85,7 @@ def _inspected(
     return inspection.RemoteInspection(commit=version, download_bytes=download_bytes, facts=known, message=why)
 
 
-def _drafter(name: str) -> forecast.ModelShape | None:
+def _drafter(name: str) -> ModelShape | None:
     """Sizes of a draft model. None without one, and where its config cannot be read, which a replica then reports."""
     try:
         return drafter_shape(model_config.read_config(name)) if name else None
@@ -91,12 +93,12 @@ def _drafter(name: str) -> forecast.ModelShape | None:
         return None
 
 
-def drafter_shape(config: dict[str, Any]) -> forecast.ModelShape:
+def drafter_shape(config: dict[str, Any]) -> ModelShape:
     """Of a draft model, or of a head. Raises ValueError."""
     return draft_head_shape.of_eagle3(config) or shape_of(config)
 
 
-def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
+def own_drafter(config: dict[str, Any]) -> ModelShape | None:
     """Sizes of the layer that drafts in a model's own checkpoint; None where there is none that can be used."""
     from kvasir_runtime.models.registry import FAMILIES
 
@@ -107,7 +109,7 @@ def own_drafter(config: dict[str, Any]) -> forecast.ModelShape | None:
     return draft_head_shape.of_mtp(config)
 
 
-def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
+def shape_of(config: dict[str, Any]) -> ModelShape:
     """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing, and of
     a config that a start refuses why it does.
     """
@@ -121,7 +123,8 @@ def shape_of(config: dict[str, Any]) -> forecast.ModelShape:
     served = _served(config)
     if served is None or not shape.held.stored:
         return shape
-    return replace(shape, stored_plain=_stored_plain(*served, shape))
+    kinds, pattern = layer_kinds.folded(_left_in_full(*served, shape))
+    return replace(shape, kinds=kinds, pattern=pattern)
 
 
 def _served(config: dict[str, Any]) -> "tuple[ModelConfig, Family] | None":
@@ -140,15 +143,16 @@ def _served(config: dict[str, Any]) -> "tuple[ModelConfig, Family] | None":
         raise ValueError(str(error)) from error
 
 
-def _stored_plain(config: "ModelConfig", family: "Family", shape: forecast.ModelShape) -> int:
-    """As of `forecast.ModelShape`.
+def _left_in_full(config: "ModelConfig", family: "Family", shape: ModelShape) -> Sequence[LayerKind]:
+    """Of each layer, with the numbers that a checkpoint in fewer bits leaves in full.
 
     What is one matrix in the runtime is left in full where one of its parts is, as `weights.quant_formats` holds it.
     """
     from kvasir_runtime.models import quantization_config
 
+    layers = shape.layer_kinds
     if config.quantization_config is None or shape.layers * shape.experts > _MOST_EXPERTS:
-        return 0
+        return layers
     places = family.places(family.spec(config))
     is_left = quantization_config.left_in_full(config.quantization_config)
     numbers, left = Counter[str](), set[str]()
@@ -157,7 +161,14 @@ def _stored_plain(config: "ModelConfig", family: "Family", shape: forecast.Model
             numbers[place.tensor] += math.prod(place.shape)
             if is_left(name.removesuffix(".weight")):
                 left.add(place.tensor)
-    return min(shape.matrices, sum(numbers[tensor] for tensor in left))
+    plain, routed = Counter[int](), Counter[int]()
+    for tensor in left:
+        plain[layer := int(tensor.split(".")[1])] += numbers[tensor]
+        routed[layer] += numbers[tensor] if ".experts." in tensor else 0
+    return [
+        kind._replace(plain=min(kind.matrices, plain[layer]), plain_routed=min(kind.routed, routed[layer]))
+        for layer, kind in enumerate(layers)
+    ]
 
 
 def architecture_of(config: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Which part of a decoder one process of several computes, as data. `sharding` says what a part is."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Parallelism = Literal["tensor", "data"]
+from kvasir_api import expert_layers
+from kvasir_api.expert_layers import Parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,7 @@ class Rank:
     @property
     def option(self) -> str:
         """By which there are several, for messages."""
-        how = " with --enable-expert-parallel" if self.whole_experts else ""
-        return f"--{self.parallelism}-parallel-size {self.count}{how}"
+        return expert_layers.option(self.parallelism, self.count, whole=self.whole_experts)
 
     def leaves_out(self) -> tuple[str, ...]:
         """Tensors of a layer that it leaves to the first rank, since they are added once to a sum over ranks."""

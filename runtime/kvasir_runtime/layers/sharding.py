@@ -15,6 +15,8 @@ give to all tokens, which the same sums join; all else is divided as above.
 
 from dataclasses import replace
 
+from kvasir_api import expert_layers
+from kvasir_api.expert_layers import NOTHING_TO_SHARE, divided
 from kvasir_runtime.layers.layer_specs import ExpertsSpec, StateSpec
 from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.spec import DecoderSpec
@@ -30,21 +32,21 @@ def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
         raise ValueError("encoders are computed by one process")
     if rank.is_data:
         if spec.experts is None:
-            raise ValueError("the model has no experts that ranks could share: let several replicas serve it")
+            raise ValueError(NOTHING_TO_SHARE)
         return replace(spec, rank=rank, experts=_experts(spec.experts, rank))
     if spec.wide_qk_norm:
         raise ValueError("norms over the queries of all heads cannot be divided among ranks")
     kv_heads = spec.num_kv_heads
     if kv_heads % rank.count and rank.count % kv_heads:
         raise ValueError(f"{kv_heads} key heads can neither be divided among {rank.count} ranks nor be shared by them")
-    heads = _part(spec.num_heads, rank.count, "attention heads")
+    heads = divided(spec.num_heads, rank.count, "attention heads")
     return replace(
         spec,
         rank=rank,
         num_heads=heads,
         alibi=spec.alibi[rank.index * heads : (rank.index + 1) * heads],
         num_kv_heads=max(kv_heads // rank.count, 1),
-        intermediate_size=_part(spec.intermediate_size, rank.count, "numbers of the feed-forward layers"),
+        intermediate_size=divided(spec.intermediate_size, rank.count, "numbers of the feed-forward layers"),
         experts=_experts(spec.experts, rank),
         state=None if spec.state is None else _state(spec.state, rank.count),
     )
@@ -53,8 +55,8 @@ def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
 def _state(state: StateSpec, count: int) -> StateSpec:
     return replace(
         state,
-        key_heads=_part(state.key_heads, count, "key heads of layers with a state"),
-        value_heads=_part(state.value_heads, count, "value heads of layers with a state"),
+        key_heads=divided(state.key_heads, count, "key heads of layers with a state"),
+        value_heads=divided(state.value_heads, count, "value heads of layers with a state"),
     )
 
 
@@ -63,20 +65,13 @@ def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
         if rank.whole_experts:
             raise ValueError("the model has no experts")
         return None
+    total, whole = experts.num_experts, rank.whole_experts
+    _, inner = expert_layers.part(total, experts.intermediate_size, ranks=rank.count, whole=whole)
     shared = experts.shared_size
     if not rank.is_data:
-        shared = _part(shared, rank.count, "numbers of the shared expert")
-    if not rank.whole_experts:
-        inner = _part(experts.intermediate_size, rank.count, "numbers of each expert")
+        shared = divided(shared, rank.count, "numbers of the shared expert")
+    if not whole:
         return replace(experts, intermediate_size=inner, shared_size=shared)
-    if experts.num_experts < rank.count:
-        raise ValueError(f"{experts.num_experts} experts are fewer than {rank.count} ranks")
     # The first rank has one of those that are left over: it is the one that measures its memory.
-    first, end = (-(-experts.num_experts * index // rank.count) for index in (rank.index, rank.index + 1))
+    first, end = (-(-total * index // rank.count) for index in (rank.index, rank.index + 1))
     return replace(experts, held=range(first, end), shared_size=shared)
-
-
-def _part(size: int, count: int, what: str) -> int:
-    if size % count:
-        raise ValueError(f"{size} {what} cannot be divided among {count} ranks")
-    return size // count

@@ -74,7 +74,9 @@ def test_the_forecast_of_ranks_with_requests_of_their_own_holds(tmp_path: Path, 
     assert planned.fitting_context == planned.fit.kv_tokens // 2 < planned.max_model_len
     assert facts.max_model_len == facts.capacity_tokens // 2 + 1
     dense = checkpoints.config_json(Shape(dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"^dataParallelSize 2: the model has no experts that ranks could share"):
+    with pytest.raises(
+        ValueError, match=r"^--data-parallel-size 2 is not possible: the model has no experts that ranks could share"
+    ):
         fit_report(family, dense, memory_bytes=2**30, device="cpu", options=given)
 
 

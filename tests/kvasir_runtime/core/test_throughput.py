@@ -3,7 +3,8 @@
 import pytest
 
 from kvasir_api.cache_groups import LayerAttention
-from kvasir_api.forecast import ModelShape
+from kvasir_api.layer_kinds import LayerKind
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.roofline import StepWork
 from kvasir_api.state import DecodeTotals, WorkTotals
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
@@ -114,7 +115,8 @@ def test_work_is_that_of_the_chunks_by_the_sizes_of_the_model():
     """Two layers of one head of 8 numbers, one with a window of 4 tokens; 100 weights, 40 of them the head."""
     shape = ModelShape(
         layers=2, hidden=4, intermediate=4, heads=1, kv_heads=1, head_dim=8, vocabulary=10, max_positions=64,
-        parameters=140, active_parameters=140, matrices=60, head=40, tied=False, dtype="bfloat16",
+        parameters=140, active_parameters=140,
+        kinds=(LayerKind(30), LayerKind(30, group=1)), pattern="01", head=40, tied=False, dtype="bfloat16",
         attentions=(LayerAttention(), LayerAttention("window", 4)), group_layers=(1, 1),
     )  # fmt: skip
     work = StepWork(shape=shape, weights_bytes=280, table_bytes=80, kv_bytes=32)

@@ -3,7 +3,9 @@
 Whole and in chunks, behind a cached prefix, preempted, and in a batch with others.
 """
 
+import math
 import random
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from fakes.by_hand import Hand, Stream, runner_of
 from fakes.family_configs import MODELS
 from fakes.integer_checkpoints import Style
 from fakes.mixed_streams import mixed_streams
-from kvasir_api import forecast
+from kvasir_api import forecast, inspection
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -133,3 +135,24 @@ def test_parameters_are_counted_as_there_are(judged, name: str) -> None:
     counted = sum(torch.Size(shape).numel() for shape in shapes.values())
     assert counted == sum(tensor.numel() for tensor in family_checkpoints.tensors_of(judge).values())
     assert forecast.shape(read_document(folder)).parameters == counted
+
+
+@NAMES
+def test_what_each_layer_has_is_counted_as_it_is(judged, name: str) -> None:
+    folder, _ = judged(name)
+    config = read_config(folder)
+    spec, shape = family_of(config).spec(config), forecast.shape(read_document(folder))
+    numbers, routed = Counter[int](), Counter[int]()
+    for tensor, size in parameter_shapes(spec).items():
+        if tensor.startswith("layers."):
+            layer, count = int(tensor.split(".")[1]), math.prod(size)
+            numbers[layer] += count
+            routed[layer] += count if ".experts." in tensor and tensor.endswith(".weight") else 0
+    kinds = shape.layer_kinds
+    assert [kind.matrices + kind.others for kind in kinds] == [numbers[layer] for layer in range(spec.num_layers)]
+    assert [kind.routed for kind in kinds] == [routed[layer] for layer in range(spec.num_layers)]
+    assert shape.joined == spec.joined
+    groups = {layer: index for index, group in enumerate(spec.cache_groups) for layer in group.layers}
+    assert dict(enumerate(shape.cache_group_of)) == groups
+    facts = inspection.ModelFacts(architecture="A", supported=True, cpu_dtype="float32", shape=shape)
+    assert inspection.decode(inspection.encode(facts).decode()) == facts

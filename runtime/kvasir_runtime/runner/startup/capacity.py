@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvasir_api import forecast
 from kvasir_api.hf_config import SequenceLimits
+from kvasir_api.model_shape import ModelShape
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError
 
 
@@ -75,7 +76,7 @@ def check_weights(weights_bytes: int, free_bytes: int, limit_bytes: int, folder:
 
 
 def check_forecast(
-    model: forecast.ModelShape,
+    model: ModelShape,
     *,
     limit_bytes: int,
     fraction: float,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from kvasir_api import forecast, hf_config, inspection, weight_offload
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.options import ServeOptions
 from kvasir_api.roofline import StepWork, table_bytes
 from kvasir_runtime.engine_reports import Progress
@@ -299,7 +300,7 @@ def _limit_bytes(device: torch.device) -> int:
     return host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
-def _sizes(document: Mapping[str, Any]) -> forecast.ModelShape | None:
+def _sizes(document: Mapping[str, Any]) -> ModelShape | None:
     """None where config.json lacks what the forecast counts with."""
     try:
         return forecast.shape(document)
@@ -307,7 +308,7 @@ def _sizes(document: Mapping[str, Any]) -> forecast.ModelShape | None:
         return None
 
 
-def _work(sizes: forecast.ModelShape, weights_bytes: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> StepWork:
+def _work(sizes: ModelShape, weights_bytes: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> StepWork:
     names = {torch.int8: "int8", kv_quant.FLOAT8: "fp8", kv_quant.INT4: "int4"}
     return StepWork(
         shape=sizes,
@@ -319,7 +320,7 @@ def _work(sizes: forecast.ModelShape, weights_bytes: int, dtype: torch.dtype, ca
 
 def _check_forecast(
     options: ServeOptions,
-    model: forecast.ModelShape | None,
+    model: ModelShape | None,
     device: torch.device,
     dtype: torch.dtype,
     weights_bytes: int,

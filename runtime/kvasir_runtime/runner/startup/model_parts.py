@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from kvasir_api import layouts, pod_layouts
-from kvasir_api.forecast import ModelShape
+from kvasir_api import layouts, rank_forecast
+from kvasir_api.expert_layers import Parallelism
+from kvasir_api.model_shape import ModelShape
 from kvasir_api.options import ServeOptions
 from kvasir_api.speculation import draft_model
 from kvasir_api.stage_cut import LayerCosts, StageRoom, balanced_stages, stage_layers, unread_experts
@@ -18,7 +19,7 @@ from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.layers import sharding, stages
-from kvasir_runtime.layers.rank import Parallelism, Rank
+from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place
@@ -117,7 +118,7 @@ def stage_room(
     """
     if sizes is None or options.pipeline_parallel_size == 1 or draft_model(options.speculation):
         return None
-    one, room_bytes = pod_layouts.of_one(sizes, options, str(dtype).removeprefix("torch."), rank_bytes)
+    one, room_bytes = rank_forecast.of_one(sizes, options, str(dtype).removeprefix("torch."), rank_bytes)
     return layouts.stage_room(sizes, one, room_bytes, options.tensor_parallel_size)
 
 
