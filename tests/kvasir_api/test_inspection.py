@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from fakes.models import LLAMA_8B, QWEN3_30B, facts
-from kvasir_api import forecast, inspection, layouts
+from kvasir_api import forecast, inspection, layer_kinds, layouts
 from kvasir_api.inspection import ModelFacts, Prediction, predicted
 from kvasir_api.options import RuntimeOptions
 
@@ -114,6 +114,32 @@ def test_numbers_of_a_refusal_are_those_that_count() -> None:
         "the weights (14.96 GiB) and the KV cache of one request of 16 tokens (2 MiB) take 14.96 GiB;"
         " 7.20 GiB of 8.00 GiB may be used"
     )
+
+
+GEMMA = LLAMA_8B | {"model_type": "gemma3_text", "sliding_window": 1024, "num_hidden_layers": 12}
+
+
+def test_facts_of_as_many_kinds_of_layers_as_there_may_be_are_last_words() -> None:
+    """The most layers that a config may have, each with other numbers in full, beside a draft model like it in size."""
+    whole = forecast.shape(LLAMA_8B | {"num_hidden_layers": 1024})
+    layers = [kind._replace(plain=10**8 + layer % 10) for layer, kind in enumerate(whole.layer_kinds)]
+    kinds, pattern = layer_kinds.folded(layers)
+    assert (len(kinds), pattern[:12]) == (10, "012345678901")
+    shape = replace(whole, kinds=kinds, pattern=pattern)
+    read = facts(shape=shape, drafter=forecast.shape(QWEN3_30B), draft_model="hf://some/model-of-a-long-name-0.5B")
+    found = inspection.RemoteInspection(commit="0" * 40, download_bytes=10**12, facts=read)
+    assert inspection.decode_remote(inspection.encode(found).decode()) == found
+    assert inspection.decode(inspection.encode(read).decode()).shape.stored_plain == shape.stored_plain
+
+
+def test_layers_with_more_numbers_in_full_than_digits_count_alike() -> None:
+    whole = forecast.shape(GEMMA)
+    layers = [kind._replace(plain=layer) for layer, kind in enumerate(whole.layer_kinds)]
+    kinds, pattern = layer_kinds.folded(layers)
+    assert [(kind.group, kind.plain) for kind in kinds] == [(0, 5), (5, 8)]  # (0 + ... + 10) / 10 and (5 + 11) / 2
+    assert pattern == "000001000001"
+    shape = replace(whole, kinds=kinds, pattern=pattern)
+    assert inspection.decode(inspection.encode(facts(shape=shape)).decode()).shape == shape
 
 
 def of_mixture(memory_gib: float, ranks: int, **options: Any) -> Prediction:

@@ -29,6 +29,7 @@ from kvasir_runtime.commands import model_facts
 from kvasir_runtime.commands.fit_report import fit_report
 from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models import quantization_config
 from kvasir_runtime.models.config import checked
@@ -100,15 +101,15 @@ def written(folder: Path, shape: Shape, convert: Callable[[Path], Any], left: st
     return folder
 
 
-def planned(folder: Path, dtype: str) -> int:
+def planned(folder: Path, dtype: str, **options: Any) -> int:
     config = json.loads((folder / "config.json").read_text())
-    report = fit_report("m", config, memory_bytes=2**32, device="cpu", options=RuntimeOptions(dtype=dtype))
-    return report.fit.weights_bytes
+    given = RuntimeOptions(dtype=dtype, **options)
+    return fit_report("m", config, memory_bytes=2**32, device="cpu", options=given).fit.weights_bytes
 
 
-def held(folder: Path, dtype: str) -> int:
-    options = ServeOptions(model=str(folder), kv_cache_tokens=64, dtype=dtype, device="cpu")
-    return build(options, lambda _: None).facts.weights_bytes
+def held(folder: Path, dtype: str, **options: Any) -> int:
+    given = ServeOptions(model=str(folder), kv_cache_tokens=64, dtype=dtype, device="cpu", **options)
+    return build(given, lambda _: None).facts.weights_bytes
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -134,6 +135,20 @@ def test_experts_are_one_matrix(tmp_path: Path) -> None:
     ignored = {"ignore": [r"re:.*layers\.0\.mlp\.experts\.1\."]}
     written(tmp_path, shape, integers("packed", group=32), r"\.0\.mlp\.experts\.1\.", ignored)
     assert planned(tmp_path, "bfloat16") == held(tmp_path, "bfloat16")
+    first, *others = model_facts.shape_of(json.loads((tmp_path / "config.json").read_text())).layer_kinds
+    assert first.plain == first.plain_routed > 0
+    assert {(kind.plain, kind.plain_routed) for kind in others} == {(0, 0)}
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
+def test_ranks_that_have_whole_experts_divide_those_in_full(tmp_path: Path) -> None:
+    """All experts of the first layer, and the output of attention of each, which both ranks have."""
+    shape = replace(SHAPE, family="qwen3_moe")
+    ignored = {"ignore": [r"re:.*layers\.0\.mlp\.experts", r"re:.*o_proj"]}
+    written(tmp_path, shape, integers("packed", group=32), r"\.0\.mlp\.experts\.|o_proj", ignored)
+    ranks = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    taken = held(tmp_path, "float32", startup_cache="off", **ranks)
+    assert planned(tmp_path, "float32", **ranks) == pytest.approx(taken, rel=0.001)
 
 
 def test_facts_of_the_operator_have_it(tmp_path: Path) -> None:
