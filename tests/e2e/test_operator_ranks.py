@@ -1,12 +1,15 @@
 """A replica of two ranks on everything real: it applies, streams, loses a rank, and starts again with the reason."""
 
+import asyncio
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
+from fakes import checkpoints
 from fakes.life import DEADLINE_S, Life, answer, processes_of
 from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
@@ -14,10 +17,20 @@ from kvasir_local.control_plane import ControlPlane
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        pytest.param("qwen3", {"tensorParallelSize": 2}, id="of each layer"),
+        pytest.param("qwen3_moe", {"dataParallelSize": 2}, id="with requests of their own"),
+        pytest.param("deepseek_v2", {"dataParallelSize": 2, "enableExpertParallel": True}, id="and whole experts"),
+    ],
+)
 async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
-    life: Life, installed: ControlPlane
+    life: Life, installed: ControlPlane, family: str, sizes: dict[str, Any]
 ) -> None:
-    life.apply(replicas=1, autoscaling=None, runtime={"kvCacheTokens": 2048, "tensorParallelSize": 2})
+    checkpoints.write(life.volume() / family, checkpoints.Shape(family=family))
+    runtime = {"kvCacheTokens": 2048, **sizes}
+    life.apply(uri=f"pvc://kvasir-tiny/{family}", replicas=1, autoscaling=None, runtime=runtime)
     await life.until_ready()
     (pod,) = life.pods()
     (rank,) = processes_of(pod, "rank_worker")
@@ -32,7 +45,8 @@ async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
     await life.until(all_alive, "both ranks in the status")
     address = f"{stack.gateway_url(installed)}/v1"
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
-        assert await answer(client, life.namespace, 40) == "length"
+        assert await streams(client, life.namespace) == ["length"] * 4
+        killed = datetime.now(UTC)
         os.kill(rank, signal.SIGKILL)
 
         def restarted() -> dict[str, Any] | None:
@@ -44,7 +58,13 @@ async def test_a_replica_of_two_ranks_streams_and_starts_again_when_one_is_lost(
         ended = await life.until(restarted, "the container is ready again")
         assert "rank 1 was killed by SIGKILL" in ended["message"]
         assert ended["exitCode"] == 1
+        assert datetime.fromisoformat(ended["finishedAt"]) - killed < timedelta(seconds=10)
         assert life.uids() == {pod["metadata"]["uid"]}
         await life.until_ready()
         await life.until(all_alive, "both ranks in the status again")
-        assert await answer(client, life.namespace, 40) == "length"
+        assert await streams(client, life.namespace) == ["length"] * 4
+
+
+async def streams(client: AsyncOpenAI, model: str) -> list[str]:
+    """How four at once end, which ranks with requests of their own share."""
+    return await asyncio.gather(*(answer(client, model, 40) for _ in range(4)))

@@ -68,6 +68,12 @@ class Life:
     def uids(self) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.pods()}
 
+    def volume(self) -> Path:
+        """The directory of this machine that the sample's claim has, and pods read models from."""
+        (claim,) = self.items("persistentvolumeclaims")
+        found = json.loads(self.kubectl("get", "persistentvolume", claim["spec"]["volumeName"], "-ojson"))
+        return Path(found["spec"]["hostPath"]["path"])
+
     def ranks(self) -> list[str]:
         """Of the service's replicas, a line for each as the status has it."""
         found: list[str] = self.status().get("ranks") or []
