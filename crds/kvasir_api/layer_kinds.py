@@ -107,6 +107,8 @@ def refusal(kinds: Sequence[LayerKind], pattern: str, group_layers: Sequence[int
         parts = (kind.matrices, kind.routed, kind.plain_routed), (kind.matrices, kind.plain, kind.plain_routed)
         if any(tuple(sorted(one, reverse=True)) != one for one in parts) or min(kind.plain_routed, kind.others) < 0:
             return f"layers of {kind}"
+    if each(kinds, pattern, layers)[0].joined:
+        return "a first layer that reads what one before it reads"
     wanted = Counter[int]()
     for first, count in zip(first_groups, group_layers, strict=True):
         wanted[first] += count

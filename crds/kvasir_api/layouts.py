@@ -154,7 +154,7 @@ def weight_parts(shape: ModelShape, dtype: str, quantization: str) -> WeightPart
     layers, experts = shape.layer_bytes(dtype, quantization), shape.expert_bytes(dtype, quantization)
     unread = unread_experts(shape.chosen_experts, shape.experts)
     return WeightParts(
-        held=LayerCosts(layers=layers, first=shape.weights_bytes(dtype, quantization) - sum(layers)),
+        held=LayerCosts(layers=layers, first=max(shape.weights_bytes(dtype, quantization) - sum(layers), 0)),
         read=LayerCosts(
             layers=[int(size - unread * own) for size, own in zip(layers, experts, strict=True)],
             first=(beside - table_bytes or table_bytes) if shape.head else 0,

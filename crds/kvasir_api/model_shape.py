@@ -9,6 +9,7 @@ from typing import Final
 
 from kvasir_api import cache_groups, layer_kinds, stored_bits, weight_offload
 from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.family_fields import MOST_LAYERS
 from kvasir_api.layer_kinds import LayerKind
 from kvasir_api.stored_bits import IN_FULL, HeldBits
 
@@ -107,7 +108,7 @@ class ModelShape:
         left, found = [*self.group_layers], list[int]()
         for kind in self.layer_kinds:
             own = kind.group
-            while not left[own]:
+            while not left[own] or self.attentions[own] != self.attentions[kind.group]:
                 own += 1
             left[own] -= 1
             found.append(own)
@@ -238,8 +239,8 @@ class ModelShape:
 
 def check(shape: ModelShape) -> None:
     """Raises ValueError for sizes that the arithmetic of a forecast, which divides by some, does not expect: for what was read from elsewhere."""
-    if shape.layers < 1 or not 1 <= shape.parameters <= MOST_PARAMETERS:
-        raise ValueError("facts of a model without layers, or with an absurd number of parameters")
+    if not 1 <= shape.layers <= MOST_LAYERS or not 1 <= shape.parameters <= MOST_PARAMETERS:
+        raise ValueError("facts of a model without layers, or with an absurd number of layers or parameters")
     if not shape.attentions or len(shape.attentions) != len(shape.group_layers):
         raise ValueError(
             f"facts of a model with {len(shape.attentions)} attentions for {len(shape.group_layers)} groups of layers"
@@ -259,3 +260,5 @@ def check(shape: ModelShape) -> None:
     firsts = [shape.attentions.index(attention) for attention in shape.attentions]
     if refusal := layer_kinds.refusal(shape.kinds, shape.pattern, shape.group_layers, firsts):
         raise ValueError(f"facts of a model with {refusal}")
+    if (numbers := sum(kind.matrices + kind.others for kind in shape.layer_kinds)) > shape.parameters:
+        raise ValueError(f"facts of a model of {shape.parameters} parameters with {numbers} in its layers")

@@ -60,6 +60,9 @@ def test_anything_else_is_refused(document: str) -> None:
         ("kinds", [[9, 0, 4, 8, 5]], "layers of LayerKind"),
         ("kinds", [[9, -1]], "layers of LayerKind"),
         ("kinds", [[9, 0, 0, 0, 0, 1]], "32} layers in cache groups of"),
+        ("kinds", [[9, 0, 0, 0, 0, 0, True]], "a first layer that reads what one before it reads"),
+        ("kinds", [[10**9]], "8030261248 parameters with 32000000000 in its layers"),
+        ("layers", 1025, "an absurd number of layers"),
         ("pattern", "0" * 31, "31 layers of kinds"),
         ("pattern", "1" * 32, "32 layers of kinds"),
         ("pattern", "x" * 32, "32 layers of kinds"),
@@ -130,6 +133,17 @@ def test_facts_of_as_many_kinds_of_layers_as_there_may_be_are_last_words() -> No
     found = inspection.RemoteInspection(commit="0" * 40, download_bytes=10**12, facts=read)
     assert inspection.decode_remote(inspection.encode(found).decode()) == found
     assert inspection.decode(inspection.encode(read).decode()).shape.stored_plain == shape.stored_plain
+
+
+def test_groups_of_an_attention_need_not_be_neighbours() -> None:
+    said = msgspec.json.decode(inspection.encode(facts(shape=forecast.shape(GEMMA))))
+    sizes = said["shape"]
+    assert (sizes["group_layers"], sizes["pattern"]) == ([2] * 6, "000001000001")
+    sizes["attentions"].insert(2, sizes["attentions"].pop())
+    for kind in sizes["kinds"]:
+        kind[5] = 2 if kind[5] else 0
+    shape = inspection.decode(msgspec.json.encode(said).decode()).shape
+    assert shape.cache_group_of == (0, 0, 1, 1, 3, 2, 3, 4, 4, 5, 5, 2)
 
 
 def test_layers_with_more_numbers_in_full_than_digits_count_alike() -> None:
