@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvasir_api import expert_layers
+from kvasir_api import attention_heads, expert_layers
 from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, RankPart
 from kvasir_api.layer_kinds import LayerKind
 from kvasir_api.model_shape import BYTES, ModelShape
@@ -110,21 +110,20 @@ def possible(shape: ModelShape, count: int) -> tuple[Layout, ...]:
     """Layouts of at most count devices: those whose heads, stages and experts divide. In the order of their devices."""
     found = [Layout(tensor=1, stages=1)]
     for tensor in range(1, count + 1):
-        divides = shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
         for stages in range(1, count // tensor + 1):
-            if tensor * stages == 1 or not divides or stages > most_stages(shape) or count % (tensor * stages):
+            if tensor * stages == 1 or stages > most_stages(shape) or count % (tensor * stages):
                 continue
             ways = (False, True) if shape.experts and tensor > 1 else (False,)
             each = (Layout(tensor=tensor, stages=stages, whole_experts=whole) for whole in ways)
-            found += [layout for layout in each if _divides_experts(shape, layout)]
+            found += [layout for layout in each if _divides(shape, layout)]
     return tuple(sorted(found, key=lambda layout: (layout.devices, -layout.tensor, layout.whole_experts)))
 
 
-def _divides_experts(shape: ModelShape, layout: Layout) -> bool:
-    if not shape.experts:
-        return True
+def _divides(shape: ModelShape, layout: Layout) -> bool:
     try:
-        expert_layers.part(shape.experts, shape.expert_size, ranks=layout.tensor, whole=layout.whole_experts)
+        attention_heads.part(shape.heads, shape.kv_heads, ranks=layout.tensor)
+        if shape.experts:
+            expert_layers.part(shape.experts, shape.expert_size, ranks=layout.tensor, whole=layout.whole_experts)
     except ValueError:
         return False
     return True

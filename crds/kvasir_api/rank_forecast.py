@@ -6,7 +6,7 @@ Called by the operator's forecast and by `kvasir plan`, and by a start, which cu
 from dataclasses import replace
 from typing import Final
 
-from kvasir_api import forecast, layouts, state_copies
+from kvasir_api import attention_heads, forecast, layouts, state_copies
 from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, RankPart
 from kvasir_api.layouts import Layout, Wanted
 from kvasir_api.model_shape import ModelShape
@@ -33,8 +33,8 @@ def fit(
 ) -> MemoryFit:
     """Of the processes that share a cache. memory_bytes: of all of them. device: None counts no process.
 
-    With stages it is that of the rank with most, in its part of the memory; the weights are those of all. Beside a draft model, which
-    the first rank has, and with ranks of a layer alone, all count as one process. Raises ValueError where layers cannot be cut so.
+    It is that of the rank with most, in its part of the memory; the weights are those of all. Beside a draft model, which the first rank
+    has, all count as one process. Raises ValueError where layers cannot be divided so.
     """
     part = part_of_rank(shape, options, dtype, memory_bytes)
     sharing = options.sharing_ranks
@@ -69,20 +69,22 @@ def fit(
 
 
 def part_of_rank(shape: ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> RankPart | None:
-    """What the rank with most holds where there are stages, each with an equal part of the memory; None where all count as one process.
+    """What the rank with most holds, each with an equal part of the memory; None of one process, and beside a draft model.
 
-    Raises ValueError with what a start says of layers that cannot be cut so.
+    Raises ValueError with what a start says of layers that cannot be divided so.
     """
-    stages = options.pipeline_parallel_size
-    if stages == 1 or draft_model(options.speculation):
+    if options.sharing_ranks == 1 or draft_model(options.speculation):
         return None
-    layout = Layout(tensor=options.tensor_parallel_size, stages=stages)
+    layout = Layout(tensor=options.tensor_parallel_size, stages=options.pipeline_parallel_size)
+    how = "tensor" if layout.stages == 1 else "pipeline"
     try:
         if shape.keeps_nothing:
             raise ValueError("encoders are computed by one process")
+        attention_heads.part(shape.heads, shape.kv_heads, ranks=layout.tensor)
         return layouts.largest(shape, wanted(shape, options, dtype, memory_bytes // options.sharing_ranks), layout)
     except ValueError as error:
-        raise ValueError(f"--pipeline-parallel-size {stages} is not possible: {error}") from error
+        size = layout.tensor if layout.stages == 1 else layout.stages
+        raise ValueError(f"--{how}-parallel-size {size} is not possible: {error}") from error
 
 
 def at_most(options: RuntimeOptions) -> str:

@@ -15,7 +15,7 @@ give to all tokens, which the same sums join; all else is divided as above.
 
 from dataclasses import replace
 
-from kvasir_api import expert_layers
+from kvasir_api import attention_heads, expert_layers
 from kvasir_api.expert_layers import NOTHING_TO_SHARE, divided
 from kvasir_runtime.layers.layer_specs import ExpertsSpec, StateSpec
 from kvasir_runtime.layers.rank import Rank
@@ -36,16 +36,13 @@ def shard(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
         return replace(spec, rank=rank, experts=_experts(spec.experts, rank))
     if spec.wide_qk_norm:
         raise ValueError("norms over the queries of all heads cannot be divided among ranks")
-    kv_heads = spec.num_kv_heads
-    if kv_heads % rank.count and rank.count % kv_heads:
-        raise ValueError(f"{kv_heads} key heads can neither be divided among {rank.count} ranks nor be shared by them")
-    heads = divided(spec.num_heads, rank.count, "attention heads")
+    heads, kv_heads = attention_heads.part(spec.num_heads, spec.num_kv_heads, ranks=rank.count)
     return replace(
         spec,
         rank=rank,
         num_heads=heads,
         alibi=spec.alibi[rank.index * heads : (rank.index + 1) * heads],
-        num_kv_heads=max(kv_heads // rank.count, 1),
+        num_kv_heads=kv_heads,
         intermediate_size=divided(spec.intermediate_size, rank.count, "numbers of the feed-forward layers"),
         experts=_experts(spec.experts, rank),
         state=None if spec.state is None else _state(spec.state, rank.count),

@@ -173,25 +173,25 @@ def test_what_is_planned_is_what_the_engine_says_of_itself():
     assert judged.fit.kv_tokens == left // 1024
 
 
-def test_each_rank_is_a_process(tmp_path):
-    model = checkpoints.write(tmp_path / "m")
-    ranked = ("--device", "cpu", "--tensor-parallel-size")
-    found = [json.loads(run(model, "--memory", "4Gi", *ranked, ranks, "--json").output) for ranks in ("1", "3")]
-    one, three = (each["fit"]["kv_tokens"] * each["fit"]["kv_bytes_per_token"] for each in found)
-    assert one - three == pytest.approx(2 * forecast.PROCESS_BYTES["cpu"], abs=found[0]["fit"]["kv_bytes_per_token"])
-    assert "3 times 350.0 MiB" in run(model, "--memory", "4Gi", *ranked, "3").output
-    on_two = run(model, "--memory", "4Gi", *ranked, "4", "--nnodes", "2").output
-    assert on_two == run(model, "--memory", "8Gi", *ranked, "4").output
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", ("4Gi", "4Gi")), ("cuda", ("4Gi", "8Gi"))])
+def test_each_rank_is_a_process_and_on_cuda_a_device_of_as_much_memory(tmp_path, device, sizes):
+    model, ranked = checkpoints.write(tmp_path / "m"), ("--device", device, "--tensor-parallel-size")
+    asked = [(model, "--memory", size, *ranked, ranks) for size, ranks in zip(sizes, "21", strict=True)]
+    two, one = (json.loads(run(*given, "--json").output)["fit"] for given in asked)
+    beside = forecast.PROCESS_BYTES[device] + one["activation_bytes"]
+    left = [each["kv_tokens"] * each["kv_bytes_per_token"] for each in (one, two)]
+    assert left[0] - left[1] == pytest.approx(beside, abs=4 * one["kv_bytes_per_token"])
+    assert "2 times " in run(*asked[0]).output
+
+
+def test_ranks_of_nodes_have_the_memory_of_all_and_cards_have_no_stages(tmp_path):
+    model, ranked = checkpoints.write(tmp_path / "m"), ("--device", "cpu", "--tensor-parallel-size", "4")
+    on_two = run(model, "--memory", "4Gi", *ranked, "--nnodes", "2").output
+    assert on_two == run(model, "--memory", "8Gi", *ranked).output
     refused = run(model, "--memory", "4Gi", "--device", "cuda", "--pipeline-parallel-size", "2").output
     assert "2 ranks are not possible on CUDA: devices divide layers, by --tensor-parallel-size alone" in refused
-
-
-def test_each_rank_on_cuda_is_a_device_of_as_much_memory(tmp_path):
-    model = checkpoints.write(tmp_path / "m")
-    ranked = ("--device", "cuda", "--json", "--tensor-parallel-size")
-    found = [json.loads(run(model, "--memory", f"{8 // n}Gi", *ranked, str(n)).output) for n in (2, 1)]
-    two, one = (each["fit"]["kv_tokens"] * each["fit"]["kv_bytes_per_token"] for each in found)
-    assert one - two == pytest.approx(forecast.PROCESS_BYTES["cuda"], abs=found[0]["fit"]["kv_bytes_per_token"])
+    refused = run(model, "--memory", "4Gi", *ranked[:-1], "3").output
+    assert "--tensor-parallel-size 3 is not possible: 2 key heads can neither be divided among 3 ranks" in refused
 
 
 def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
