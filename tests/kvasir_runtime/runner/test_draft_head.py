@@ -35,7 +35,7 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, Grammar, Sampli
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
 
-NUM_TOKENS = 256
+NUM_TOKENS = 128
 HEADS = (
     *("eagle3", "eagle3 by chance", "eagle3 trained"),
     *("glm4-moe", "glm4-moe by chance", "glm4-moe trained"),

@@ -27,7 +27,7 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineFacts, EngineRequest, Sa
 
 pytestmark = pytest.mark.skipif((found := library()) is None, reason="this installation has no C++ kernels")
 
-NUM_TOKENS = 256
+NUM_TOKENS = 128
 FEW = (0, 2, 6)
 """Wishes that are enough where others have them all: greedy, filtered, penalties."""
 WINDOWS = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 24}
@@ -142,7 +142,7 @@ def test_a_model_of_any_kind_may_draft(root: Path, plain, drafter: str):
 
 def test_requests_that_lose_their_blocks_go_on_as_they_were(root: Path, plain):
     """The cache holds a few of them, so that blocks change hands all the time; the model is the one that drafts."""
-    made = runner(root, "dense", num_blocks=60)
+    made = runner(root, "dense", num_blocks=36)
     use_draft_model(made, root / "dense", ops=cpu_ops(batch_invariant=True))
     scheduler = drafting(made, budget=20)
     story = served(made, requests("dense"), depth=1, scheduler=scheduler)

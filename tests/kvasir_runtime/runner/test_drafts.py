@@ -36,7 +36,7 @@ FAMILIES = {
     "state": Shape(family="qwen3_next", num_layers=4, std=0.2, seed=11),
     "whole-step": Shape(dtype=torch.bfloat16, intermediate_size=160, num_layers=3),
 }
-NUM_TOKENS = 256
+NUM_TOKENS = 128
 FEW = (0, 2, 6)
 """Wishes that are enough for a family whose kernels other families have too: greedy, filtered, penalties."""
 
@@ -133,7 +133,7 @@ def test_drafts_from_recent_answers_change_no_answer(root: Path, plain, family: 
 def test_requests_that_lose_their_blocks_go_on_as_they_were(root: Path, plain):
     """The cache holds a few of them; with a budget of a few tokens drafts are cut."""
     want = plain("dense")
-    story, totals = with_drafts(root, "dense", want, "recorded", num_blocks=120, budget=20)
+    story, totals = with_drafts(root, "dense", want, "recorded", num_blocks=64, budget=20)
     assert totals.preemptions > 0
     assert totals.accepted_tokens > NUM_TOKENS
     assert heard("dense", story) == heard("dense", want)

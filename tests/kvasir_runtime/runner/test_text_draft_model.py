@@ -31,7 +31,7 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, SamplingConfig
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this installation has no C++ kernels")
 
-NUM_TOKENS = 256
+NUM_TOKENS = 128
 SIZE = 320
 FEW = (0, 2, 6)
 """Wishes that are enough where others have them all: greedy, filtered, penalties."""
@@ -146,7 +146,7 @@ def test_each_way_to_draft_is_right_where_the_models_agree(root: Path, wishes: d
 
 def test_requests_that_lose_their_blocks_go_on_as_they_were(root: Path, plain) -> None:
     """The cache holds a few of them, so that blocks change hands all the time."""
-    made = with_drafter(root, "model", "itself", num_blocks=60)
+    made = with_drafter(root, "model", "itself", num_blocks=36)
     scheduler = drafting(made, budget=20)
     assert heard(served(made, requests("model"), depth=1, scheduler=scheduler)) == plain("model")
     assert totals(scheduler).preemptions > 0
