@@ -112,9 +112,8 @@ def _with_cards(options: ServeOptions, device: torch.device, threads: int) -> Co
     there = torch.cuda.device_count()
     if there < options.ranks:
         raise StartError(f"{_named(options)} needs {options.ranks} CUDA devices, and there are {there}")
-    from kvasir_runtime.kernels.torch_collectives import (
-        TorchCollectives,
-    )  # torch.distributed: others need not wait for it
+    # Here, since others need not wait for torch.distributed.
+    from kvasir_runtime.kernels.torch_collectives import TorchCollectives
 
     meeting = os.memfd_create("kvasir-cards")
     group = _node(options, threads, lambda local: TorchCollectives(local, device), meeting)
