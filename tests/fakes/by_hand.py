@@ -207,6 +207,14 @@ def _decoder(
     return (LeadingDecoder if leads else Decoder)(spec, ops, tensors, num_positions=limit)
 
 
+def captured(runner: ModelRunner) -> ModelRunner:
+    """With all its graphs."""
+    runner.capture_graphs()
+    while runner.has_idle_work:
+        runner.do_idle_work()
+    return runner
+
+
 def _follow(decoder: Decoder, rank: Collectives) -> None:
     """One rank behind the first. What it raises ends the others."""
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from fakes import checkpoints
-from fakes.by_hand import Hand, Stream, runner_of
+from fakes.by_hand import captured, runner_of
 from fakes.cards import cards_of
 from fakes.checkpoints import Shape
 from fakes.mixtures import mixed, served, told
 from fakes.overlapping import Overlapping
 from fakes.recording import OPS, Recordings
-from kvasir_runtime.core.plan import BlockCopy
 from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.kernels.cpu import library
 from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph
@@ -41,19 +40,10 @@ def folder_of(root: Path, name: str) -> Path:
     return folder if folder.exists() else checkpoints.write(folder, SHAPES[name])
 
 
-def made(folder: Path, recordings: Recordings | None, **given: object) -> ModelRunner:
+def made(folder: Path, recordings: type[Recordings] | None, **given: object) -> ModelRunner:
     """With all graphs captured, None for none."""
-    runner = runner_of(
-        folder,
-        ops=OPS,
-        device_stream=Overlapping(),
-        new_capturer=None if recordings is None else lambda: recordings,
-        **{"max_sequences": 9, "num_blocks": 64, **given},  # type: ignore[arg-type]
-    )
-    runner.capture_graphs()
-    while runner.has_idle_work:
-        runner.do_idle_work()
-    return runner
+    sizes = {"max_sequences": 9, "num_blocks": 64, **given}
+    return captured(runner_of(folder, ops=OPS, device_stream=Overlapping(), new_capturer=recordings, **sizes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +57,7 @@ def test_any_mixture_is_answered_as_by_one_process(root: Path, name: str, ranks:
     """The reference's experts ask the host for their tokens, which cannot be recorded."""
     folder = folder_of(root, name)
     alone = served(made(folder, None), mixed(), depth=2)
-    recordings = Recordings() if captures else None
+    recordings = Recordings if captures else None
     with cards_of(ranks) as group:
         runner = made(folder, recordings, group=group)
         together = served(runner, mixed(), depth=2)
@@ -80,26 +70,6 @@ def test_any_mixture_is_answered_as_by_one_process(root: Path, name: str, ranks:
         assert runner.facts.kernels.endswith(", graphs")
         assert sum(runner._graphs.replays.values()) > 20
         assert {"hidden", "greedy"} <= {key.output for key in runner._graphs.replays}
-
-
-def test_copied_blocks_are_copied_on_every_card(root: Path) -> None:
-    folder = folder_of(root, "odd vocabulary")
-
-    def answer(**given: object) -> list[int]:
-        runner = made(folder, Recordings(), **given)
-        hand, first = Hand(runner), Stream(prompt=tuple(range(3, 20)))
-        hand.step([(first, 17)])
-        second = Stream(prompt=first.prompt, computed=16)
-        second.columns = [hand.column(), hand.column()]
-        copies = [BlockCopy(old[0], new[0]) for old, new in zip(first.columns, second.columns, strict=False)]
-        hand.step([(second, 1)], copies)
-        hand.run([first, second], 8)
-        assert first.answer == second.answer
-        return second.answer
-
-    alone = answer()
-    with cards_of(2) as group:
-        assert answer(group=group) == alone
 
 
 class Unable(Recordings):
@@ -116,10 +86,10 @@ class Unable(Recordings):
 def test_the_model_ends_where_the_first_rank_cannot_capture(root: Path) -> None:
     """The others are in the middle of what they capture with it; with one rank steps would be launched from then on."""
     folder = folder_of(root, "odd vocabulary")
-    assert made(folder, Unable()).failure == ""
+    assert made(folder, Unable).failure == ""
     with cards_of(2) as group:
         with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
-            made(folder, Unable(), group=group)
+            made(folder, Unable, group=group)
         assert {rank.failure for rank in group} == {"rank 0: operation not permitted when stream is capturing", ""}
         with pytest.raises(RankLostError):
             group[1].broadcast(b"")

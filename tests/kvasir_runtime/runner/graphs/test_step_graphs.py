@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import Hand, Stream, runner_of
+from fakes.by_hand import Hand, Stream, captured, runner_of
 from fakes.checkpoints import Shape
 from fakes.mixtures import mixed, served, told
 from fakes.overlapping import Overlapping
@@ -36,17 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, recordings: Recordings | None = None, **sizes: int) -> ModelRunner:
-    runner = runner_of(
-        folder,
-        ops=OPS,
-        device_stream=Overlapping(),
-        new_capturer=None if recordings is None else lambda: recordings,
-        **{"max_sequences": 9, "num_blocks": 64, **sizes},
-    )
-    runner.capture_graphs()
-    while runner.has_idle_work:
-        runner.do_idle_work()
-    return runner
+    new_capturer = None if recordings is None else lambda: recordings
+    sizes = {"max_sequences": 9, "num_blocks": 64, **sizes}
+    return captured(runner_of(folder, ops=OPS, device_stream=Overlapping(), new_capturer=new_capturer, **sizes))
 
 
 def streams(count: int, draw: str, seed: int = 0) -> list[Stream]:
