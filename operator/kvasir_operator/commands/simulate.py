@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from kvasir_operator.simulation.scenarios import FIGURES, scenarios
+from kvasir_operator.simulation.scenarios import FIGURES, named
 from kvasir_operator.simulation.simulate import RULES, SimulationRow, pairs, rows
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[SCENARIO]...")
-@click.option("--all", "everything", is_flag=True, help="All scenarios.")
+@click.option("--all", "everything", is_flag=True, help="All scenarios but those that take minutes.")
 @click.option("--by", multiple=True, type=click.Choice(RULES), help="Only this rule; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each scenario and rule.")
 @click.option(
@@ -28,7 +28,7 @@ def simulate(
 
     Without a SCENARIO it lists them. The same command prints the same bytes.
     """
-    known = {scenario.name: scenario for scenario in scenarios()}
+    known = named()
     if unknown := [name for name in names if name not in known]:
         raise click.UsageError(f"no scenario {unknown[0]}; there are {', '.join(known)}")
     if not names and not everything:
@@ -66,6 +66,6 @@ def _draw(done: list[SimulationRow], directory: Path) -> None:
     by_scenario = defaultdict(list)
     for row in done:
         by_scenario[row.scenario].append(row)
-    for scenario in scenarios():
+    for scenario in named().values():
         if scenario.name in by_scenario:
             (directory / f"{scenario.name}.svg").write_bytes(draw(scenario, by_scenario[scenario.name]))

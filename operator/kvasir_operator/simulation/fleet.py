@@ -8,6 +8,7 @@ that leaves hands back what it has not begun and finishes the rest, whatever the
 pods, not how they leave.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -111,15 +112,18 @@ class Fleet:
         return self.run_
 
     def _route(self, now: float) -> None:
-        ready = [pod for pod in self._pods if pod.ready(now)]
+        ready = {pod.number: pod for pod in self._pods if pod.ready(now)}
+        loads = [(pod.load, pod.number) for pod in ready.values()]  # which change by what is sent alone
+        heapq.heapify(loads)
 
         def send(active: ActiveRequest, was_held: bool) -> bool:
-            pod = min(ready, key=lambda pod: (pod.load, pod.number))
+            pod = ready[loads[0][1]]
             if self._gateway.waits_for_room and not pod.has_room:
                 return False
             is_retry = active.tries > 0 and not (was_held and self._gateway.waits_for_room)
             if not pod.submit(active, is_retry=is_retry):
                 self._retry(active, now)
+            heapq.heapreplace(loads, (pod.load, pod.number))
             return True
 
         if ready:

@@ -88,8 +88,28 @@ class Scenario:
 
 
 def scenarios() -> list[Scenario]:
-    """All of them, in the order in which they are told."""
+    """Those that run together, in the order in which they are told."""
     return [*_shapes(), *_mixes(), *_limits(), *_zero(), *_waves(), *_llm_d(), *_traces()]
+
+
+def named() -> dict[str, Scenario]:
+    """All, with those that take minutes and run by name alone."""
+    return {scenario.name: scenario for scenario in [*scenarios(), *_large()]}
+
+
+def _large() -> list[Scenario]:
+    return [
+        Scenario(
+            name="thousand",
+            about="from 80 replicas to 800 within eight minutes, of at most 1,000 (takes minutes)",
+            load=traffic.ramp(80, 800, start=240, end=720),
+            most_load=800,
+            seconds=1200,
+            start=95,
+            most=1000,
+            goals=("overshoot", *STEADINESS, *SERVED, "replica_hours_of_oracle"),
+        )
+    ]
 
 
 def _shapes() -> list[Scenario]:

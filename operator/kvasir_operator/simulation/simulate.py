@@ -11,7 +11,7 @@ from kvasir_operator.simulation.fleet import Fleet, FleetRun, ScalingRule
 from kvasir_operator.simulation.kvasir_rule import KvasirRule
 from kvasir_operator.simulation.peer_rules import PEERS, peers
 from kvasir_operator.simulation.reference_rules import REFERENCES, references
-from kvasir_operator.simulation.scenarios import FIGURES, Scenario, scenarios
+from kvasir_operator.simulation.scenarios import FIGURES, Scenario, named, scenarios
 from kvasir_operator.simulation.traffic import requests
 
 RULES: Final = ("kvasir", *PEERS, *REFERENCES)
@@ -61,7 +61,7 @@ def run(scenario: Scenario, rule: ScalingRule) -> FleetRun:
 def row(name: str, by: str, seed: int = 0) -> SimulationRow:
     """One scenario under one rule, by their names; raises KeyError for a name that there is not. seed: of arrivals and
     lengths, 0 for the scenario's own."""
-    scenario = {s.name: s for s in scenarios()}[name]
+    scenario = named()[name]
     scenario = replace(scenario, seed=seed or scenario.seed)
     rule = {r.name: r for r in [*rules_for(scenario), *references(scenario)]}[by]
     done = run(scenario, rule)
@@ -86,11 +86,10 @@ def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1, seed: int = 0)
 
 
 def pairs(names: Sequence[str] = (), by: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Scenarios with rules; all scenarios, and Kvasir's rule and its peers', where they are not narrowed."""
+    """Scenarios with rules; those that run together, and Kvasir's rule and its peers', where they are not narrowed."""
     return [
-        (scenario.name, rule)
-        for scenario in scenarios()
-        if not names or scenario.name in names
+        (name, rule)
+        for name in ([name for name in named() if name in names] if names else [each.name for each in scenarios()])
         for rule in RULES
         if rule in (by or RULES[: -len(REFERENCES)])
     ]

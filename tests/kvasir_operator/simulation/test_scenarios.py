@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvasir_operator.simulation.scenarios import FIGURES, scenarios
+from kvasir_operator.simulation.scenarios import FIGURES, named
 
-ALL = scenarios()
+ALL = list(named().values())
 
 
 def test_every_scenario_has_a_name_of_its_own_and_goals():
