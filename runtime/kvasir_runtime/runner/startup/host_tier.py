@@ -17,7 +17,7 @@ import kvasir_runtime
 from kvasir_api import __version__
 from kvasir_api.flags import flag
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime import arriving, gguf
+from kvasir_runtime import arriving
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.nodes.listening import PortError, bind
 from kvasir_runtime.runner.kv_offload import store_layout
@@ -29,7 +29,6 @@ from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.kv_transfer.peer_transfers import PeerTransfers
 from kvasir_runtime.runner.startup import node_group, startup_cache_key
 from kvasir_runtime.runner.state.device_stream import CudaCopyStream
-from kvasir_runtime.weights import safetensors_checkpoint
 from kvasir_runtime.wire import EngineFacts
 
 LOG = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ def file_name(options: ServeOptions, model: Path, facts: EngineFacts, block_byte
     decisive = [option for option in RuntimeOptions.model_fields if option not in _OF_SERVING]
     known = {
         "service": name,
-        "model": _identity(model),
+        "model": startup_cache_key.identity(model),
         "block": f"{facts.block_size} tokens {block_bytes} bytes",
         "options": " ".join(f"{name}={getattr(options, name)}" for name in decisive),
         "types": f"{facts.dtype} {facts.quantization}",
@@ -170,16 +169,3 @@ def _file(options: ServeOptions, name: str, block_bytes: int, *, is_watched: boo
             raise StartError(f"--kv-host-dir {folder}: {why}") from error
         LOG.warning("the KV cache has no second tier: %s: %s", folder, why)
         return None
-
-
-def _identity(model: Path) -> list[str]:
-    """Of the files of a checkpoint as they lie there: another model in their place has another time of change.
-
-    Their content is not read, which would take longer than the start; a copy of a model counts as another one.
-    """
-    if gguf.is_gguf(model):
-        files = [Path(part) for part in gguf.parts(str(model))]
-    else:
-        files = [model / "config.json", *safetensors_checkpoint.files(model)]
-    found = [(path.name, path.stat()) for path in files]
-    return [f"{name} {stat.st_size} {stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}" for name, stat in found]

@@ -78,6 +78,17 @@ def weight_files(model: Path) -> list[Path]:
     return list(safetensors_checkpoint.files(model))
 
 
+def identity(model: Path) -> list[str]:
+    """Of the files of a checkpoint as they lie there: another model in their place has another time of change.
+
+    Their content is not read, which would take longer than the start; a copy of a model counts as another one.
+    Raises OSError where one is missing.
+    """
+    files = ([] if gguf.is_gguf(model) else [model / "config.json"]) + weight_files(model)
+    found = [(path.name, path.stat()) for path in files]
+    return [f"{name} {stat.st_size} {stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}" for name, stat in found]
+
+
 def _beginning(path: Path) -> bytes:
     """Of a GGUF file: all that comes before the tensors, and perhaps some of them."""
     with path.open("rb") as stream:
