@@ -29,7 +29,7 @@ Sources: Shazeer et al. 2017; softmax before choosing and scaling to sum 1 behin
 DeepSeek-AI 2024 (V2: groups; V3: sigmoids, and a bias that balances experts without changing shares).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -173,21 +173,33 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor, read: Tensor | None = None) -> Tensor:
         """See the module. Asks the device how many tokens each expert has, so it is for processors."""
-        top_k = self.routing.top_k
-        chosen, share = shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
-        x = x if read is None else read
+        chosen, share = self.choice(x)
         held = self.routing.held or range(len(self.down))
         counts = torch.bincount(chosen.view(-1), minlength=held.stop)
         order = chosen.view(-1).argsort(stable=True)
         if self.routing.held is not None:
             others, counts = int(counts[: held.start].sum()), counts[held.start : held.stop]
             order = order[others : others + int(counts.sum())]
-        rows = x.index_select(0, order // top_k)
-        if self.routing.scaled_inputs:
-            rows, share = (rows * share.view(-1)[order, None]).to(x.dtype), torch.ones_like(share)
+        return self.summed(x if read is None else read, share, [(self, order, counts)])
+
+    def choice(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As `expert_routing.shares`."""
+        return shares(*ranked(self.router(x), self.routing, self.bias), self.routing)
+
+    def summed(self, x: Tensor, share: Tensor, parts: "Iterable[tuple[GroupedExperts, Tensor, Tensor]]") -> Tensor:
+        """out. x: what experts read. parts: experts, which of all choices (tokens * top_k) they compute, and how many
+        of these each of them; choices in no part add nothing.
+        """
         empty = x.new_empty if self.routing.held is None else x.new_zeros
-        back = empty(chosen.numel(), x.shape[1]).index_copy_(0, order, self.given(rows, counts))
-        back = back.view(-1, top_k, x.shape[1])
+        back = empty(share.numel(), x.shape[1])
+        for experts, order, counts in parts:
+            rows = x.index_select(0, order // self.routing.top_k)
+            if self.routing.scaled_inputs:
+                rows = (rows * share.view(-1)[order, None]).to(x.dtype)
+            back.index_copy_(0, order, experts.given(rows, counts))
+        if self.routing.scaled_inputs:
+            share = torch.ones_like(share)
+        back = back.view(-1, self.routing.top_k, x.shape[1])
         return (back.float() * share.unsqueeze(2)).sum(dim=1).to(x.dtype)
 
     def given(self, rows: Tensor, counts: Tensor) -> Tensor:
