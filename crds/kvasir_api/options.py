@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, model_validator
 
-from kvasir_api import hf_config, kv_transfer, multi_node, tenants
+from kvasir_api import eplb, hf_config, kv_transfer, multi_node, tenants
 from kvasir_api.answer_formats import ReasoningParser, ToolCallParser
 from kvasir_api.option_fields import OptionsBase, option
 from kvasir_api.speculation import OPTION, RULE
@@ -270,6 +270,8 @@ class ServeOptions(RuntimeOptions):
         "auto",
         "What computes the layers: kvasir for the architectures that it has, transformers for others, slowly, where the extra transformers is installed; auto takes kvasir where it has the architecture.",
     )
+    enable_eplb: bool = eplb.ENABLE_EPLB
+    eplb_config: str = eplb.EPLB_CONFIG
     node_rank: int = multi_node.NODE_RANK
     master_addr: str = multi_node.MASTER_ADDR
     master_port: int = multi_node.MASTER_PORT
@@ -385,3 +387,9 @@ class ServeOptions(RuntimeOptions):
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
     )
+
+    @model_validator(mode="after")
+    def _experts_can_be_copied(self) -> Self:
+        whole, stages = self.enable_expert_parallel, self.pipeline_parallel_size
+        eplb.check(self.enable_eplb, self.eplb_config, whole, self.ranks, stages, self.batch_invariant)
+        return self

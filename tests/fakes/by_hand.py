@@ -12,30 +12,25 @@ from typing import Any
 
 import torch
 
-from fakes.recording import Recordings
+from fakes.rank_decoders import decoder_of_rank, follow_rank
 from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.eplb import EplbConfig
 from kvasir_api.options import Quantization
 from kvasir_api.stage_cut import stage_layers
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.speculation.drafters import Drafter
-from kvasir_runtime.errors import RankLostError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.collectives import Collectives
 from kvasir_runtime.kernels.cpu.ops import CPU
-from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import sharding, stages
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.expert_copies import ExpertCopies
 from kvasir_runtime.layers.rank import Rank
-from kvasir_runtime.layers.rank_messages import NewCache
-from kvasir_runtime.layers.ranks import LeadingDecoder, follow
-from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.models.sharded_places import sharded_places
 from kvasir_runtime.runner.draft_model import DraftModel
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
 from kvasir_runtime.runner.launched_step import LaunchedStep
@@ -45,8 +40,6 @@ from kvasir_runtime.runner.startup.cache_allocation import allocate_cache
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.text_draft_model import TextDraftModel
 from kvasir_runtime.runner.vocabulary_pair import VocabularyPair
-from kvasir_runtime.weights import quant_formats as weight_formats
-from kvasir_runtime.weights.loader import kinds, load
 from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, Logprobs, SamplingConfig
 
 CPU_DEVICE = torch.device("cpu")
@@ -72,6 +65,7 @@ def runner_of(
     grammars: GrammarCompiler | None = None,
     group: Sequence[Collectives] = (),
     whole_experts: bool = False,
+    eplb: tuple[EplbConfig, list[ExpertCopies]] | None = None,
     num_stages: int = 1,
     data_parallel: bool = False,
 ) -> ModelRunner:
@@ -79,24 +73,24 @@ def runner_of(
 
     num_blocks: for each cache group. attentions: of each layer, in place of the family's. group: of ranks, each
     of which computes its part; those behind the first do so in threads, until `fakes.ranks.group_of` ends.
-    whole_experts, data_parallel: as of `Rank`. num_stages: that the ranks form, of about equally many layers.
+    whole_experts, data_parallel: as of `Rank`. eplb: copies of experts, and where those of each rank are listed.
+    num_stages: that the ranks form, of about equally many layers.
     """
     config = read_config(folder, hf_overrides)
     whole = family_of(config).spec(config)
-    if attentions is not None:
-        whole = replace(whole, attentions=attentions)
+    whole = whole if attentions is None else replace(whole, attentions=attentions)
     limit = longest or config.max_position_embeddings
 
-    def decoder_of(index: int) -> Decoder:
-        own = replace(ops, collectives=group[index]) if group else ops
-        each = max(len(group), 1) // num_stages
+    def of_rank(index: int) -> Decoder:
+        own, each = replace(ops, collectives=group[index]) if group else ops, max(len(group), 1) // num_stages
         rank = Rank(index % each, each, whole_experts, "data" if data_parallel else "tensor")
-        cut = stage_layers([1] * whole.num_layers, 0, num_stages, whole.joined)[index // each]
-        return _decoder(folder, whole, rank, own, device, quantization, dtype, limit, cut if num_stages > 1 else None)
+        cut = stage_layers([1] * whole.num_layers, 0, num_stages, whole.joined)
+        layers = cut[index // each] if num_stages > 1 else None
+        return decoder_of_rank(folder, whole, rank, own, device, quantization, dtype, limit, layers, eplb)
 
-    model, *others = (decoder_of(index) for index in range(max(len(group), 1)))
+    model, *others = (of_rank(index) for index in range(max(len(group), 1)))
     for decoder, rank in zip(others, group[1:], strict=True):
-        threading.Thread(target=_follow, args=(decoder, rank), daemon=True).start()
+        threading.Thread(target=follow_rank, args=(decoder, rank), daemon=True).start()
     return runner_with(
         model,
         eos_token_ids=read_eos_token_ids(folder, config),
@@ -173,7 +167,7 @@ def use_draft_model(
     """
     config, facts = read_config(folder, ""), runner.facts
     spec, limit = family_of(config).spec(config), longest or config.max_position_embeddings
-    drafter = wrap(_decoder(folder, spec, Rank(), ops, CPU_DEVICE, "none", dtype, limit))
+    drafter = wrap(decoder_of_rank(folder, spec, Rank(), ops, CPU_DEVICE, "none", dtype, limit))
     groups = [range(spec.num_layers)]
     cache = allocate_cache(spec, facts.num_blocks, facts.block_size, dtype, CPU_DEVICE, groups)
     if pair is None:
@@ -183,51 +177,12 @@ def use_draft_model(
     return drafter
 
 
-@torch.inference_mode()
-def _decoder(
-    folder: Path,
-    whole: DecoderSpec,
-    rank: Rank,
-    ops: Ops,
-    device: torch.device,
-    quantization: Quantization,
-    dtype: torch.dtype,
-    limit: int,
-    layers: range | None = None,
-) -> Decoder:
-    spec, family = sharding.shard(whole, rank), family_of(read_config(folder, ""))
-    of_rank = sharded_places(family.places, whole, spec)
-    spec = spec if layers is None else stages.staged(spec, layers)
-    shapes = parameter_shapes(spec)
-    formats = weight_formats.formats(quantization, spec, shapes, of_rank, kinds(folder))
-    tensors = load(
-        folder, of_rank, shapes, dtype, device, lambda read, total: None, formats, ops.quantize, unused=family.unused
-    )
-    leads = ops.collectives is not None and ops.collectives.rank == 0
-    return (LeadingDecoder if leads else Decoder)(spec, ops, tensors, num_positions=limit)
-
-
 def captured(runner: ModelRunner) -> ModelRunner:
     """With all its graphs."""
     runner.capture_graphs()
     while runner.has_idle_work:
         runner.do_idle_work()
     return runner
-
-
-def _follow(decoder: Decoder, rank: Collectives) -> None:
-    """One rank behind the first. What it raises ends the others."""
-
-    def allocate(made: NewCache) -> KvCache:
-        return allocate_cache(decoder.spec, made.num_blocks, made.block_size, getattr(torch, made.dtype), CPU_DEVICE)
-
-    try:
-        follow(decoder, rank, allocate, Recordings())
-    except RankLostError:
-        return
-    except BaseException as error:
-        rank.abort(f"rank {rank.rank}: {error!r}")
-        raise
 
 
 def scheduler_of(

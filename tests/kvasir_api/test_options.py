@@ -25,6 +25,8 @@ CHANGED = {
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
     "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "eplb_config": '{"window_size": 100}',
     "data_parallel_size": 2,
     "max_batch_tokens": 256,
     "max_sequences": 7,
@@ -100,8 +102,12 @@ def test_changed_covers_every_option() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_arguments_reproduce_each_option(name: str) -> None:
-    beside = {"tensor_parallel_size": 2} if name == "nnodes" else {}
-    given = ServeOptions.model_validate({"model": "m", name: CHANGED[name], **beside})
+    beside = {
+        "nnodes": {"tensor_parallel_size": 2},
+        "enable_eplb": {"enable_expert_parallel": True},
+        "eplb_config": {"enable_expert_parallel": True, "enable_eplb": True},
+    }
+    given = ServeOptions.model_validate({"model": "m", name: CHANGED[name], **beside.get(name, {})})
     arguments = list(flags.arguments(given))
     assert arguments, f"{name} gives no argument"
     assert _parsed(arguments) == given

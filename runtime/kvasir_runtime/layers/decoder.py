@@ -21,6 +21,7 @@ from kvasir_runtime.kernels.moe import SparseMoeBlock
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import encoder, feed_forward, latent_attention, norms, rotary, state_layers, vocabulary
 from kvasir_runtime.layers.batch import Batch
+from kvasir_runtime.layers.expert_copies import ExpertCopies
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.latent_attention import LatentAttention
 from kvasir_runtime.layers.layer_offload import LayerOffload
@@ -51,7 +52,9 @@ class _Layer:
 
 
 class Decoder:
-    """A model ready to run: (batch, cache) -> logits."""
+    """A model ready to run: (batch, cache) -> logits. expert_copies: of other ranks' experts, None without."""
+
+    expert_copies: ExpertCopies | None = None
 
     def __init__(
         self,

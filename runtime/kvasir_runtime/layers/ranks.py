@@ -5,9 +5,9 @@ no rows, grammars or sampling, and nothing that depends on time is decided twice
 `rank_worker`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn, Protocol
 
 import msgspec
@@ -17,9 +17,13 @@ from torch import Tensor
 from kvasir_runtime.kernels.collectives import CardCollectives, Collectives, StageCollectives
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
+from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import data_parallel, pipeline, rank_messages
 from kvasir_runtime.layers.batch import Batch
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.expert_copies import ExpertCopies
+from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.rank_messages import (
     CaptureGraph,
     Computation,
@@ -31,6 +35,7 @@ from kvasir_runtime.layers.rank_messages import (
     RankMessage,
     ReplayGraph,
 )
+from kvasir_runtime.layers.spec import DecoderSpec
 
 Allocate = Callable[[NewCache], KvCache]
 MOST_HEAD_BYTES: Final = 2 << 20
@@ -175,6 +180,23 @@ class LeadingDecoder(Decoder):
             yield
 
 
+def decoder_of(
+    spec: DecoderSpec,
+    ops: Ops,
+    tensors: MutableMapping[str, Weight],
+    num_positions: int,
+    offload: LayerOffload | None = None,
+    copies: ExpertCopies | None = None,
+) -> Decoder:
+    """This rank's, with its copies of experts. tensors and the rest: as of `Decoder`."""
+    if copies is not None:
+        ops = replace(ops, moe=copies.builder(ops.moe))
+    leads = ops.collectives is not None and ops.collectives.rank == 0
+    model = (LeadingDecoder if leads else Decoder)(spec, ops, tensors, num_positions=num_positions, offload=offload)
+    model.expert_copies = copies
+    return model
+
+
 class Graph(Protocol):
     """Captured work."""
 
@@ -260,6 +282,8 @@ def _compute(decoder: Decoder, group: Collectives, cache: KvCache, message: Forw
 
 def _forward(decoder: Decoder, compute: data_parallel.Compute, batch: Batch, cache: KvCache) -> ForwardOutput:
     """What this rank computes of a batch, by its decoder's own `forward`."""
+    if decoder.expert_copies is not None:
+        decoder.expert_copies.advance()
     return compute(batch, cache) if decoder.exchange is None else data_parallel.forward(compute, decoder, batch, cache)
 
 

@@ -14,6 +14,7 @@ give to all tokens, which the same sums join; all else is divided as above.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 from kvasir_api import attention_heads, expert_layers
 from kvasir_api.expert_layers import NOTHING_TO_SHARE, divided
@@ -69,6 +70,11 @@ def _experts(experts: ExpertsSpec | None, rank: Rank) -> ExpertsSpec | None:
         shared = divided(shared, rank.count, "numbers of the shared expert")
     if not whole:
         return replace(experts, intermediate_size=inner, shared_size=shared)
+    return replace(experts, held=held_experts(total, rank.count)[rank.index], shared_size=shared)
+
+
+def held_experts(num_experts: int, ranks: int) -> tuple[range, ...]:
+    """Of each of the ranks that have whole experts, the numbers of its own."""
     # The first rank has one of those that are left over: it is the one that measures its memory.
-    first, end = (-(-total * index // rank.count) for index in (rank.index, rank.index + 1))
-    return replace(experts, held=range(first, end), shared_size=shared)
+    ends = [-(-num_experts * index // ranks) for index in range(ranks + 1)]
+    return tuple(range(first, end) for first, end in pairwise(ends))

@@ -4,7 +4,7 @@ A family declares its places for any sizes, so a rank's are those of its part's 
 of the whole decoder, the rank has the part of its index: of each section of a tensor that holds several matrices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,24 +20,45 @@ def sharded_places(
     places: Callable[[DecoderSpec], dict[str, Place]], whole: DecoderSpec, part: DecoderSpec
 ) -> dict[str, Place]:
     """The places of a rank. places: the family's. part: `sharding.shard` of whole."""
-    own, experts = places(part), part.experts
-    found = {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
-    if experts is None or experts.held is None:
+    found = divided_places(places, whole, part)
+    if part.experts is None or part.experts.held is None:
         return found
-    name, times = experts.first
-    rows = {name: times * experts.intermediate_size, "down": experts.latent_size or part.hidden_size}
-    return {name: _of_expert(place, experts.held, rows) for name, place in found.items()}
+    rows = _expert_rows(part)
+    return {name: _of_expert(place, part.experts.held, rows) for name, place in found.items()}
 
 
-def _of_expert(place: Place, held: range, rows: Mapping[str, int]) -> Place:
+def divided_places(
+    places: Callable[[DecoderSpec], dict[str, Place]], whole: DecoderSpec, part: DecoderSpec
+) -> dict[str, Place]:
+    """As `sharded_places`, with whole experts where one process has them."""
+    own = places(part)
+    return {name: _of_rank(place, own[name], part.rank) for name, place in places(whole).items()}
+
+
+def expert_places(places: Mapping[str, Place], part: DecoderSpec, experts: Sequence[int]) -> dict[str, Place]:
+    """Those of some whole experts, which are read in this order. places: `divided_places` of experts alone."""
+    rows = _expert_rows(part)
+    found = {name: _of_expert(place, experts, rows) for name, place in places.items()}
+    return {name: place for name, place in found.items() if place.rows is None or any(count for _, count in place.rows)}
+
+
+def _expert_rows(part: DecoderSpec) -> dict[str, int]:
+    """Of one expert, by the matrix."""
+    assert part.experts is not None
+    name, times = part.experts.first
+    return {name: times * part.experts.intermediate_size, "down": part.experts.latent_size or part.hidden_size}
+
+
+def _of_expert(place: Place, held: Sequence[int], rows: Mapping[str, int]) -> Place:
     """Of ranks with whole experts: one of those that it has begins there. rows: of one expert, by the matrix."""
     _, is_expert, matrix = place.tensor.partition(".experts.")
     if not is_expert:
         return place
     each = rows[matrix.partition(".")[0]]
-    if place.first_row // each not in held:
+    expert = place.first_row // each
+    if expert not in held:
         return replace(place, first_row=0, rows=((0, 0),) * max(len(place.sections), 1))
-    return replace(place, first_row=place.first_row - held.start * each)
+    return replace(place, first_row=place.first_row + (held.index(expert) - expert) * each)
 
 
 def _of_rank(whole: Place, own: Place, rank: Rank) -> Place:

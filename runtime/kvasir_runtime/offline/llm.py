@@ -35,7 +35,9 @@ _T = TypeVar("_T")
 Params = SamplingParams | Sequence[SamplingParams] | None
 UNBOUNDED = {"max_waiting_seconds": 0, "max_waiting_tokens": 0}
 """Unless given: a call has all its prompts answered, however long the last ones wait."""
-OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace", "revision", "chat_template"})
+OPTIONS = frozenset(
+    {*RuntimeOptions.model_fields, "enable_eplb", "eplb_config", "device", "trace", "revision", "chat_template"}
+)
 
 
 class LLM:

@@ -72,7 +72,7 @@ def _value(name: str, value: Any) -> Any:
         return _DTYPES.get(text, text)
     if name == "kv_cache_dtype":
         return {"fp8_e4m3": "fp8"}.get(value, value)
-    if name == "hf_overrides" and isinstance(value, Mapping):
+    if name in ("hf_overrides", "eplb_config") and isinstance(value, Mapping):
         return json.dumps(value)
     if name == "generation_config":
         return "none" if value == "vllm" else value

@@ -61,17 +61,19 @@ def load(
     on_host: Container[str] = (),
     unused: tuple[str, ...] = (),
     drafts: bool = False,
+    stored: Iterable[CheckpointTensor] | None = None,
 ) -> dict[str, Weight]:
     """Tensors of the given shapes on a device, filled from the checkpoint in a directory or a GGUF file.
 
     places: which rows of which tensor each name of the checkpoint fills, with which part of it. formats: of those that
     are quantized while they are read, by `quantize`; a head that is the table of embeddings is made as a copy of it.
     on_host: names of those that stay on the host. unused: what names begin with that are left out where they have no
-    place. drafts: of the layers that follow the decoder's own and draft tokens, in place of the others. Raises
-    ModelError naming file and tensor.
+    place. drafts: of the layers that follow the decoder's own and draft tokens, in place of the others.
+    stored: those of `as_stored` that may be wanted, None for all. Raises ModelError naming file and tensor.
     """
-    found = list(_checked(_stored(model, drafts, places), places, unused))
-    missing = sorted(set(places) - {stored.name for stored in found})
+    stored = as_stored(model, drafts=drafts) if stored is None else stored
+    found = list(_checked(_joined(model, stored, places), places, unused))
+    missing = sorted(set(places) - {one.name for one in found})
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
     tensors: dict[str, Weight] = {
@@ -84,13 +86,13 @@ def load(
         tensors[name] = quantized.empty(format_, rows, columns, torch.device("cpu") if name in on_host else device)
     copies = {TABLE: [HEAD]} if HEAD in formats and HEAD not in shapes else {}
     pieces: list[FilePiece] = []
-    for stored in found:
-        place = places[stored.name]
+    for one in found:
+        place = places[one.name]
         if place.tensor not in tensors:
             continue  # of layers that another process has
         into = [tensors[name] for name in (place.tensor, *copies.get(place.tensor, ()))]
         elements = CPU_ELEMENTS if device.type == "cpu" else CUDA_ELEMENTS
-        for part, first_row in _taken(stored, place):
+        for part, first_row in _taken(one, place):
             pieces += _pieces(part, into, first_row, elements, quantize)
     total, read = sum(piece.num_bytes for piece in pieces), 0
 
@@ -172,7 +174,7 @@ def _put(stored: CheckpointTensor, into: Sequence[Weight], count: int, quantize:
 
 def kinds(model: Path, *, drafts: bool = False) -> dict[str, StoredKind]:
     """The kind of each tensor that a checkpoint holds in few bits. drafts: as of `load`. Raises ModelError."""
-    return {stored.name: stored.kind for stored in _stored(model, drafts) if stored.kind is not None}
+    return {stored.name: stored.kind for stored in _stored(model, drafts=drafts) if stored.kind is not None}
 
 
 def has_drafts(model: Path) -> bool:
@@ -180,16 +182,26 @@ def has_drafts(model: Path) -> bool:
     return not gguf.is_gguf(model) and bool(_stored(model, drafts=True))
 
 
-def _stored(model: Path, drafts: bool = False, names: Container[str] = ()) -> list[CheckpointTensor]:
-    """All tensors of a checkpoint, of the layers that draft tokens, or of all others. names: those that are wanted."""
+def as_stored(model: Path, *, drafts: bool = False) -> list[CheckpointTensor]:
+    """All tensors of a checkpoint as its files have them. drafts: as of `load`. Raises ModelError."""
     if gguf.is_gguf(model):
-        return list(gguf_checkpoint.stored(model))
+        return gguf_checkpoint.stored(model)
     found = [one for path in safetensors_checkpoint.files(model) for one in safetensors_checkpoint.stored(path)]
     document = read_document(model)
-    found = stacked_experts.apart(
-        (one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts), names
-    )
-    scheme = quantization_config.scheme(document.get("quantization_config"))
+    return [one for one in found if safetensors_checkpoint.drafts(one.name, document) == drafts]
+
+
+def _stored(model: Path, *, drafts: bool = False) -> list[CheckpointTensor]:
+    """All tensors of a checkpoint."""
+    return _joined(model, as_stored(model, drafts=drafts), ())
+
+
+def _joined(model: Path, stored: Iterable[CheckpointTensor], names: Container[str]) -> list[CheckpointTensor]:
+    """Tensors with those that belong together as one. names: those that are wanted."""
+    if gguf.is_gguf(model):
+        return list(stored)
+    found = stacked_experts.apart(stored, names)
+    scheme = quantization_config.scheme(read_document(model).get("quantization_config"))
 
     def with_scales(found: list[CheckpointTensor]) -> list[CheckpointTensor]:
         return fp8_scales.joined(packed_integers.joined(bitsandbytes.joined(e2m1.joined(found)), scheme))

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from kvasir_api import eplb
 from kvasir_runtime.offline import vllm_options
-from kvasir_runtime.offline.llm import OPTIONS
+from kvasir_runtime.offline.llm import OPTIONS, _settings
 
 
 @pytest.mark.parametrize(
@@ -42,12 +43,19 @@ from kvasir_runtime.offline.llm import OPTIONS
         ({"model_impl": "vllm"}, {"model_impl": "kvasir"}),
         ({"model_impl": "transformers"}, {"model_impl": "transformers"}),
         ({"hf_overrides": {"rope_scaling": None}}, {"hf_overrides": json.dumps({"rope_scaling": None})}),
+        ({"eplb_config": {"window_size": 9}}, {"eplb_config": json.dumps({"window_size": 9})}),
         ({"data_parallel_size": 2, "enable_expert_parallel": True},) * 2,
         ({"block_size": 32, "quantization": "fp8"}, {"block_size": 32, "quantization": "fp8"}),
     ],
 )
 def test_options_in_our_terms(given: dict[str, Any], want: dict[str, Any]) -> None:
     assert vllm_options.translated(given, "m") == want
+
+
+def test_experts_are_copied_as_vllm_is_asked_to() -> None:
+    given = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True}
+    settings = _settings("m", {**given, "eplb_config": {"window_size": 9}})
+    assert (settings.enable_eplb, eplb.parsed(settings.eplb_config).window_size) == (True, 9)
 
 
 @pytest.mark.parametrize(

@@ -108,15 +108,18 @@ def check_forecast(
         raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")
 
 
-def check_cache(tokens: int, token_bytes: int, weights_bytes: int, limit_bytes: int) -> None:
+def check_cache(tokens: int, token_bytes: int, weights_bytes: int, limit_bytes: int, copies_bytes: int = 0) -> None:
     """Reject a KV cache of a given size that can never fit, whether or not the kernel would promise the memory.
 
-    tokens: 0 where the size follows from the memory. limit_bytes: most that this process may use. Raises CapacityError.
+    tokens: 0 where the size follows from the memory. limit_bytes: most that this process may use. copies_bytes: of
+    copies of experts. Raises CapacityError.
     """
-    if tokens and tokens * token_bytes + weights_bytes > limit_bytes:
+    if tokens and tokens * token_bytes + weights_bytes + copies_bytes > limit_bytes:
+        copies = f" and copies of experts (--enable-eplb) {_mib(copies_bytes)}" if copies_bytes else ""
         raise CapacityError(
-            f"a KV cache of {tokens:,} tokens takes {_mib(tokens * token_bytes)} and the weights {_mib(weights_bytes)},"
-            f" but this process may use {_mib(limit_bytes)}; lower --kv-cache-tokens or raise the container's memory"
+            f"a KV cache of {tokens:,} tokens takes {_mib(tokens * token_bytes)} and the weights {_mib(weights_bytes)}"
+            f"{copies}, but this process may use {_mib(limit_bytes)}; lower --kv-cache-tokens or raise the container's"
+            " memory"
         )
 
 

@@ -87,6 +87,7 @@ def load(
             "data_parallel_size": 1,
             "nnodes": 1,
             "enable_expert_parallel": False,
+            "enable_eplb": False,
             "model_impl": model_impl,
         }
     )

@@ -20,13 +20,14 @@ from kvasir_runtime.kernels.collectives import StageCollectives
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.layer_offload import LayerOffload
-from kvasir_runtime.layers.ranks import LeadingDecoder
+from kvasir_runtime.layers.ranks import decoder_of
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models import registry
 from kvasir_runtime.models.config import ModelConfig, read_document, read_longest_text
 from kvasir_runtime.models.family import Family
 from kvasir_runtime.rank_states import RankSize
 from kvasir_runtime.runner.startup import capacity, host_resources, load_transformers, model_parts, placement
+from kvasir_runtime.runner.startup.expert_reader import expert_copies, files_before
 from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
@@ -41,7 +42,7 @@ class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
     model: this rank's part; weights_bytes: of all ranks together; other_bytes: what the largest stage has of them more
-    than this one. rank_sizes: of a rank in each stage.
+    than this one, and copies_bytes: of copies of experts. rank_sizes: of a rank in each stage.
 
     folder: of its checkpoint. quantization: which weights are stored in which format, for the banner.
     host_weights_bytes: of weights_bytes, what is on the host; weights_copy_s: seconds in which that is copied to the
@@ -61,6 +62,7 @@ class LoadedModel:
     quantization: str
     work: StepWork | None
     other_bytes: int = 0
+    copies_bytes: int = 0
     through_transformers: bool = False
 
     @property
@@ -102,7 +104,7 @@ def load_model(
     part = model_parts.part_of(options, folder, family, config, ops, dtype.itemsize, room, cuda=device.type == "cuda")
     spec, formats, total_bytes = part.spec, part.formats, part.num_bytes
     _check_options(options, dtype, ops, spec, pins=copies is not None)
-    shapes = parameter_shapes(spec)
+    shapes, files = parameter_shapes(spec), files_before(folder, part.copy_room)
     layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers, part.device)
     on_host = _layers_on_host(options, layer_bytes, copies)
     host_bytes = sum(layer_bytes[index] for index in on_host)
@@ -113,14 +115,13 @@ def load_model(
         check_memory(weights_bytes - total_bytes + here_bytes, device, folder)
         _check_forecast(options, sizes, device, dtype, here_bytes)
     cache_dtype = placement.cache_dtype_of(options, spec, dtype, device)
-    token_bytes = part.token_bytes(options, cache_dtype)
-    cache_tokens = -(-options.kv_cache_tokens // options.data_parallel_size)
-    capacity.check_cache(cache_tokens, token_bytes, weights_bytes, _limit_bytes(device) // sharing)
+    _check_cache(options, part, cache_dtype, weights_bytes, _limit_bytes(device) // sharing)
     with torch.inference_mode():
         names, on_read = _names_on_host(shapes, on_host), loading_progress(on_progress)
         tensors = load(folder, part.places, shapes, dtype, device, on_read, formats, ops.quantize, names, family.unused)
         offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
-        model = _decoder_class(ops)(spec, ops, tensors, num_positions=limit, offload=offload)
+        made = expert_copies(folder, files, family, family.spec(config), spec, formats, part.copy_room, ops, dtype)
+        model = decoder_of(spec, ops, tensors, limit, offload, made)
         weights_copy_s = 0.0 if offload is None else _copy_s(offload)
     return LoadedModel(
         folder=folder,
@@ -130,7 +131,8 @@ def load_model(
         cache_dtype=cache_dtype,
         max_model_len=limit,
         weights_bytes=part.all_bytes,
-        other_bytes=max(part.stage_bytes) - total_bytes,
+        other_bytes=max(part.stage_bytes) - total_bytes + part.copies_bytes,
+        copies_bytes=part.copies_bytes,
         rank_sizes=part.rank_sizes(options, cache_dtype),
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
@@ -199,10 +201,6 @@ def _names_on_host(shapes: model_parts.Shapes, on_host: Sequence[int]) -> set[st
 def _buffer_bytes(on_host: Sequence[int], layer_bytes: Sequence[int]) -> int:
     """Of the device, in which layers on the host are computed with."""
     return weight_offload.BUFFERS * max(layer_bytes) if on_host else 0
-
-
-def _decoder_class(ops: Ops) -> type[Decoder]:
-    return LeadingDecoder if ops.collectives is not None and ops.collectives.rank == 0 else Decoder
 
 
 def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: CopyStream | None) -> tuple[int, ...]:
@@ -293,6 +291,15 @@ def _check_host(weights_bytes: int, folder: Path) -> None:
         check_memory(weights_bytes, torch.device("cpu"), folder)
     except CapacityError as error:
         raise CapacityError(f"{error} on the host, through which transformers loads them") from error
+
+
+def _check_cache(
+    options: ServeOptions, part: model_parts.ModelPart, cache_dtype: torch.dtype, weights_bytes: int, limit_bytes: int
+) -> None:
+    """Reject a KV cache of a given size that cannot fit beside the weights of a rank and its copies of experts."""
+    tokens = -(-options.kv_cache_tokens // options.data_parallel_size)
+    token_bytes = part.token_bytes(options, cache_dtype)
+    capacity.check_cache(tokens, token_bytes, weights_bytes, limit_bytes, part.copies_bytes)
 
 
 def _limit_bytes(device: torch.device) -> int:

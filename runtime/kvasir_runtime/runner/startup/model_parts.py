@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from kvasir_api import layouts, rank_forecast
+from kvasir_api import eplb, layouts, rank_forecast
+from kvasir_api.eplb import EplbConfig
 from kvasir_api.expert_layers import Parallelism
 from kvasir_api.model_shape import ModelShape
 from kvasir_api.options import ServeOptions
@@ -19,6 +20,7 @@ from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.layers import sharding, stages
+from kvasir_runtime.layers.expert_copies import CopyRoom
 from kvasir_runtime.layers.rank import Rank
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig
@@ -36,7 +38,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class ModelPart:
     """spec, places, formats: of this process; device: where it is. num_bytes: of its weights; stage_bytes: of each
     stage's, in a rank like this one. stages: the specs of a rank like this one in each stage; this one alone where
-    there is one.
+    there is one. copy_room: for copies of experts, None without; copies_bytes: that it takes in a rank, with reading.
     """
 
     spec: DecoderSpec
@@ -46,6 +48,8 @@ class ModelPart:
     num_bytes: int
     stages: tuple[DecoderSpec, ...]
     stage_bytes: tuple[int, ...]
+    copy_room: CopyRoom | None = None
+    copies_bytes: int = 0
 
     @property
     def all_bytes(self) -> int:
@@ -65,12 +69,14 @@ class ModelPart:
         )
 
     def host_bytes(self, options: ServeOptions) -> int:
-        """Of the weights of the ranks that share this one's memory: those on its node, or it alone with a card."""
+        """Of the weights of the ranks that share this one's memory, with room for copies of experts: those on its
+        node, or it alone with a card.
+        """
         if self.device is quant_formats.CARDS:
             return self.num_bytes
         if options.nnodes == 1 and self.spec.stage is not None:
             return self.all_bytes
-        return self.num_bytes * options.local_ranks
+        return (self.num_bytes + self.copies_bytes) * options.local_ranks
 
 
 def part_of(
@@ -99,6 +105,7 @@ def part_of(
     of_stages = [_of_stage(formats, spec) for spec in specs]
     shapes = [parameter_shapes(spec) for spec in specs]
     sizes = [quant_formats.num_bytes(*pair, element_bytes, device) for pair in zip(shapes, of_stages, strict=True)]
+    of_copies = copy_room(eplb.parsed(options.eplb_config), part) if options.enable_eplb else None
     return ModelPart(
         spec=specs[stage],
         places=places,
@@ -107,6 +114,8 @@ def part_of(
         num_bytes=sizes[stage],
         stages=tuple(specs),
         stage_bytes=tuple(sizes),
+        copy_room=of_copies,
+        copies_bytes=0 if of_copies is None else _copies_bytes(of_copies, part, formats, element_bytes, device),
     )
 
 
@@ -138,6 +147,33 @@ def _rank(options: ServeOptions, ops: Ops) -> tuple[Rank, int]:
     each = count // options.pipeline_parallel_size
     parallelism: Parallelism = "data" if options.data_parallel_size > 1 else "tensor"
     return Rank(index % each, each, options.enable_expert_parallel, parallelism), index // each
+
+
+def copy_room(config: EplbConfig, spec: DecoderSpec) -> CopyRoom:
+    """For copies of experts in a rank with whole ones. Raises StartError for more than the others have."""
+    assert spec.experts is not None
+    homes = sharding.held_experts(spec.experts.num_experts, spec.rank.count)
+    copies = max(config.num_redundant_experts // spec.rank.count, 1)
+    if (others := spec.experts.num_experts - len(homes[0])) < copies:
+        raise StartError(
+            f"--eplb-config: {copies} copies on each rank are more than the {others} experts of the others"
+        )
+    return CopyRoom(
+        homes=tuple(rank for rank, own in enumerate(homes) for _ in own),
+        copies=copies,
+        layers=tuple(index for index in spec.layers if spec.experts_of(index) is not None),
+        config=config,
+    )
+
+
+def _copies_bytes(
+    room: CopyRoom, spec: DecoderSpec, formats: Mapping[str, QuantFormat], element_bytes: int, device: DeviceFormats
+) -> int:
+    """Of all layers, and of the largest twice more: what is read, and packed, while the copies before it are there."""
+    assert spec.experts is not None
+    shapes = {name: shape for name, shape in parameter_shapes(spec).items() if ".experts." in name}
+    of_layers = quant_formats.layer_bytes(shapes, formats, element_bytes, spec.num_layers, device)
+    return (sum(of_layers) + 2 * max(of_layers)) * room.copies // spec.experts.num_held
 
 
 def _divided(family: Family, whole: DecoderSpec, rank: Rank) -> tuple[DecoderSpec, dict[str, Place]]:

@@ -26,7 +26,7 @@ from kvasir_runtime.weights import safetensors_checkpoint
 
 LEAST_KEY_CHARACTERS: Final = 32
 MOST_KEY_BYTES: Final = 4096
-_COMMON: Final = ("revision", "model_impl", "device")
+_COMMON: Final = ("revision", "model_impl", "device", "enable_eplb", "eplb_config")
 """Options of the process that shape what ranks compute."""
 _SAMPLE_BYTES: Final = 4096
 _LEAST_SAMPLES: Final = 4

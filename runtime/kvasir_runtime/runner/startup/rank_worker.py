@@ -5,6 +5,7 @@ sends it, until the engine ends. Its last words are one line about why it ended,
 ended first.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -97,16 +98,19 @@ def compute(
         dtype = getattr(torch, made.dtype)
         cache = allocate_cache(loaded.model.spec, made.num_blocks, made.block_size, dtype, device)
         if options.nnodes > 1:
-            _check_cache(cache.blocks.nbytes * options.local_ranks)
+            _check_cache((cache.blocks.nbytes + loaded.copies_bytes) * options.local_ranks)
         return cache
 
+    gc.freeze()  # as the engine does: a collection while steps are computed need not look at what was loaded
     on_progress(Progress(phase="warming", progress_fraction=1.0, message="computing for node 0", computes=True))
     ops.collectives.end_start()
     follow(loaded.model, ops.collectives, allocate, CudaGraphCapturer(device) if on_card else None)
 
 
 def _check_cache(num_bytes: int) -> None:
-    """num_bytes: of the KV cache of this host. Rank 0 has chosen its size by the memory of its own host."""
+    """num_bytes: of the KV cache of this host, and of copies of experts. Rank 0 has chosen its size by the memory of
+    its own host.
+    """
     free_bytes = min(host_resources.memory_limit_bytes(), host_resources.memory_available_bytes())
     if num_bytes > free_bytes:
         raise CapacityError(

@@ -36,6 +36,7 @@ def key(
         "model": model_of(model),
         "draft model": "" if drafter is None else model_of(drafter),
         "options": " ".join(f"{name}={value}" for name, value in shared.items()),
+        "copies of experts": options.eplb_config or str(options.enable_eplb),
         "device": placement.device_name(device),
         "memory": str(_memory_bytes(device)),
         "driver": _driver(device),

@@ -1,5 +1,6 @@
 """What a start reports while weights are read, and which of them it leaves on the host."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,17 @@ from fakes.overlapping import WeightCopies
 from fakes.ranks import group_of
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.engine_reports import Progress
-from kvasir_runtime.errors import ModelError, StartError
+from kvasir_runtime.errors import CapacityError, ModelError, StartError
 from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.layers import sharding
 from kvasir_runtime.layers.rank import Rank
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import host_resources, placement
-from kvasir_runtime.runner.startup.load_model import load_model, loading_progress
+from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model, loading_progress
 
 ALONE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
 
@@ -239,6 +242,39 @@ def test_a_stage_holds_its_layers_alone(tmp_path: Path, tensor: int, quantizatio
     assert first.weights_bytes == last.weights_bytes == alone.weights_bytes + norms
     assert first.token_bytes == last.token_bytes == alone.token_bytes * (6 - cut) // 6 // tensor
     assert min(first.other_bytes, last.other_bytes) == 0 < max(first.other_bytes, last.other_bytes)
+
+
+@pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_copies_of_experts_count_where_the_cache_has_a_size_and_where_memory_decides(
+    tmp_path: Path, quantization: str
+) -> None:
+    """Two on each rank of what 4 own experts take, of all layers and two more; with them just no cache fits."""
+    model = str(checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", num_layers=4, hidden_size=256)))
+    given = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "quantization": quantization}
+    plain = ServeOptions.model_validate({"model": model, "device": "cpu", "dtype": "float32", **given})
+    copying = plain.model_copy(update={"enable_eplb": True, "eplb_config": '{"num_redundant_experts": 4}'})
+    device = placement.choose_device("cpu")
+    with group_of(2) as group:
+        ops = replace(cpu_ops(), collectives=group[0])
+
+        def loaded(options: ServeOptions) -> LoadedModel:
+            return load_model(options, Path(model), device, ops, lambda _: None)
+
+        without, found = loaded(plain), loaded(copying)
+        assert (without.other_bytes, without.copies_bytes) == (0, 0)
+        experts = {name: shape for name, shape in parameter_shapes(found.model.spec).items() if ".experts." in name}
+        each = sum(math.prod(shape) for shape in experts.values()) // 4 // 4 * 4
+        assert found.other_bytes == found.copies_bytes > 0
+        if quantization == "auto":
+            assert found.copies_bytes == each * 2 * (4 + 2)
+        else:
+            assert each * 2 * (4 + 2) // 5 < found.copies_bytes < each * 2 * (4 + 2) // 2
+        share = host_resources.memory_limit_bytes() // 2 - found.weights_bytes // 2
+        tokens = (share - found.copies_bytes // 2) // found.token_bytes
+        assert loaded(plain.model_copy(update={"kv_cache_tokens": tokens})).copies_bytes == 0
+        with pytest.raises(CapacityError, match=r"and copies of experts \(--enable-eplb\) \d+ MiB, but"):
+            loaded(copying.model_copy(update={"kv_cache_tokens": tokens}))
 
 
 @pytest.mark.skipif(library.library() is None, reason=f"no C++ kernels: {library.absence()}")

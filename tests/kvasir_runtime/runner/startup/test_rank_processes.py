@@ -1,5 +1,6 @@
 """Ranks as processes: the engine's own start, what it refuses, and how it ends when one of them is lost."""
 
+import logging
 import os
 import re
 import signal
@@ -76,6 +77,31 @@ def test_a_rank_that_is_killed_ends_the_model_with_a_reason(tmp_path: Path, monk
     with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
         answer(runner, 900)
     assert runner.failure == "rank 1 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "data_parallel_size"])
+def test_processes_copy_experts(tmp_path: Path, caplog: pytest.LogCaptureFixture, parallel: str) -> None:
+    """Answers stay those of one process, and rank 0 logs when copies are in use."""
+    folder, before = checkpoints.write(tmp_path / "m", Shape(family="qwen3_moe", std=0.2)), children()
+    alone = answer(build(options_of(folder, tensor_parallel_size=1), lambda _: None), 12)
+    config = '{"num_redundant_experts": 4, "step_interval": 2, "log_balancedness": true}'
+    ranks = {"tensor_parallel_size": 1, parallel: 2}
+    options = options_of(folder, **ranks, enable_expert_parallel=True, enable_eplb=True, eplb_config=config)
+    runner, deadline = build(options, lambda _: None), time.monotonic() + DEADLINE_S
+    (rank,) = children() - before
+
+    def has_copies() -> bool:
+        logged = (one.message for one in caplog.records)
+        return any("balancedness" in line and "with 0 copies" not in line for line in logged)
+
+    with caplog.at_level(logging.INFO):
+        while not has_copies() and time.monotonic() < deadline:
+            assert answer(runner, 12) == alone
+    assert has_copies()
+    assert answer(runner, 12) == alone
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(RankLostError, match=r"^rank 1 was killed by SIGKILL$"):
+        answer(runner, 900)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])

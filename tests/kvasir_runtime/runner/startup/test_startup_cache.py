@@ -101,7 +101,7 @@ def test_a_known_start_still_computes_before_it_is_ready(folder: Path, tmp_path:
     assert first == second
 
 
-@pytest.mark.parametrize("name", sorted(RuntimeOptions.model_fields))
+@pytest.mark.parametrize("name", [*sorted(RuntimeOptions.model_fields), "enable_eplb", "eplb_config"])
 def test_every_option_of_the_engine_makes_another_key(name: str, folder: Path) -> None:
     options = ServeOptions(model=str(folder))
     other = options.model_copy(update={name: "another"})
