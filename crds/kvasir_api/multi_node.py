@@ -52,6 +52,13 @@ def check_data(size: int, tensor: int, stages: int, nodes: int, speculation: str
         raise ValueError(f"dataParallelSize {size} cannot be used with {' and '.join(others)}: leave out one of both")
 
 
+def option_of(tensor: int, stages: int, data: int) -> str:
+    """The option by which there are several ranks, for messages."""
+    if stages > 1:
+        return f"--pipeline-parallel-size {stages}"
+    return f"--data-parallel-size {data}" if data > 1 else f"--tensor-parallel-size {tensor}"
+
+
 TENSOR_PARALLEL_SIZE: int = option(
     1,
     "Processes (ranks) that compute each layer together, a part of it each. With CUDA each has a device.",

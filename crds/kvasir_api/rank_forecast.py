@@ -10,6 +10,7 @@ from kvasir_api import attention_heads, forecast, layouts, state_copies
 from kvasir_api.forecast import PROCESS_BYTES, MemoryFit, RankPart
 from kvasir_api.layouts import Layout, Wanted
 from kvasir_api.model_shape import ModelShape
+from kvasir_api.multi_node import option_of
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.speculation import NO_DRAFTER, DraftModelSize, draft_model
 from kvasir_api.stored_bits import Compute
@@ -76,15 +77,13 @@ def part_of_rank(shape: ModelShape, options: RuntimeOptions, dtype: str, memory_
     if options.sharing_ranks == 1 or draft_model(options.speculation):
         return None
     layout = Layout(tensor=options.tensor_parallel_size, stages=options.pipeline_parallel_size)
-    how = "tensor" if layout.stages == 1 else "pipeline"
     try:
         if shape.keeps_nothing:
             raise ValueError("encoders are computed by one process")
         attention_heads.part(shape.heads, shape.kv_heads, ranks=layout.tensor)
         return layouts.largest(shape, wanted(shape, options, dtype, memory_bytes // options.sharing_ranks), layout)
     except ValueError as error:
-        size = layout.tensor if layout.stages == 1 else layout.stages
-        raise ValueError(f"--{how}-parallel-size {size} is not possible: {error}") from error
+        raise ValueError(f"{option_of(layout.tensor, layout.stages, 1)} is not possible: {error}") from error
 
 
 def at_most(options: RuntimeOptions) -> str:

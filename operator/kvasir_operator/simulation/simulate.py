@@ -87,9 +87,7 @@ def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1, seed: int = 0)
 
 def pairs(names: Sequence[str] = (), by: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Scenarios with rules; those that run together, and Kvasir's rule and its peers', where they are not narrowed."""
+    asked = names or [scenario.name for scenario in scenarios()]
     return [
-        (name, rule)
-        for name in ([name for name in named() if name in names] if names else [each.name for each in scenarios()])
-        for rule in RULES
-        if rule in (by or RULES[: -len(REFERENCES)])
+        (name, rule) for name in named() if name in asked for rule in RULES if rule in (by or RULES[: -len(REFERENCES)])
     ]

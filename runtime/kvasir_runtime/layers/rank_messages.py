@@ -123,6 +123,20 @@ def batch_of(message: ForwardPass, group: Collectives) -> Batch:
     )
 
 
+def head_of(hidden: Tensor, group: Collectives, *, greedy: bool) -> tuple[HeadOf, tuple[Tensor, ...]]:
+    """A message about the head of hidden states, and the tensors that follow it from card to card."""
+    on_card = isinstance(group, CardCollectives)
+    raw = b"" if on_card else hidden.contiguous().view(torch.uint8).numpy().tobytes()
+    return HeadOf(hidden=raw, rows=hidden.shape[0], greedy=greedy), (hidden,) if on_card else ()
+
+
+def hidden_of(message: HeadOf, group: Collectives, hidden_size: int, dtype: torch.dtype) -> Tensor:
+    """(rows, hidden_size) of a message, in the model's type."""
+    if isinstance(group, CardCollectives):
+        return group.share(torch.empty(message.rows, hidden_size, dtype=dtype, device=group.device))
+    return torch.frombuffer(bytearray(message.hidden), dtype=dtype).view(message.rows, -1)
+
+
 def sent(tensors: Sequence[Tensor], group: Collectives) -> tuple[tuple[Numbers, ...], tuple[Tensor, ...]]:
     """Tensors of whole numbers below 2**31 for a message, and what follows it from card to card."""
     if not isinstance(group, CardCollectives):

@@ -154,10 +154,7 @@ class LeadingDecoder(Decoder):
         if hidden.nbytes > MOST_HEAD_BYTES:
             for one in self._begun:
                 self._receive(one)
-        rows = hidden.shape[0]
-        if isinstance(self._ranks, CardCollectives):
-            return self._led(HeadOf(hidden=b"", rows=rows, greedy=greedy), (hidden,))
-        return self._led(HeadOf(hidden=_bytes(hidden), rows=rows, greedy=greedy))
+        return self._led(*rank_messages.head_of(hidden, self._ranks, greedy=greedy))
 
     def _receive(self, begun: BegunPass) -> ForwardOutput:
         """What a pass gives; those before it were received."""
@@ -244,16 +241,11 @@ class Follower:
             self._cache = self._allocate(message)
         elif isinstance(message, HeadOf):
             if self._decoder.spec.is_first:  # where the head is
-                hidden = self._hidden(message)
+                size, dtype = self._decoder.spec.hidden_size, self._decoder.dtype
+                hidden = rank_messages.hidden_of(message, self._group, size, dtype)
                 _ = self._decoder.greedy_ids(hidden) if message.greedy else self._decoder.logits(hidden)
         elif self._cache is not None:
             _compute(self._decoder, self._group, self._cache, message)
-
-    def _hidden(self, message: HeadOf) -> Tensor:
-        if message.hidden or not isinstance(self._group, CardCollectives):
-            return torch.frombuffer(bytearray(message.hidden), dtype=self._decoder.dtype).view(message.rows, -1)
-        size = message.rows, self._decoder.spec.hidden_size
-        return self._group.share(torch.empty(size, dtype=self._decoder.dtype, device=self._group.device))
 
 
 @torch.inference_mode()
@@ -292,7 +284,3 @@ def _copies(decoder: Decoder, cache: KvCache, sources: Tensor, targets: Tensor) 
     if decoder.exchange is None:
         return sources, targets
     return data_parallel.own_copies(sources, targets, decoder.spec.rank.index, cache.blocks.shape[0])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()

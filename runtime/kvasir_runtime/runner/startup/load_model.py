@@ -110,7 +110,7 @@ def load_model(
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = beside_bytes + total_bytes - host_bytes + _buffer_bytes(on_host, layer_bytes)
     here_bytes = part.host_bytes(options)
-    sharing = options.local_ranks if device.type == "cpu" else 1  # ranks that share its memory
+    sharing = part.sharing_ranks(options)
     if ops.collectives is None or ops.collectives.rank % sharing == 0:  # before the others have taken theirs
         check_memory(weights_bytes - total_bytes + here_bytes, device, folder)
         _check_forecast(options, sizes, device, dtype, here_bytes)

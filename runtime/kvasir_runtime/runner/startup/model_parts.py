@@ -68,15 +68,15 @@ class ModelPart:
             for num_bytes, spec in zip(self.stage_bytes, self.stages, strict=True)
         )
 
+    def sharing_ranks(self, options: ServeOptions) -> int:
+        """Those that share this one's memory: all on its node, or it alone with a card."""
+        return 1 if self.device is quant_formats.CARDS else options.local_ranks
+
     def host_bytes(self, options: ServeOptions) -> int:
-        """Of the weights of the ranks that share this one's memory, with room for copies of experts: those on its
-        node, or it alone with a card.
-        """
-        if self.device is quant_formats.CARDS:
-            return self.num_bytes
+        """Of the weights of the ranks that share this one's memory, with room for copies of experts."""
         if options.nnodes == 1 and self.spec.stage is not None:
             return self.all_bytes
-        return (self.num_bytes + self.copies_bytes) * options.local_ranks
+        return (self.num_bytes + self.copies_bytes) * self.sharing_ranks(options)
 
 
 def part_of(

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from kvasir_api import pod_layouts
+from kvasir_api.multi_node import option_of
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.engine_reports import Progress
@@ -161,12 +162,7 @@ def _node(
 
 
 def _named(options: ServeOptions) -> str:
-    """The option by which there are several ranks."""
-    if options.pipeline_parallel_size > 1:
-        return f"--pipeline-parallel-size {options.pipeline_parallel_size}"
-    if options.data_parallel_size > 1:
-        return f"--data-parallel-size {options.data_parallel_size}"
-    return f"--tensor-parallel-size {options.tensor_parallel_size}"
+    return option_of(options.tensor_parallel_size, options.pipeline_parallel_size, options.data_parallel_size)
 
 
 def _start(args: RankArgs, words: int, number: int, group: Collectives) -> None:
